@@ -29,14 +29,14 @@ from benchctl.measure.experiment import (
     create_simulation,
     run_experiment,
 )
-from benchctl.measure.node import node_name
+from benchctl.measure.machine import node_name
 from benchctl.measure.result_directory import Origin
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs, repeated_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.shared.free_blocks import run_free_blocks
-from benchctl.measure.simulated_check import check_simulated
-from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
+from benchctl.measure.tokens import planning_tokenizer, prepare_counted
+from benchctl.measure.virtual import check_simulated
 from benchctl.profile.engine_options import own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
@@ -48,7 +48,7 @@ from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.prepare import PreparedSet
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 _REPORT_INTERVAL_S: Final = 10.0
 _TAIL_LINES: Final = 8

@@ -20,8 +20,7 @@ from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
 from benchctl.report.experiment_tables import prompt_lengths_text
 from benchctl.report.table import table_of
-from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
-from benchctl.sim.prediction.prediction import PredictedRun
+from benchctl.sim.predict import PlanPrediction, PredictedRun, predict_plan
 from benchctl.steptime.queueing import PredictedLoad
 from benchctl.units import count_of, duration, four_digits, percentage
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from benchctl.cluster.host import Host, this_host
 from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
-from benchctl.measure.gpu_need import gpus_of_block
-from benchctl.measure.server.cores import core_ranges
+from benchctl.measure.limits import gpus_of_block
+from benchctl.measure.server.resources import core_ranges
 from benchctl.profile.model import Profile
 from benchctl.records.schema import NodeGpu
 from benchctl.units import count_of

@@ -1,37 +1,198 @@
-"""FLOPs of a run under named conventions, and the rates that follow from them.
-
-``published``
-    The layer-level rule of the LenVM timing analysis in its final form: mean lengths rounded to whole tokens, the
-    head charged at every prompt token, every output token decoded, value-model prefill once for each prompt, and
-    k candidates for each output token. An upper bound of what guidance computes.
-``lm-head-value-model``
-    The same with the vocabulary head charged to the value model, as an earlier form of that analysis did.
-``two-n``
-    Its first form: 2 N FLOPs for each token, with N the model's nominal number of parameters; no attention, no
-    value-model prefill.
-
-``observed_flops`` prices the lengths and the step log of a run instead.
-"""
+"""FLOPs of a run under named conventions, and the differences between them."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
-from benchctl.costs.work import (
-    Lengths,
-    RunTotals,
-    RunWork,
-    StepLogCounts,
-    TokenWork,
-    decode_work,
-    observed_work,
-    prefill_work,
-)
 from benchctl.errors import UsageError
 from benchctl.units import GIGA
+
+
+class Lengths(NamedTuple):
+    """One generated sequence: tokens of its prompt and tokens of its output."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """Tokens that one model forwards.
+
+    ``positions`` is the sum over these tokens of the positions each attends to, itself included; ``heads`` the
+    number of positions at which the head is evaluated.
+    """
+
+    tokens: int = 0
+    positions: int = 0
+    heads: int = 0
+
+    def __mul__(self, times: int) -> "TokenWork":
+        return TokenWork(tokens=self.tokens * times, positions=self.positions * times, heads=self.heads * times)
+
+    def resized(self, tokens: int, *, heads: int) -> "TokenWork":
+        """Another number of tokens, which on average attend to as many positions as these."""
+        positions = (2 * self.positions * tokens + self.tokens) // (2 * self.tokens) if self.tokens else 0
+        return TokenWork(tokens=tokens, positions=positions, heads=heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWork:
+    """Work of the base model, the value model and the draft model in one run; that of an absent model is empty."""
+
+    base_prefill: TokenWork
+    base_decode: TokenWork
+    value_prefill: TokenWork = TokenWork()
+    value_extend: TokenWork = TokenWork()
+    value_candidates: TokenWork = TokenWork()
+    draft_prefill: TokenWork = TokenWork()
+    draft_decode: TokenWork = TokenWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """Totals of a run whose sequences are unknown; each is at least 1.
+
+    ``prompt_tokens`` counts each question once; ``num_sequences`` is questions times samples.
+    """
+
+    num_questions: int
+    num_sequences: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}; FLOPs need at least 1")
+
+    def evenly(self) -> "RunLengths":
+        """Lengths of these totals that are as equal as whole tokens allow."""
+        prompts = spread_evenly(self.prompt_tokens, self.num_questions)
+        samples = spread_evenly(self.num_sequences, self.num_questions)
+        prompt_of = [prompt for prompt, num in zip(prompts, samples, strict=True) for _ in range(num)]
+        outputs = spread_evenly(self.output_tokens, self.num_sequences)
+        return RunLengths(
+            question_prompts=tuple(prompts),
+            sequences=tuple(Lengths(*pair) for pair in zip(prompt_of, outputs, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLengths:
+    """Lengths of a run whose sequences are known.
+
+    ``question_prompts`` holds the prompt of each question once, ``sequences`` every generated sequence: a
+    question sampled n times is one of the former and n of the latter.
+    """
+
+    question_prompts: tuple[int, ...]
+    sequences: tuple[Lengths, ...]
+
+    def totals(self) -> RunTotals:
+        return RunTotals(
+            num_questions=len(self.question_prompts),
+            num_sequences=len(self.sequences),
+            prompt_tokens=sum(self.question_prompts),
+            output_tokens=sum(output for _, output in self.sequences),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogCounts:
+    """Tokens forwarded by a step log: sums of the fields of ``StepRecord``."""
+
+    base_prefill_tokens: int
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    candidates: int = 0
+    verification_tokens: int | None = None
+    """Tokens that the base model forwarded for decoding sequences, with all drafts that it verified; None for a
+    server that did not speculate."""
+    draft_prefill_tokens: int = 0
+    """Prompt tokens that the draft model prefilled."""
+    draft_tokens: int = 0
+    """Tokens that the draft model proposed."""
+    backfill_tokens: int = 0
+    """Tokens that it forwarded besides, because a bonus token came after them and its cache lacked them."""
+
+
+def prefill_work(prompt_tokens: int) -> TokenWork:
+    """A prompt of P tokens from nothing: P tokens, P (P + 1) / 2 positions, a head at every token."""
+    return TokenWork(tokens=prompt_tokens, positions=prompt_tokens * (prompt_tokens + 1) // 2, heads=prompt_tokens)
+
+
+def decode_work(prompt_tokens: int, num_tokens: int) -> TokenWork:
+    """N tokens one by one after a prompt of P: N tokens, N P + N (N + 1) / 2 positions, a head at each."""
+    positions = num_tokens * prompt_tokens + num_tokens * (num_tokens + 1) // 2
+    return TokenWork(tokens=num_tokens, positions=positions, heads=num_tokens)
+
+
+def prompt_work(prompts: Iterable[int]) -> TokenWork:
+    """Each of these prompts prefilled from nothing; prompts of one length are counted together."""
+    return total_work(prefill_work(prompt) * times for prompt, times in Counter(prompts).items())
+
+
+def total_work(parts: Iterable[TokenWork]) -> TokenWork:
+    tokens = positions = heads = 0
+    for part in parts:
+        tokens, positions, heads = tokens + part.tokens, positions + part.positions, heads + part.heads
+    return TokenWork(tokens=tokens, positions=positions, heads=heads)
+
+
+def output_work(sequences: Sequence[Lengths], *, without_first: bool = False) -> TokenWork:
+    """Each output token of each sequence forwarded once; without the first of each, which prefill yields."""
+    return total_work(
+        decode_work(prompt, max(output - without_first, 0)) * times
+        for (prompt, output), times in Counter(sequences).items()
+    )
+
+
+def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWork:
+    """Work of a serving engine, from each sequence's own lengths and the counts of its step log.
+
+    The conventions, each with the one that is rejected:
+
+    * lengths of each sequence, not rounded means: attention is convex in length;
+    * logits where a token is sampled (once for each output token), not for every prompt token;
+    * the first output token comes from prefill, so a sequence decodes O - 1 tokens, not O;
+    * base prefill as logged: prompts shared by prefix caching are not forwarded again, recomputed ones are;
+    * value-model prefill as logged: it shares no prefixes among samples, so one for each prompt is too little;
+    * value-model extends and candidates as logged, not one and k for each output token: filters leave fewer than
+      k, a row with one candidate is not scored, a greedy step scores nothing;
+    * the value head at each candidate only: the values of prompt and prefix are not used;
+    * of a server that speculates, the tokens that the base model verified, with logits at each, not one for each
+      output token: a rejected draft is computed like an accepted one;
+    * one token of the draft model for each token that it proposes, with logits (of K passes the first takes the
+      newest token, the others the draft before), and those of its backfill, without.
+
+    Logged tokens are assumed to attend to as many positions on average as all prompt (output) tokens; a log has no
+    finer count, and attention is about one percent of the whole.
+    """
+    prompts = prompt_work(prompt for prompt, _ in sequences)
+    outputs = output_work(sequences)
+    num_first_tokens = sum(1 for _, output in sequences if output > 0)
+    decoded, verified = output_work(sequences, without_first=True), counts.verification_tokens
+    return RunWork(
+        base_prefill=prompts.resized(counts.base_prefill_tokens, heads=num_first_tokens),
+        base_decode=decoded if verified is None else decoded.resized(verified, heads=verified),
+        value_prefill=prompts.resized(counts.value_prefill_tokens, heads=0),
+        value_extend=outputs.resized(counts.value_extend_tokens, heads=0),
+        value_candidates=outputs.resized(counts.candidates, heads=counts.candidates),
+        draft_prefill=prompts.resized(counts.draft_prefill_tokens, heads=0),
+        draft_decode=decoded.resized(counts.draft_tokens + counts.backfill_tokens, heads=counts.draft_tokens),
+    )
+
+
+def spread_evenly(total: int, parts: int) -> list[int]:
+    """``total`` as ``parts`` whole numbers that differ by at most one, larger ones first."""
+    each, rest = divmod(total, parts)
+    return [each + 1] * rest + [each] * (parts - rest)
+
 
 Convention: TypeAlias = Literal["published", "two-n", "lm-head-value-model"]
 
@@ -275,3 +436,100 @@ def utilization_frac(flops: int, wall_s: float | None, hardware: Hardware | None
     """
     achieved = achieved_flops_per_s(flops, wall_s)
     return achieved / hardware.peak_flops_per_s if achieved is not None and hardware is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """One step from published to observed FLOPs; ``flops`` is negative if less was computed."""
+
+    code: str
+    meaning: str
+    flops: int
+
+
+class _Stage(NamedTuple):
+    code: str
+    meaning: str
+    work: RunWork
+
+
+def explain_difference(
+    published: FlopsAccount,
+    *,
+    lengths: RunLengths,
+    counts: StepLogCounts,
+    base: ModelShape,
+    value_model: ModelShape | None,
+    top_k: int,
+    draft_model: ModelShape | None = None,
+) -> tuple[Correction, ...]:
+    """Corrections that lead from ``published`` to ``observed_flops`` of the same run.
+
+    Invariant: ``published.total`` plus all ``flops`` is the observed total. Corrections of a model are left out
+    without that model, ``verification`` without speculation, and ``convention`` if ``published`` follows the
+    published rule.
+    """
+    value = value_model.as_value_model() if value_model is not None else None
+    output_tokens = lengths.totals().output_tokens
+    corrections: list[Correction] = []
+    reached = published.total
+    for stage in _stages(lengths, counts, top_k):
+        total = price_work(stage.work, base, value, output_tokens, draft_model=draft_model).total
+        corrections.append(Correction(code=stage.code, meaning=stage.meaning, flops=total - reached))
+        reached = total
+    # A correction of 0 FLOPs is information, unless it could never apply.
+    inapplicable = {"value-prefill", "value-extend", "candidates"} if value is None else set()
+    inapplicable |= {"verification"} if counts.verification_tokens is None else set()
+    inapplicable |= {"drafts"} if draft_model is None else set()
+    inapplicable |= {"convention"} if corrections[0].flops == 0 else set()
+    return tuple(correction for correction in corrections if correction.code not in inapplicable)
+
+
+def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterator[_Stage]:
+    observed = observed_work(lengths.sequences, counts)
+    yield _Stage(
+        "convention",
+        "the published rule with a value head and candidates at full cost",
+        published_work(lengths.totals(), top_k),
+    )
+
+    prompts = prompt_work(lengths.question_prompts)
+    outputs = output_work(lengths.sequences)
+    nothing = TokenWork()
+    work = RunWork(
+        base_prefill=prompts,
+        base_decode=outputs,
+        value_prefill=prompts if top_k >= 1 else nothing,
+        value_extend=outputs if top_k >= 1 else nothing,
+        value_candidates=outputs * max(top_k, 0),
+    )
+    yield _Stage("lengths", "each sequence's own length instead of rounded means", work)
+
+    work = replace(
+        work,
+        base_prefill=replace(work.base_prefill, heads=observed.base_prefill.heads),
+        value_prefill=replace(work.value_prefill, heads=0),
+        value_extend=replace(work.value_extend, heads=0),
+    )
+    yield _Stage("head", "heads only where a token is sampled or a candidate scored", work)
+
+    work = replace(work, base_decode=output_work(lengths.sequences, without_first=True))
+    yield _Stage("first-token", "the first output token comes from prefill", work)
+
+    work = replace(work, base_decode=observed.base_decode)
+    yield _Stage("verification", "every draft token that the base model verified, also the rejected ones", work)
+
+    work = replace(work, base_prefill=observed.base_prefill)
+    yield _Stage("base-prefill", "prompt tokens that the base model prefilled, not one prompt per question", work)
+
+    work = replace(work, value_prefill=observed.value_prefill)
+    yield _Stage("value-prefill", "prompt tokens that the value model prefilled, sample by sample", work)
+
+    work = replace(work, value_extend=observed.value_extend)
+    yield _Stage("value-extend", "tokens by which the value model extended its prefixes, not every one", work)
+
+    work = replace(work, value_candidates=observed.value_candidates)
+    yield _Stage("candidates", "candidates scored, not top_k for each output token", work)
+
+    meaning = "the draft model's passes: prompts, proposed tokens, and the backfill of bonus tokens"
+    yield _Stage("drafts", meaning, observed)

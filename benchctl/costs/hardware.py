@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchctl.costs.precision import Precision
+from benchctl.costs.model_shape import Precision
 from benchctl.errors import UsageError
 from benchctl.units import GIGA, TERA
 from benchctl.untrusted.text import visible_value

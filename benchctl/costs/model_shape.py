@@ -1,20 +1,173 @@
-"""Model shapes: the dimensions of a decoder-only transformer, and their FLOPs and bytes per token.
-
-Described are dense blocks and blocks with experts (``experts.py``), all with a gate, under ordinary (multi-head,
-grouped-query) or latent attention (``latent.py``). ``shapes.py`` finds the shape of a model.
-
-A multiply-add counts as two FLOPs. Norms, rotations, softmax, activations and biases are left out, as usual:
-they are below one percent of the matrix products. Attention is that over the whole context: for a layer with a
-sliding window or chunks it is an upper bound.
-"""
+"""Model shapes: the dimensions of a decoder-only transformer, and their FLOPs and bytes per token."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
-from benchctl.costs.experts import MoeShape
-from benchctl.costs.latent import LatentShape
-from benchctl.costs.precision import WEIGHT_FORMATS, Precision, WeightFormat
 from benchctl.errors import UsageError
+
+Precision: TypeAlias = Literal["bfloat16", "fp8", "int8", "fp4"]
+"""Arithmetic of matrix products."""
+
+WeightFormat: TypeAlias = Literal["bfloat16", "fp8", "fp8-stored", "int8", "int8-stored", "int4", "fp4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeights:
+    """``bytes_per_param`` with scales; ``precision`` of the products with these weights."""
+
+    bytes_per_param: float
+    precision: Precision = "bfloat16"
+
+
+WEIGHT_FORMATS: Final[dict[WeightFormat, StoredWeights]] = {
+    "bfloat16": StoredWeights(bytes_per_param=2.0),
+    # One 32-bit scale for a block of 128 times 128; one for each row or tensor is less still.
+    "fp8": StoredWeights(bytes_per_param=1.0 + 4 / 128**2, precision="fp8"),
+    "fp8-stored": StoredWeights(bytes_per_param=1.0 + 4 / 128**2),
+    "int8": StoredWeights(bytes_per_param=1.0, precision="int8"),
+    "int8-stored": StoredWeights(bytes_per_param=1.0),
+    # Groups of 128 with a 16-bit scale and a 4-bit zero.
+    "int4": StoredWeights(bytes_per_param=0.5 + 2.5 / 128),
+    # Groups of 16 with an 8-bit scale (NVFP4); those of MXFP4 have 32.
+    "fp4": StoredWeights(bytes_per_param=0.5 + 1 / 16, precision="fp4"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Dimensions of a latent attention.
+
+    ``kv_rank`` is r (``kv_lora_rank``), ``rope_dim`` R, ``nope_dim`` P and ``value_dim`` V of each head.
+    ``q_rank`` is that of the query's own low-rank projection, or None for a full one: it must not be taken for
+    the hidden size, which is 43 % off for DeepSeek-V2.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if (type(value) is not int or value < 1) and not (name == "q_rank" and value is None):
+                raise UsageError(f"latent attention: {name} is {value!r}; it must be a positive whole number")
+
+    def replicated_params(self, hidden: int) -> int:
+        """Weights that every device of a tensor-parallel group holds whole: the projections down.
+
+        d (r + R), and d q of a low-rank query.
+        """
+        return hidden * (self.kv_rank + self.rope_dim) + (hidden * self.q_rank if self.q_rank else 0)
+
+    def head_params(self, hidden: int, heads: int) -> int:
+        """Weights that are divided by head: query, keys and values up, output.
+
+        H (q (P + R) + r (P + V) + V d), with d for q without a low-rank query.
+        """
+        query = (self.q_rank or hidden) * (self.nope_dim + self.rope_dim)
+        return heads * (query + self.kv_rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden)
+
+    def norm_params(self) -> int:
+        """Norms of the low-rank vectors."""
+        return self.kv_rank + (self.q_rank or 0)
+
+    def cache_elements(self) -> int:
+        """Elements that the cache holds for one token of one layer: r + R, on every device."""
+        return self.kv_rank + self.rope_dim
+
+    def expanded_flops(self, heads: int) -> int:
+        """FLOPs for one token and one position with keys and values projected up: 2 H (P + R + V)."""
+        return 2 * heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+    def absorbed_flops(self, heads: int) -> int:
+        """FLOPs for one token and one position against the cached vectors: 2 H (r + R) + 2 H r."""
+        return 2 * heads * (2 * self.kv_rank + self.rope_dim)
+
+    def expansion_flops(self, heads: int) -> int:
+        """FLOPs to project one cached token's keys and values up: 2 H r (P + V)."""
+        return 2 * heads * self.kv_rank * (self.nope_dim + self.value_dim)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
+"""One batch, or many at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """The blocks with experts of a model: ``layers`` of its layers have them, the others are dense.
+
+    ``shared_ffn`` is the width of all experts that every token passes, together; 0 without any. ``groups`` and
+    ``groups_per_token`` are those of group-limited routing: a token's experts come from so many of the groups.
+    ``has_shared_gate`` and ``has_routing_bias`` add parameters that cost nothing.
+    """
+
+    layers: int
+    experts: int
+    experts_per_token: int
+    expert_ffn: int
+    shared_ffn: int = 0
+    groups: int = 1
+    groups_per_token: int = 1
+    has_shared_gate: bool = False
+    has_routing_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "experts", "experts_per_token", "expert_ffn", "groups", "groups_per_token"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise UsageError(f"experts: {name} is {value!r}; it must be a positive whole number")
+        if self.experts_per_token > self.experts:
+            raise UsageError(
+                f"experts: each token chooses {self.experts_per_token} of {self.experts}; it cannot choose more "
+                "than there are"
+            )
+
+    def expert_params(self, hidden: int) -> int:
+        """Weights of one expert: gate, up and down projection, 3 d d_e."""
+        return 3 * hidden * self.expert_ffn
+
+    def shared_params(self, hidden: int) -> int:
+        """Weights of the shared experts and the router of one layer: 3 d d_s + d N."""
+        return 3 * hidden * self.shared_ffn + hidden * self.experts
+
+    def active_params(self, hidden: int) -> int:
+        """Weights of one layer that a token is multiplied with: k experts, the shared ones and the router."""
+        return self.experts_per_token * self.expert_params(hidden) + self.shared_params(hidden)
+
+    def params(self, hidden: int) -> int:
+        """All weights of one layer's block."""
+        gate = hidden if self.has_shared_gate else 0
+        bias = self.experts if self.has_routing_bias else 0
+        return self.experts * self.expert_params(hidden) + self.shared_params(hidden) + gate + bias
+
+    def linear_experts(self, tokens: Quantity) -> Quantity:
+        """Distinct experts that tokens read if no two of them share one: min(N, k T)."""
+        return at_most(tokens * self.experts_per_token, self.experts)
+
+    def uniform_experts(self, tokens: Quantity) -> Quantity:
+        """Expected distinct experts of independent, equally likely choices: N (1 - (1 - k / N)^T)."""
+        unread_frac: Quantity = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.experts - self.experts * unread_frac
+
+
+def at_most(quantity: Quantity, bound: float) -> Quantity:
+    """The lesser of a quantity and a bound, element by element."""
+    if isinstance(quantity, float | int):
+        return min(quantity, bound)
+    return quantity.clip(max=bound)
+
+
+def at_least(quantity: Quantity, bound: float) -> Quantity:
+    """The greater of a quantity and a bound, element by element."""
+    if isinstance(quantity, float | int):
+        return max(quantity, bound)
+    return quantity.clip(min=bound)
+
 
 Head: TypeAlias = Literal["lm_head", "value_head"]
 

@@ -6,14 +6,156 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from benchctl.costs.built_in import BUILT_IN_SHAPES
-from benchctl.costs.config_json.shape import shape_from_config
-from benchctl.costs.experts import MoeShape
-from benchctl.costs.latent import LatentShape
-from benchctl.costs.model_shape import Head, ModelShape
-from benchctl.costs.precision import WeightFormat
+from benchctl.costs.config_json import shape_from_config
+from benchctl.costs.model_shape import Head, LatentShape, ModelShape, MoeShape, WeightFormat
 from benchctl.errors import UsageError
 from benchctl.untrusted.text import visible_value
+
+
+def _dense(
+    name: str, dims: tuple[int, int, int, int, int, int, int], *, tied: bool = False, bias: bool = False
+) -> ModelShape:
+    """``dims``: layers, hidden, query heads, key-value heads, head width, width of the block, vocabulary."""
+    layers, hidden, q_heads, kv_heads, head_dim, ffn, vocab = dims
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        tied_embeddings=tied,
+        qkv_bias=bias,
+    )
+
+
+def _qwen25(size: str, dims: tuple[int, int, int, int, int, int, int], *, tied: bool) -> ModelShape:
+    return _dense(f"qwen2.5-{size}", dims, tied=tied, bias=True)
+
+
+def _qwen3(size: str, dims: tuple[int, int, int, int, int, int, int], *, tied: bool = False) -> ModelShape:
+    return replace(_dense(f"qwen3-{size}", dims, tied=tied), qk_norm=True)
+
+
+def _with_experts(
+    dense: ModelShape, dims: tuple[int, int, int], *, layers: int | None = None, shared: int = 0
+) -> ModelShape:
+    """``dims``: experts, those of a token, width of one; in every layer without ``layers``."""
+    experts, per_token, width = dims
+    moe = MoeShape(
+        layers=dense.layers if layers is None else layers,
+        experts=experts,
+        experts_per_token=per_token,
+        expert_ffn=width,
+        shared_ffn=shared,
+    )
+    return replace(dense, moe=moe)
+
+
+def _llama4(name: str, experts: int, layers: int) -> ModelShape:
+    dense = _dense(name, (48, 5120, 40, 8, 128, 16384, 202048))
+    return _with_experts(dense, (experts, 1, 8192), layers=layers, shared=8192)
+
+
+_DEEPSEEK_V2: Final = ModelShape(
+    name="deepseek-v2",
+    layers=60,
+    hidden=5120,
+    q_heads=128,
+    kv_heads=128,
+    head_dim=192,
+    ffn=12288,
+    vocab=102400,
+    latent=LatentShape(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
+    moe=MoeShape(
+        layers=59,
+        experts=160,
+        experts_per_token=6,
+        expert_ffn=1536,
+        shared_ffn=2 * 1536,
+        groups=8,
+        groups_per_token=3,
+    ),
+)
+_DEEPSEEK_V2_LITE: Final = ModelShape(
+    name="deepseek-v2-lite",
+    layers=27,
+    hidden=2048,
+    q_heads=16,
+    kv_heads=16,
+    head_dim=192,
+    ffn=10944,
+    vocab=102400,
+    latent=LatentShape(q_rank=None, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
+    moe=MoeShape(layers=26, experts=64, experts_per_token=6, expert_ffn=1408, shared_ffn=2 * 1408),
+)
+_DEEPSEEK_V3: Final = ModelShape(
+    name="deepseek-v3",
+    layers=61,
+    hidden=7168,
+    q_heads=128,
+    kv_heads=128,
+    head_dim=192,
+    ffn=18432,
+    vocab=129280,
+    latent=LatentShape(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
+    moe=MoeShape(
+        layers=58,
+        experts=256,
+        experts_per_token=8,
+        expert_ffn=2048,
+        shared_ffn=2048,
+        groups=8,
+        groups_per_token=4,
+        has_routing_bias=True,
+    ),
+    weight_format="fp8",
+)
+
+BUILT_IN_SHAPES: Final[dict[str, ModelShape]] = {
+    shape.name: shape
+    for shape in (
+        _qwen25("0.5b", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
+        _qwen25("1.5b", (28, 1536, 12, 2, 128, 8960, 151936), tied=True),
+        _qwen25("3b", (36, 2048, 16, 2, 128, 11008, 151936), tied=True),
+        _qwen25("7b", (28, 3584, 28, 4, 128, 18944, 152064), tied=False),
+        _qwen25("14b", (48, 5120, 40, 8, 128, 13824, 152064), tied=False),
+        _qwen25("32b", (64, 5120, 40, 8, 128, 27648, 152064), tied=False),
+        _qwen25("72b", (80, 8192, 64, 8, 128, 29568, 152064), tied=False),
+        _qwen3("0.6b", (28, 1024, 16, 8, 128, 3072, 151936), tied=True),
+        _qwen3("1.7b", (28, 2048, 16, 8, 128, 6144, 151936), tied=True),
+        _qwen3("4b", (36, 2560, 32, 8, 128, 9728, 151936), tied=True),
+        _qwen3("8b", (36, 4096, 32, 8, 128, 12288, 151936)),
+        _qwen3("14b", (40, 5120, 40, 8, 128, 17408, 151936)),
+        _qwen3("32b", (64, 5120, 64, 8, 128, 25600, 151936)),
+        _with_experts(_qwen3("30b-a3b", (48, 2048, 32, 4, 128, 6144, 151936)), (128, 8, 768)),
+        _with_experts(_qwen3("235b-a22b", (94, 4096, 64, 4, 128, 12288, 151936)), (128, 8, 1536)),
+        _dense("llama-2-7b", (32, 4096, 32, 32, 128, 11008, 32000)),
+        _dense("llama-2-13b", (40, 5120, 40, 40, 128, 13824, 32000)),
+        _dense("llama-2-70b", (80, 8192, 64, 8, 128, 28672, 32000)),
+        _dense("codellama-34b", (48, 8192, 64, 8, 128, 22016, 32000)),
+        _dense("llama-3.2-1b", (16, 2048, 32, 8, 64, 8192, 128256), tied=True),
+        _dense("llama-3.2-3b", (28, 3072, 24, 8, 128, 8192, 128256), tied=True),
+        _dense("llama-3.1-8b", (32, 4096, 32, 8, 128, 14336, 128256)),
+        _dense("llama-3.1-70b", (80, 8192, 64, 8, 128, 28672, 128256)),
+        _dense("llama-3.1-405b", (126, 16384, 128, 8, 128, 53248, 128256)),
+        _llama4("llama-4-scout", 16, 48),
+        _llama4("llama-4-maverick", 128, 24),
+        _dense("mistral-7b", (32, 4096, 32, 8, 128, 14336, 32768)),
+        _dense("mistral-nemo", (40, 5120, 32, 8, 128, 14336, 131072)),
+        _with_experts(_dense("mixtral-8x7b", (32, 4096, 32, 8, 128, 14336, 32000)), (8, 2, 14336)),
+        _with_experts(_dense("mixtral-8x22b", (56, 6144, 48, 8, 128, 16384, 32768)), (8, 2, 16384)),
+        _DEEPSEEK_V2,
+        _DEEPSEEK_V2_LITE,
+        _DEEPSEEK_V3,
+        replace(_DEEPSEEK_V3, name="deepseek-r1"),
+        _dense("llama-68m", (2, 768, 12, 12, 64, 3072, 32000)),
+        _dense("llama-160m", (12, 768, 12, 12, 64, 3072, 32000)),
+    )
+}
+
 
 __all__ = [
     "BUILT_IN_SHAPES",

@@ -1,9 +1,4 @@
-"""Environments of engines: each engine has a Python environment that shares nothing with benchctl's.
-
-``PythonServer`` is the base of engines that have one. Searched in this order: the interpreter that the profile
-names, the environment that ``benchctl engines install`` makes (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the
-user's cache directory), benchctl's own environment.
-"""
+"""Environments of engines: each engine has a Python environment that shares nothing with benchctl's."""
 
 import os
 import subprocess
@@ -16,16 +11,65 @@ from typing import Final
 import msgspec
 from platformdirs import user_cache_path
 
-from benchctl.engines.build import build_versions
-from benchctl.engines.engine import Installation
+from benchctl.engines.engine import Installation, OpenAiServer, own_options
 from benchctl.engines.hub import checkpoint_for
-from benchctl.engines.openai_server import OpenAiServer, own_options
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.untrusted.reading import DECODING_ERRORS
 
+CUDA: Final = "cuda"
+"""Name under which the CUDA version that torch was built for stands among the packages."""
+_PACKAGES: Final = (
+    "torch", "triton", "pytorch-triton", "flashinfer-python", "flashinfer-jit-cache", "flash-attn", "xformers",
+    "sgl-kernel", "sglang-kernel", "transformers", "tokenizers", "xgrammar", "llguidance", "outlines_core",
+    "numba", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12",
+    "nvidia-cublas",
+)  # fmt: skip
+"""What computes, schedules or decodes inside servers, whatever their kind."""
 _ASK: Final = """
+import importlib.metadata as metadata, json, re, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+if "torch" in found:
+    try:
+        text = metadata.distribution("torch").locate_file("torch/version.py").read_text()
+        cuda = re.search(r"^cuda\\b[^=]*= *'([^']*)'", text, re.MULTILINE)
+        if cuda:
+            found["cuda"] = cuda[1]
+    except OSError:
+        pass
+print(json.dumps(found))
+"""
+"""Reads what is installed and imports none of it: importing torch takes seconds."""
+_ASK_LIMIT_S: Final = 60.0
+
+
+@cache
+def build_versions(python: Path, distributions: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions in the environment of an interpreter: of ``distributions``, of other packages that can change a
+    number, and ``cuda`` as torch was built for it. Empty where the interpreter cannot say.
+    """
+    try:
+        answer = subprocess.run(
+            (str(python), "-c", _ASK, *distributions, *_PACKAGES),
+            capture_output=True,
+            check=True,
+            timeout=_ASK_LIMIT_S,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        return dict(sorted(msgspec.json.decode(answer.stdout, type=dict[str, str]).items()))
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    except DECODING_ERRORS:
+        return {}
+
+
+_ASK_environment: Final = """
 import importlib.metadata as metadata, json, sys
 found = {}
 for name in sys.argv[1:]:
@@ -35,7 +79,6 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
-_ASK_LIMIT_S: Final = 60.0
 
 
 class PythonServer(OpenAiServer):
@@ -143,7 +186,7 @@ def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str
     """Versions of those of ``distributions`` that an environment has, by name; empty for a broken interpreter."""
     try:
         answer = subprocess.run(
-            (str(python), "-c", _ASK, *distributions),
+            (str(python), "-c", _ASK_environment, *distributions),
             capture_output=True,
             check=True,
             timeout=_ASK_LIMIT_S,

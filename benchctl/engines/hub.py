@@ -1,15 +1,11 @@
-"""The checkpoint that a server loads for the model of a profile, and the limits that it states.
-
-A profile names the model that is measured, often from the table of shapes, which the cost models and the simulator
-use. A real server loads weights: from a directory, or from the model hub under the name of the
-repository there.
-"""
+"""The checkpoint that a server loads for a profile's model, its limits, and how to make a missing one."""
 
 import re
+import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.untrusted.reading import UnreadableError, read_json
@@ -112,3 +108,27 @@ def _refusal(kind: str, model: str, problem: str) -> EngineUnavailableError:
         f"engine {kind!r}: model {model!r} {problem}; name a directory with the model's config.json and weights: "
         "--set model=/path/to/model"
     )
+
+
+Part = Literal["value", "draft", "adapter"]
+_OPTIONS: dict[Part, str] = {"value": "--value-model", "draft": "--draft", "adapter": "--lora"}
+
+
+def pair_remedy(path: str, part: Part, key: str, *, is_base: bool = False) -> str:
+    """The command that makes a small pair whose part (or base) is at ``path``.
+
+    A command fills DIR/base and DIR/``part``. Where ``path`` is neither, or one of the two is there already, the
+    words also say what to name in ``model`` and in ``key`` instead.
+    """
+    directory, command = Path(path), f"benchctl models make-tiny {_OPTIONS[part]}"
+    pair = directory.parent
+    is_taken = any(_has_files(pair / each) for each in ("base", part))
+    if directory.name == ("base" if is_base else part) and not is_taken:
+        return f"{command} {shlex.quote(str(pair))}"
+    base, other = (shlex.quote(str(directory / each)) for each in ("base", part))
+    return f"{command} {shlex.quote(path)} (then name {base} in model and {other} in {key})"
+
+
+def _has_files(directory: Path) -> bool:
+    path = directory.expanduser()
+    return path.is_dir() and any(path.iterdir())

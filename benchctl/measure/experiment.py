@@ -28,10 +28,9 @@ from benchctl.errors import (
     is_of_the_system,
 )
 from benchctl.measure.durations import gpu_names_here, remember_duration
+from benchctl.measure.machine import new_manifest
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.noise_on_file import noise_on_file
-from benchctl.measure.peaks_on_file import peaks_on_file
-from benchctl.measure.provenance import new_manifest
+from benchctl.measure.on_file import noise_on_file, peaks_on_file
 from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
@@ -45,8 +44,8 @@ from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
-from benchctl.sim.settings import costs_in_words
-from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.sim.predict import profile_draft_warnings
+from benchctl.sim.virtual import costs_in_words
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.engines.engine import engine_for
-from benchctl.engines.openai_server import own_options
+from benchctl.engines.engine import engine_for, own_options
+from benchctl.engines.vllm_lenvm.engine import disallowed, value_model_of
 from benchctl.engines.vllm_lenvm.kv_memory import (
     KvMemory,
     default_max_num_seqs,
@@ -15,7 +15,6 @@ from benchctl.engines.vllm_lenvm.kv_memory import (
     states_kv_size,
 )
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
-from benchctl.engines.vllm_lenvm.value_model import disallowed, value_model_of
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.guided.value_model.memory import ValueModelMemory
 from benchctl.measure.kv_option import KV_OPTION, with_kv_bytes

@@ -22,8 +22,8 @@ from benchctl.analysis.validity.client import client_suspect_warnings, client_wa
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import OWN_LIMITS, RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize
-from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
+from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary, Tally
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.described_fields import undescribed_fields

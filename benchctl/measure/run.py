@@ -22,16 +22,15 @@ from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
+from benchctl.load.client import StreamClient
 from benchctl.load.demand import size_of
-from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers.workers import num_processes, num_workers
+from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.measure.node import this_node
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
-from benchctl.measure.server.cores import process_on, split_cores
-from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.resources import choose_port, process_on, split_cores
 from benchctl.measure.server.server import Launch, Server, ServerProcess
 from benchctl.measure.telemetry.gpu import (
     FORGOTTEN_LIMIT_S,
@@ -41,7 +40,7 @@ from benchctl.measure.telemetry.gpu import (
     wait_memory_returned,
 )
 from benchctl.measure.telemetry.gpu_reading import GpuReader
-from benchctl.measure.telemetry.telemetry import SampledServer, sampling
+from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name

@@ -14,10 +14,10 @@ import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import OWN_LIMITS, LoadError
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.load.failures import underlying
 from benchctl.load.tally import LoadSummary
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
-from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.record import PreparedRequest

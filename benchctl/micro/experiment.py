@@ -16,14 +16,14 @@ from typing import TypeAlias
 import msgspec
 
 from benchctl.costs.shapes import shape_for
+from benchctl.engines.engine import own_options
 from benchctl.engines.micro.options import MicroOptions
-from benchctl.engines.openai_server import own_options
 from benchctl.errors import UsageError
 from benchctl.measure.experiment import Listener, Outcome, run_experiment
 from benchctl.measure.interrupt import interruptible
+from benchctl.measure.machine import new_manifest
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.peaks_on_file import peaks_on_file
-from benchctl.measure.provenance import new_manifest
+from benchctl.measure.on_file import peaks_on_file
 from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.run import RunContext
 from benchctl.measure.telemetry.gpu import open_gpu

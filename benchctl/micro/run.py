@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 
 from benchctl.costs.shapes import shape_for
-from benchctl.engines.build import build_versions
+from benchctl.engines.engine import own_options
+from benchctl.engines.environment import build_versions
 from benchctl.engines.micro.options import MicroOptions
-from benchctl.engines.openai_server import own_options
 from benchctl.errors import RunError
 from benchctl.measure.journal import Journal, utc_now
+from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.node import this_node
 from benchctl.measure.telemetry.gpu import open_gpu
-from benchctl.measure.telemetry.telemetry import SampledServer, sampling
+from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.micro.floor import Peaks
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo

@@ -11,7 +11,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.summary import SWEEP_COLUMNS
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.interop.writers.vllm import vllm_result
+from benchctl.interop.vllm_result import vllm_result
 from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.files import document_bytes, write_bytes_atomic

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.interop.writers.vllm import total_throughput, vllm_figures
+from benchctl.interop.vllm_result import total_throughput, vllm_figures
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION

@@ -6,15 +6,12 @@ from typing import Any
 from benchctl.analysis.experiment.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
 from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
 from benchctl.report.table import Column, Table, table_of
-from benchctl.steptime.diagnosis.diagnose import Diagnosis
-from benchctl.steptime.diagnosis.evaluate import Evaluation
-from benchctl.steptime.diagnosis.predictions import Accuracy
+from benchctl.steptime.diagnose import Diagnosis
+from benchctl.steptime.evaluate import Accuracy, Evaluation
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.speculation.acceptance import LEVEL, Acceptance
-from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, WholeEstimate
-from benchctl.steptime.speculation.estimate import Estimate
-from benchctl.steptime.speculation.served import ServedSpeculation
+from benchctl.steptime.speculation_law import LEVEL, LONGEST, Acceptance, Estimate, SpeculationLaw, WholeEstimate
+from benchctl.steptime.speculation_load import ServedSpeculation
 from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
 from benchctl.steptime.work import StepWork
 from benchctl.units import (

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)  # noqa: TRY400 - one clear line, no traceback
         return 1
     if config.num_speculative_tokens:
-        from benchctl.sim.speculation.fitted_drafts import draft_warnings  # noqa: PLC0415 - profiles, where there are drafts
+        from benchctl.sim.predict import draft_warnings  # noqa: PLC0415 - profiles, where there are drafts
 
         for warning in draft_warnings([config]):
             log.warning("%s", warning.message)

@@ -8,15 +8,13 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.sim.arrivals import LoadPhase, SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.engine import LeapOutput, SimulatedEngine
-from benchctl.sim.requests.load import LoadPhase, SimLoad
-from benchctl.sim.requests.request_columns import RequestColumns
-from benchctl.sim.scheduling.sequence import Sequence
-from benchctl.sim.simulation import Simulation
+from benchctl.sim.sequences import Sequence
+from benchctl.sim.simulation import RequestColumns, Simulation
 from benchctl.sim.start import engine_for_config
-from benchctl.sim.steps.block_walk import walk_in_blocks
-from benchctl.sim.steps.walk import NEVER_NS, Walk
+from benchctl.sim.walk import NEVER_NS, Walk, walk_in_blocks
 
 __all__ = ["SimLoad", "Simulation", "engine_for_config", "simulate"]
 

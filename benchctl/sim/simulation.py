@@ -4,16 +4,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import overload
 
-from benchctl.records.columns import StepColumns
+from benchctl.records.columns import Integers, StepColumns
 from benchctl.records.schema import StepRecord
+from benchctl.sim.answers import Answer, PlannedAnswers
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
-from benchctl.sim.requests.answer import Answer, PlannedAnswers
-from benchctl.sim.requests.load import SimLoad
-from benchctl.sim.requests.request import Request
-from benchctl.sim.requests.request_columns import RequestColumns
-from benchctl.sim.steps.columns import columns_of, first_steps
-from benchctl.sim.steps.log import StepLog
+from benchctl.sim.requests import Request
+from benchctl.sim.steps import StepLog, columns_of, first_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestColumns:
+    """Finished choices in the order of their end; each array has one value a choice. Times are virtual ns."""
+
+    load: Integers
+    """Index of the load that the request belongs to."""
+    index: Integers
+    """Index of the request within its load."""
+    choice: Integers
+    """Number of the choice within its request, from 0."""
+    entry: Integers
+    """Number of the choice in the order in which they entered the queue, from 1."""
+    arrival_ns: Integers
+    """The request entered the queue."""
+    first_token_ns: Integers
+    last_token_ns: Integers
+    prompt_tokens: Integers
+    output_tokens: Integers
+    cached_tokens: Integers
+    """Prompt tokens that a shared prefix spared when the request last began."""
+    preemptions: Integers
+    """Times that the choice lost its key-value memory."""
+
+    def __len__(self) -> int:
+        return len(self.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,10 @@
 from importlib import import_module
 
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import cost_model_for
-from benchctl.sim.costs.noise import published_noise
+from benchctl.sim.costs.cost_model import cost_model_for, published_noise
 from benchctl.sim.engine import SimulatedEngine
-from benchctl.sim.guided.rows import GuidedRows
-from benchctl.sim.steps.walk import Walk, walk_steps
+from benchctl.sim.guided_rows import GuidedRows
+from benchctl.sim.walk import Walk, walk_steps
 
 
 def engine_for_config(config: SimConfig, walk: Walk = walk_steps) -> SimulatedEngine:
@@ -17,7 +16,7 @@ def engine_for_config(config: SimConfig, walk: Walk = walk_steps) -> SimulatedEn
         noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
     kind = SimulatedEngine
     if config.num_speculative_tokens:
-        kind = import_module("benchctl.sim.speculation.engine").SpeculativeEngine
+        kind = import_module("benchctl.sim.drafts").SpeculativeEngine
     return kind(config, cost_model_for(config), noise, walk, guided_rows_for(config))
 
 
@@ -25,5 +24,5 @@ def guided_rows_for(config: SimConfig) -> GuidedRows:
     """The rows that a value model scores, by the configured way of drawing. Only the aggregate one needs arrays."""
     if config.guided_rows == "exact" or config.value_model is None:
         return GuidedRows(config)
-    rows: GuidedRows = import_module("benchctl.sim.guided.aggregate").AggregateRows(config)
+    rows: GuidedRows = import_module("benchctl.sim.aggregate").AggregateRows(config)
     return rows

@@ -1,32 +1,110 @@
-"""Features of steps: the columns that a step-time model weighs with coefficients, in a fixed order.
+"""Features of steps: the columns that a step-time model weighs with coefficients, in a fixed order."""
 
-Times at the data sheet's peaks are in microseconds; counts (``layers``, ``requests``, ``steps``, ``guided_steps``,
-``guided_rows``, ``candidates``) have coefficients in microseconds each. With C the FLOPs of a step at peak, K its
-key-value bytes and W its weights at peak bandwidth, C and W with the head:
-
-overlap        compute C or memory K + W, whichever is larger, the other 0; all_reduce, layers, requests, steps
-scaling-book   compute C or weights W, whichever is larger, the other 0; kv K; all_reduce, layers, requests, steps
-no-overlap     compute C, kv K, weights W; all_reduce, layers, requests, steps
-roofline       roofline max(C, K + W), whose coefficient is 1
-original       the seven published ones (``original.py``)
-
-A step without tokens has none of these but ``steps``; the published form reads weights even then. A deployment
-with a value model adds that model's forward pass at its roofline, 1 for a guided step, its rows and candidates.
-
-Two columns for one maximum let compute and memory have efficiencies of their own while the model stays linear.
-Every step of a model has the same layers and steps, so that their coefficients differ only over models.
-"""
-
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from benchctl.steptime.structure import ExpertsRead, Structure
-from benchctl.steptime.terms.all_reduce import step_all_reduces
-from benchctl.steptime.terms.elementwise import greater, is_above
-from benchctl.steptime.terms.experts import experts_read_by
-from benchctl.steptime.terms.guided_work import value_model_us
-from benchctl.steptime.terms.original import original_times
-from benchctl.steptime.terms.peak_times import peak_times
-from benchctl.steptime.work import Deployment, StepWork
+from benchctl.costs.model_shape import LatentShape, ModelShape
+from benchctl.steptime.peaks import (
+    US_PER_S,
+    experts_read_by,
+    greater,
+    is_above,
+    peak_times,
+    step_all_reduces,
+    value_model_us,
+)
+from benchctl.steptime.work import Deployment, ExpertsRead, StepWork, Structure
+
+if TYPE_CHECKING:
+    from benchctl.steptime.work import Quantity
+
+_PEAKS: Final = {"h100-sxm": 989.5e12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalTimes:
+    """Times of the published features, in microseconds for each count of a step."""
+
+    token_us: float
+    position_us: float
+    kv_token_us: float
+    static_weights_us: float
+    expert_weights_us: float
+    all_reduce_token_us: float
+
+    def compute_us(self, tokens: "Quantity", positions: "Quantity") -> "Quantity":
+        """FLOPs of one phase at peak."""
+        return tokens * self.token_us + positions * self.position_us
+
+    def kv_us(self, context: "Quantity", tokens: "Quantity") -> "Quantity":
+        """Bytes of key-value cache of one phase, read and written."""
+        return (context + tokens) * self.kv_token_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentFlops:
+    """FLOPs of an absorbed latent attention in one layer: six projections and scores for each token, two for each
+    position. With tokens T and no context, the positions of a prompt are T / 2 each.
+    """
+
+    down: float
+    query: float
+    query_absorbed: float
+    value_absorbed: float
+    output: float
+    nope_position: float
+    rope_position: float
+
+    @property
+    def for_token(self) -> float:
+        return self.down + self.query + self.query_absorbed + self.value_absorbed + self.output
+
+    @property
+    def for_position(self) -> float:
+        return self.nope_position + self.rope_position
+
+
+def latent_flops(shape: ModelShape, latent: LatentShape, tp: int) -> LatentFlops:
+    """The seven published terms, on one device; the projection down is not divided."""
+    d, heads = shape.hidden, shape.q_heads
+    return LatentFlops(
+        down=2 * d * (latent.kv_rank + latent.rope_dim),
+        query=2 * d * d / tp,
+        query_absorbed=2 * heads * latent.nope_dim * latent.kv_rank / tp,
+        value_absorbed=2 * heads * latent.kv_rank * latent.value_dim / tp,
+        output=2 * heads * latent.value_dim * d / tp,
+        nope_position=4 * heads / tp * latent.kv_rank,
+        rope_position=2 * heads / tp * latent.rope_dim,
+    )
+
+
+def original_times(deployment: Deployment) -> OriginalTimes:
+    """The times of a deployment under the published conventions; products are in bfloat16."""
+    shape, hardware, tp = deployment.shape, deployment.hardware, deployment.tensor_parallel
+    flop_us = US_PER_S / _PEAKS.get(hardware.name, hardware.peak_flops_per_s)
+    byte_us = US_PER_S / hardware.bandwidth_bytes_per_s
+    kv_width = shape.kv_heads * shape.head_dim
+    if shape.latent is None:
+        token = 2 * shape.hidden * (2 * shape.q_heads * shape.head_dim + 2 * kv_width) / tp
+        position, kv_elements = 4 * shape.q_heads / tp * shape.head_dim, 2 * kv_width / tp
+    else:
+        flops = latent_flops(shape, shape.latent, tp)
+        token, position, kv_elements = flops.for_token, flops.for_position, shape.latent.cache_elements()
+    dense = shape.dense_layers * 3 * shape.hidden * shape.ffn / tp
+    shared = chosen = 0.0
+    if shape.moe is not None:
+        shared = shape.moe.layers * 3 * shape.hidden * shape.moe.shared_ffn / tp
+        chosen = shape.moe.experts_per_token * shape.expert_params() / tp
+    static_params = shape.layers * token / 2 + dense + shared
+    return OriginalTimes(
+        token_us=2 * (static_params + chosen) * flop_us,
+        position_us=shape.layers * position * flop_us,
+        kv_token_us=shape.layers * kv_elements * deployment.kv_bytes_per_element * byte_us,
+        static_weights_us=static_params * deployment.param_bytes * byte_us,
+        expert_weights_us=shape.expert_params() / tp * deployment.param_bytes * byte_us,
+        all_reduce_token_us=shape.layers * 2 * shape.hidden * 2 * byte_us if tp > 1 else 0.0,
+    )
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""The prepared request set: prompts, limits and arrivals, the same bytes for the same profile and seed.
-
-Nothing of paths, hosts or time goes in. Random choices come from named streams of the profile's seed:
-``selection``, ``output-len``, ``request-seed``, ``arrival``, and those of the datasets.
-"""
+"""The prepared request set: prompts, limits and arrivals, the same bytes for the same profile and seed."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,22 +13,62 @@ from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
-from benchctl.workload.counted_prompts import counted_prompts
-from benchctl.workload.datasets.dataset import (
+from benchctl.workload.datasets.base import (
+    DATA_DIRECTORY_VARIABLE,
+    Dataset,
     FileDataset,
     MadeDataset,
     OwnDataset,
+    Prompt,
+    RecordedLoad,
+    Selection,
+    data_directory,
     dataset_named,
+    find_source,
     names_of_datasets,
 )
-from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
 from benchctl.workload.datasets.made.generated import generated_prompts
-from benchctl.workload.datasets.prompt import Prompt, Selection
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
-from benchctl.workload.tokenizers.tokenizer import Estimate, Tokenizer
-from benchctl.workload.unread_keys import refuse_unread_keys
+from benchctl.workload.tokenizers import Estimate, Tokenizer
+from benchctl.workload.written_texts import counted_prompts
+
+_HUB: Final = "huggingface"
+
+
+def refuse_unread_keys(workload: Workload, dataset: Dataset) -> None:
+    """Raise ProfileError for a key that the dataset does not read."""
+    _refuse_lengths(workload, dataset)
+    if workload.path is not None and isinstance(dataset, MadeDataset):
+        names = names_of_datasets(lambda other: not isinstance(other, MadeDataset))
+        raise ProfileError(
+            f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
+            f"choose one of {', '.join(names)}"
+        )
+    if workload.columns and not isinstance(dataset, OwnDataset):
+        names = names_of_datasets(lambda other: isinstance(other, OwnDataset))
+        raise ProfileError(
+            f"workload.columns is {workload.columns}, but rows of {workload.dataset} have a format of their own; "
+            f"leave it out, or choose one of {', '.join(names)}"
+        )
+    for key in ("revision", "split"):
+        if (value := getattr(workload, key)) is not None and workload.dataset != _HUB:
+            raise ProfileError(
+                f"workload.{key} is {value} with dataset {workload.dataset}, which has none; leave it out, or "
+                f"choose dataset {_HUB}"
+            )
+
+
+def _refuse_lengths(workload: Workload, dataset: Dataset) -> None:
+    needs_input_len = isinstance(dataset, MadeDataset) and dataset.needs_input_len
+    if workload.input_len is not None and not needs_input_len:
+        names = names_of_datasets(lambda other: isinstance(other, MadeDataset) and other.needs_input_len)
+        raise ProfileError(
+            f"workload.input_len is {workload.input_len} with dataset {workload.dataset}, whose prompts have their "
+            f"own lengths; set it to null, or choose dataset {' or '.join(names)}"
+        )
+
 
 _ESTIMATE: Final = Estimate()
 
@@ -208,3 +244,37 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
             f"{without}); set workload.output_len, or stop: natural"
         )
     return recorded
+
+
+def recorded_load(profile: Profile, directory: Path | None = None) -> RecordedLoad:
+    """Arrivals and lengths of the first ``num_prompts`` requests of the profile's trace.
+
+    Raises ProfileError where the profile asks for anything but a trace with its own lengths and arrivals, and
+    DatasetError where the file is not there or too short.
+    """
+    workload, dataset = profile.workload, dataset_named(profile.workload.dataset)
+    if not isinstance(dataset, FileDataset) or dataset.read_lengths is None or workload.arrival.kind != "trace":
+        names = names_of_datasets(lambda each: isinstance(each, FileDataset) and each.read_lengths is not None)
+        raise ProfileError(
+            f"workload.dataset is {workload.dataset} with arrival {workload.arrival.kind}: only summaries of "
+            f"a trace can be kept; take {' or '.join(names)} with arrival.kind trace, or keep the requests"
+        )
+    odd = {"samples_per_prompt": 1, "selection": "first", "output_len": None}
+    changed = [f"{key} {getattr(workload, key)}" for key, plain in odd.items() if getattr(workload, key) != plain]
+    if profile.stop != "forced":
+        changed.append(f"stop {profile.stop}")
+    if changed:
+        raise ProfileError(f"{', '.join(changed)}: a trace of which only summaries are kept is replayed as it is")
+    source = find_source(dataset.file, workload.path, directory or data_directory())
+    if source is None:
+        raise DatasetError(
+            f"dataset {dataset.file.name} is not on this machine; get it with 'benchctl data fetch "
+            f"{dataset.file.name}', or set {DATA_DIRECTORY_VARIABLE}"
+        )
+    load = dataset.read_lengths(source)
+    if len(load) < workload.num_prompts and not workload.repeat:
+        raise DatasetError(
+            f"{source.path}: {workload.num_prompts} requests are asked for, and it has {len(load)}; lower "
+            "workload.num_prompts, or set workload.repeat"
+        )
+    return load.repeated(workload.num_prompts).faster(workload.arrival.speedup)

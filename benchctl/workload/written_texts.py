@@ -1,18 +1,85 @@
-"""Texts of exactly the planned number of tokens, for any tokenizer that counts.
+"""Texts of exactly the planned number of tokens, for any tokenizer that counts."""
 
-A plan is a sequence of numbers, one for each token: equal numbers become equal tokens, so that prompts share the
-beginnings that their numbers share. Text works on every engine. A server adds tokens of its own, those of a chat
-template or one that begins a text; they belong to the planned length, and the last numbers make room for them.
-
-    alphabet ▸ texts ▸ counted together ▸ those of another length adjusted at their ends, and counted again
-"""
-
-from collections.abc import Iterable, Sequence
+import random
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from benchctl.errors import ProfileError
-from benchctl.workload.alphabet import Alphabet, Count, alphabet_of
+from benchctl.records.record import Message
+from benchctl.workload.datasets.base import Prompt
+from benchctl.workload.tokenizers import Tokenizer
+
+Count: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
+"""Tokens of each text, in one call."""
+
+WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="ascii").split())
+"""In order of their frequency."""
+_BLOCK: Final = 25
+"""Words that are tried together: one text each, so that a tokenizer behind HTTP is asked 80 times and no more."""
+_NUM_TRIED_ALONE: Final = 400
+"""Words of a small vocabulary that are tried one by one."""
+_FEWEST_WORDS: Final = 32
+_NUM_CHARACTERS_TRIED: Final = 256
+_CHARACTERS: Final = (string.ascii_lowercase + string.digits, string.digits, string.ascii_lowercase)
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """Pieces, each one token after ``separator`` and at the beginning of a text."""
+
+    pieces: tuple[str, ...]
+    separator: str
+
+    def text(self, numbers: Iterable[int]) -> str:
+        """One piece for each number: equal numbers give equal pieces, so shared beginnings stay shared."""
+        return self.separator.join(self.pieces[number % len(self.pieces)] for number in numbers)
+
+
+def alphabet_of(count: Count) -> Alphabet:
+    """The alphabet of the tokenizer that ``count`` asks.
+
+    Its pieces add one token each, but for a tokenizer without such pieces, whose texts need adjusting.
+    """
+    words = _one_token_words(count)
+    if len(words) >= _FEWEST_WORDS:
+        return Alphabet(words, " ")
+    for characters in _CHARACTERS:
+        alphabet = Alphabet(tuple(characters), "")
+        if _adds_one_token_each(alphabet, count):
+            return alphabet
+    return Alphabet(words or WORDS, " ")
+
+
+def _one_token_words(count: Count) -> tuple[str, ...]:
+    """The words that add one token: whole blocks where all do, else each alone."""
+    blocks = [WORDS[start : start + _BLOCK] for start in range(0, len(WORDS), _BLOCK)]
+    exact = _added_tokens([" ".join(block) for block in blocks], count)
+    unclear = [block for block, num_tokens in zip(blocks, exact, strict=True) if num_tokens != len(block)]
+    is_small = len(unclear) > len(blocks) / 2
+    alone = WORDS[:_NUM_TRIED_ALONE] if is_small else tuple(word for block in unclear for word in block)
+    added = dict(zip(alone, _added_tokens(alone, count), strict=True))
+    tried = alone if is_small else WORDS
+    return tuple(word for word in tried if added.get(word, 1) == 1)
+
+
+def _added_tokens(texts: Sequence[str], count: Count) -> list[int]:
+    """Tokens that each text adds behind a first word and a blank."""
+    if not texts:
+        return []
+    first = WORDS[0]
+    alone, *together = count([first, *(f"{first} {text}" for text in texts)])
+    return [num_tokens - alone for num_tokens in together]
+
+
+def _adds_one_token_each(alphabet: Alphabet, count: Count) -> bool:
+    stream = random.Random(0)  # noqa: S311  # repeatable on purpose; nothing here is a secret
+    numbers = stream.choices(range(len(alphabet.pieces)), k=2 * _NUM_CHARACTERS_TRIED)
+    half, whole = count([alphabet.text(numbers[:_NUM_CHARACTERS_TRIED]), alphabet.text(numbers)])
+    return whole - half == _NUM_CHARACTERS_TRIED
+
 
 Plan: TypeAlias = tuple[int, ...]
 
@@ -99,3 +166,52 @@ def _with_other_endings(texts: dict[Plan, WrittenText], count: Count) -> dict[Pl
         plan: _nearest(plan, [WrittenText(text, counted[text]) for text in variants])
         for plan, variants in tried.items()
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedPrompt:
+    """Messages or text of a prompt, exactly one of them, and the number of its tokens."""
+
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    num_tokens: int
+
+
+def counted_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, *, chat: bool) -> tuple[CountedPrompt, ...]:
+    """Each prompt as it is sent; ``chat`` sends plain text as one message of the user.
+
+    Raises ProfileError for a planned length that leaves no text beside what the server adds.
+    """
+    count = _count_as_chats(tokenizer) if chat else tokenizer.count_texts
+    written = write_texts((prompt.token_numbers for prompt in prompts if prompt.token_numbers is not None), count)
+    texts = [prompt.text for prompt in prompts if prompt.text is not None and (chat or prompt.text_tokens is None)]
+    lengths = dict(zip(texts, count(texts), strict=True)) if texts else {}
+    chats = [prompt.messages for prompt in prompts if prompt.messages is not None]
+    chat_lengths = iter(tokenizer.count_chats(chats) if chats else ())
+    return tuple(
+        CountedPrompt(messages=prompt.messages, num_tokens=next(chat_lengths))
+        if prompt.messages is not None
+        else _sent(_text(prompt, written, lengths), chat=chat)
+        for prompt in prompts
+    )
+
+
+def _count_as_chats(tokenizer: Tokenizer) -> Count:
+    return lambda texts: tokenizer.count_chats([_user_chat(text) for text in texts])
+
+
+def _user_chat(text: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=text),)
+
+
+def _text(prompt: Prompt, written: dict[tuple[int, ...], WrittenText], lengths: dict[str, int]) -> WrittenText:
+    if prompt.token_numbers is not None:
+        return written[prompt.token_numbers]
+    text = prompt.text or ""
+    return WrittenText(text, lengths.get(text, prompt.text_tokens or 0))
+
+
+def _sent(written: WrittenText, *, chat: bool) -> CountedPrompt:
+    if chat:
+        return CountedPrompt(messages=_user_chat(written.text), num_tokens=written.num_tokens)
+    return CountedPrompt(text=written.text, num_tokens=written.num_tokens)

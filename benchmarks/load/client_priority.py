@@ -21,11 +21,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from benchctl.load.driver import Load
-from benchctl.load.priority import load_priority
-from benchctl.load.process import steady_interpreter
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.load.process import load_priority, steady_interpreter
+from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import PriorityOption, Timeouts
 from benchctl.records.record import RequestRecord

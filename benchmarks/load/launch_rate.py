@@ -14,7 +14,7 @@ from itertools import pairwise
 import uvloop
 from asyncio_throttle.throttler import Throttler
 
-from benchctl.load.launch_limit import LaunchLimit
+from benchctl.load.schedule import LaunchLimit
 from benchmarks.common.table import show
 
 

@@ -12,8 +12,8 @@ import time
 
 import httptools
 
-from benchctl.load.answer.answer import Answer
-from benchctl.load.answer.events import decode_event
+from benchctl.load.answer import Answer
+from benchctl.load.events import decode_event
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from benchctl.load.driver import Load
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
 from benchctl.load.process import allow_many_open_files, steady_interpreter
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
+from benchctl.load.schedule import Load
 from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts

@@ -28,7 +28,7 @@ from benchctl.engines.tiny_models.draft_law import PositionLaw, draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.resources import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server

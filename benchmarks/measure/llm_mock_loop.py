@@ -6,7 +6,7 @@ Sources: dongmingli-Ben/llm-mock at f07dd39. The formula of a step is benchctl's
 from dataclasses import dataclass
 
 from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
-from benchctl.sim.requests.static_prefixes import StaticPrefixes
+from benchctl.sim.requests import StaticPrefixes
 
 
 @dataclass(frozen=True, slots=True)

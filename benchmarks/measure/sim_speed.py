@@ -19,10 +19,9 @@ from pathlib import Path
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.counted_requests import CountedRequests
-from benchctl.sim.requests.load import SimLoad
-from benchctl.sim.requests.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
 from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.datasets.published.azure import timestamp_ns
 

@@ -21,16 +21,12 @@ from benchctl.analysis.attribution.work import work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, simulate
-from benchctl.steptime.diagnosis.diagnose import diagnose
-from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
-from benchctl.steptime.diagnosis.suggest import CONCURRENCY, OUTPUTS, PROMPTS
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
-from benchctl.steptime.work import Deployment, ObservedSteps
+from benchctl.steptime.diagnose import CONCURRENCY, OUTPUTS, PROMPTS, RunToAdd, diagnose, num_requests
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient, Deployment, ObservedSteps
 from benchctl.units import NS_PER_US, s_from_ns
 from benchmarks.common.table import show
 from benchmarks.steptime.active_learning_picture import draw

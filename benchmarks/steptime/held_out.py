@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from benchctl.analysis.experiment.observed import read_sources
-from benchctl.interop.readers.step_table import TableDefaults
-from benchctl.steptime.diagnosis.evaluate import Evaluation, HoldOut, compare_structures, hold_out
-from benchctl.steptime.diagnosis.predictions import predict_runs
-from benchctl.steptime.fitting.design import group_label, select_steps
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.structure import Structure
-from benchctl.steptime.work import ObservedSteps
+from benchctl.interop.tables import TableDefaults
+from benchctl.steptime.design import group_label, select_steps
+from benchctl.steptime.evaluate import Evaluation, HoldOut, compare_structures, hold_out, predict_runs
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.work import ObservedSteps, Structure
 
 TABLE = Path(__file__).resolve().parents[3] / "shared/data/steps/vllm-h100-steps.csv"
 GOALS = "goals for overlap: MAPE <= 5%, |bias| <= 3%, coverage 85-95% (nominal 90%)"

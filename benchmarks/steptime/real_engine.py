@@ -25,13 +25,13 @@ import numpy as np
 import yaml
 
 from benchctl.analysis.experiment.observed import read_sources
-from benchctl.interop.readers.step_table import TableDefaults
+from benchctl.interop.tables import TableDefaults
 from benchctl.profile.load import load_profile
 from benchctl.records.loaded import load_results
-from benchctl.sim.prediction.plan_prediction import predict_plan
-from benchctl.steptime.diagnosis.evaluate import hold_out
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model_file import write_model
+from benchctl.sim.predict import predict_plan
+from benchctl.steptime.evaluate import hold_out
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import write_model
 from benchctl.units import s_from_ns
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.table import show

@@ -18,8 +18,8 @@ import numpy as np
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.request import Prompt, Request
-from benchctl.steptime.layers.profile import captured_sizes
+from benchctl.sim.requests import Prompt, Request
+from benchctl.steptime.layers import captured_sizes
 from benchctl.units import GIB
 
 MS_PER_S = 1000

@@ -19,12 +19,10 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from benchctl.workload.alphabet import WORDS
-from benchctl.workload.datasets.dataset import dataset_file
-from benchctl.workload.datasets.files import data_directory
+from benchctl.workload.datasets.base import data_directory, dataset_file
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
-from benchctl.workload.tokenizers.tokenizer import Estimate
-from benchctl.workload.written_texts import write_texts
+from benchctl.workload.tokenizers import Estimate
+from benchctl.workload.written_texts import WORDS, write_texts
 
 NAMES: Final = ("llama3_1", "qwen3", "gemma3", "deepseek_v3", "gpt4o", "mistral_nemo", "llama2")
 LANGUAGES: Final = {

@@ -24,9 +24,7 @@ from benchctl.analysis.statistics.estimate import BlockDesign, SideRatio, side_r
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
-from benchctl.steptime.speculation.acceptance import PositionCounts, of_counters
-from benchctl.steptime.speculation.draft_length import law_at
-from benchctl.steptime.speculation.estimate import Estimate
+from benchctl.steptime.speculation_law import Estimate, PositionCounts, law_at, of_counters
 
 
 def step(number: int, **counts: object) -> StepRecord:

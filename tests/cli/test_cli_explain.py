@@ -10,9 +10,8 @@ from support.cli import benchctl
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.report.page.plots import cell_waterfalls
-from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
 
 MODEL = StepTimeModel(
     structure="roofline",

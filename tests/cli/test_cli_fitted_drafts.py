@@ -8,9 +8,8 @@ import pytest
 from support.cli import benchctl
 from support.servers.simulator import sim_server
 
-from benchctl.steptime.model import Provenance, StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.model import Provenance, StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
 
 CODE = "drafts-not-fitted"
 MODEL = StepTimeModel(

@@ -8,7 +8,7 @@ import pytest
 from support.cli import benchctl
 from support.peaks import gpu_peaks
 
-from benchctl.costs.guided_floor import LAYER_OPERATIONS, STEP_OPERATIONS
+from benchctl.costs.roofline import LAYER_OPERATIONS, STEP_OPERATIONS
 from benchctl.records.peaks import PEAKS
 
 OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS

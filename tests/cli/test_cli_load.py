@@ -25,7 +25,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import Message, PreparedRequest
-from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
+from benchctl.workload.tokenizers import count_chat_tokens, count_tokens
 
 KEY = "not-to-be-written-anywhere-0815"
 
@@ -407,7 +407,7 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
     imported = set(line.split())
-    assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
+    assert {"benchctl.measure.load_only", "httpx"} <= imported
     arrays = {"numpy", "scipy", "vl_convert", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {

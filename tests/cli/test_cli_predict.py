@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
 
 MODEL = StepTimeModel(
     structure="overlap",

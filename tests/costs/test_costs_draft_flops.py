@@ -4,10 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.difference import explain_difference
-from benchctl.costs.flops import FlopsAccount, observed_flops, published_flops
+from benchctl.costs.flops import (
+    FlopsAccount,
+    Lengths,
+    RunLengths,
+    StepLogCounts,
+    explain_difference,
+    observed_flops,
+    published_flops,
+)
 from benchctl.costs.shapes import shape_for
-from benchctl.costs.work import Lengths, RunLengths, StepLogCounts
 
 BASE, DRAFT = shape_for("llama-160m"), shape_for("llama-68m")
 BASE_LINEAR, BASE_POSITION = 2 * 12 * (4 * 768 * 768 + 3 * 768 * 3072), 12 * 4 * 768

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.precision import WEIGHT_FORMATS
+from benchctl.costs.model_shape import WEIGHT_FORMATS
 from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import BUILT_IN_SHAPES, LatentShape, ModelShape, MoeShape, shape_for
 from benchctl.errors import UsageError

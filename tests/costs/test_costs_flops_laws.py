@@ -4,10 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.difference import explain_difference
-from benchctl.costs.flops import Convention, observed_flops, published_flops
+from benchctl.costs.flops import (
+    Convention,
+    Lengths,
+    RunLengths,
+    RunTotals,
+    StepLogCounts,
+    TokenWork,
+    explain_difference,
+    observed_flops,
+    published_flops,
+)
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.costs.work import Lengths, RunLengths, RunTotals, StepLogCounts, TokenWork
 
 BASE = shape_for("qwen2.5-7b")
 VALUE = shape_for("qwen2.5-1.5b")

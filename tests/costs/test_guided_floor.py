@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.guided_floor import (
+from benchctl.costs.hardware import HARDWARE, hardware_for
+from benchctl.costs.model_shape import ModelShape
+from benchctl.costs.roofline import (
     LAYER_OPERATIONS,
     SECOND_PASS_OPERATIONS,
     STEP_OPERATIONS,
@@ -14,8 +16,6 @@ from benchctl.costs.guided_floor import (
     Scoring,
     guided_floor,
 )
-from benchctl.costs.hardware import HARDWARE, hardware_for
-from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 

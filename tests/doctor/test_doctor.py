@@ -17,10 +17,9 @@ from support.peaks import H100, cpu_peaks, gpu_peaks
 from benchctl.engines.environment import installed_versions
 from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.load.priority import Priority
+from benchctl.load.process import Priority
 from benchctl.measure.doctor.check import Check, obstacles
-from benchctl.measure.doctor.engines import NeededEngine, engine_checks
-from benchctl.measure.doctor.gpu import device_checks, gpu_checks
+from benchctl.measure.doctor.gpu import device_checks, gpu_checks, peak_checks
 from benchctl.measure.doctor.host import (
     client_checks,
     clock_check,
@@ -31,8 +30,8 @@ from benchctl.measure.doctor.host import (
     results_check,
     shared_memory_check,
 )
-from benchctl.measure.doctor.peaks import peak_checks
-from benchctl.measure.server.cores import CoreSplit
+from benchctl.measure.doctor.software import NeededEngine, engine_checks
+from benchctl.measure.server.resources import CoreSplit
 from benchctl.measure.telemetry.nvml import GpuState
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.records.peaks import PEAKS

@@ -25,8 +25,8 @@ from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.tls import TlsTransport
+from benchctl.load.client import StreamClient
+from benchctl.load.tls import TlsTransport
 from benchctl.measure.resume import here
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer

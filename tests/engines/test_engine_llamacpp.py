@@ -24,9 +24,9 @@ from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
-from benchctl.measure.server.port import choose_port
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions, Timeouts

@@ -22,8 +22,8 @@ from benchctl.engines.environment import installed_versions
 from benchctl.engines.sglang.engine import SglangEngine
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
-from benchctl.load.transport.client import StreamClient
-from benchctl.measure.server.port import choose_port
+from benchctl.load.client import StreamClient
+from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.sections import Timeouts

@@ -15,7 +15,7 @@ from support.steps import records_of
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite, engine_for
-from benchctl.engines.transformers import failures as transformers_failures
+from benchctl.engines.transformers import engine as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError

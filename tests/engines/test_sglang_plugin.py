@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchctl.engines.sglang import engine as sglang
-from benchctl.engines.sglang.steps import read_sglang_steps
+from benchctl.engines.sglang.engine import read_sglang_steps
 from benchctl.errors import RecordError
 
 SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "sglang_scheduler.py"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchctl.engines.vllm import engine as vllm
-from benchctl.engines.vllm.description import effective, read_description
+from benchctl.engines.vllm.steps import effective, read_description
 
 FRONT_END = Path(__file__).parent.parent / "support" / "servers" / "programs" / "vllm_front_end.py"
 INSIDE = Path(vllm.__file__).parent / "inside"

@@ -15,18 +15,17 @@ from support.step_time import MODELS, planted_run
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cluster.arrival import import_archive
-from benchctl.costs.config_json.shape import shape_from_config
+from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.sglang.steps import read_sglang_steps
+from benchctl.engines.sglang.engine import read_sglang_steps
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.vllm.steps import read_vllm_steps
 from benchctl.errors import BenchctlError
+from benchctl.interop.layer_profile import read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.readers.files import read_foreign
-from benchctl.interop.readers.layer_profile import read_layer_tables
-from benchctl.interop.readers.step_table import TableDefaults, read_step_table
-from benchctl.load.answer.answer import Answer, head_of
-from benchctl.load.answer.failure import error_of
+from benchctl.interop.tables import TableDefaults, read_step_table
+from benchctl.load.answer import Answer, error_of, head_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.archive import contents_of, write_archive
@@ -34,18 +33,18 @@ from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import verify_directory
 from benchctl.records.peaks import PEAKS
 from benchctl.records.record import Message, PreparedRequest
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model_file import read_model, write_model
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import read_model, write_model
+from benchctl.workload.chat_template import ChatTemplate
+from benchctl.workload.datasets.base import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.own.custom import custom_prompts
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.published.azure import azure_lengths, azure_prompts
 from benchctl.workload.datasets.published.gsm8k import gsm8k_prompts
 from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
 from benchctl.workload.datasets.published.replay import replay_lengths, replay_prompts
 from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
-from benchctl.workload.lint.lint import lint_config
-from benchctl.workload.tokenizers.chat_template import ChatTemplate
-from benchctl.workload.tokenizers.tokenizer import Estimate, Tokenizer
+from benchctl.workload.lint import lint_config
+from benchctl.workload.tokenizers import Estimate, Tokenizer
 from fuzz.mutations import kind_of, mutated
 
 CORPUS: Final = Path(__file__).parent / "corpus"

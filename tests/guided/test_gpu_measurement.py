@@ -245,8 +245,8 @@ def test_beside_a_ratio_stand_the_floor_of_the_device_and_what_became_of_the_mar
     import guided_step
     from paired import Paired
 
-    from benchctl.costs.guided_floor import guided_floor
     from benchctl.costs.hardware import hardware_or_none
+    from benchctl.costs.roofline import guided_floor
 
     options = SimpleNamespace(device="cpu", tiny=True, context=20, steps=3, rounds=6, max_tokens=64)
     bench = guided_step.Bench(options, [4])

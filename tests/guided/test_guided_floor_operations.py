@@ -6,7 +6,7 @@ from support.guided.tensors import torch
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from test_guided_operation_counts import RULES, per_layer_and_beside
 
-from benchctl.costs.guided_floor import LAYER_OPERATIONS, SECOND_PASS_OPERATIONS, STEP_OPERATIONS
+from benchctl.costs.roofline import LAYER_OPERATIONS, SECOND_PASS_OPERATIONS, STEP_OPERATIONS
 
 assert torch is not None
 

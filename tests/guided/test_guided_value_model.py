@@ -12,8 +12,8 @@ from support.guided.plain_values import FAMILIES, both_models, random_tensors, t
 from transformers import AutoModel
 
 from benchctl.costs.shapes import ModelShape
+from benchctl.engines.tiny_models.make import make_value_pair
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.guided.errors import CheckpointError
 from benchctl.guided.value_model.checkpoint import HEAD_FILE
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer

@@ -29,11 +29,9 @@ from support.steps import records_of
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.interop.lenvm.arm import makespan_s, sends_s
-from benchctl.interop.lenvm.convert import request_of
-from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
+from benchctl.interop.lenvm.directory import makespan_s, read_gpu_samples, read_responses, sends_s
 from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
-from benchctl.interop.lenvm.responses import read_responses
+from benchctl.interop.lenvm.records import request_of
 from benchctl.interop.lenvm.summary import RATIO_TAG
 from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.measure.result_directory import reopen_experiment

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log
-from benchctl.engines.sglang_lenvm.steps import busy_starts, read_lenvm_steps, spans
+from benchctl.engines.sglang_lenvm.engine import busy_starts, read_lenvm_steps, spans
 from benchctl.errors import RecordError
-from benchctl.interop.readers.lenvm_averages import read_averages, windows_of
-from benchctl.interop.readers.lenvm_timing import (
+from benchctl.interop.lenvm_log import (
     last_lives,
     load_ms,
     num_start_up,
+    read_averages,
     read_timing,
     record_from,
     revisions_of,
     step_records,
+    windows_of,
 )
 from benchctl.records.files import encode
 from benchctl.records.record import RequestRecord

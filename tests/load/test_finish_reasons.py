@@ -7,8 +7,8 @@ import pytest
 from support.servers.paced_engine import call, request, send
 from support.servers.parts_server import serving, writing
 
-from benchctl.load.driver import Load
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.measure.sending import _crash_wait_s
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts

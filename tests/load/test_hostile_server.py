@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.servers.paced_engine import call, request, send
 
-from benchctl.load.driver import Load
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.files import encode
@@ -125,7 +125,7 @@ MEASURED = textwrap.dedent(
     import asyncio, json, re, sys
     from pathlib import Path
     from support.servers.paced_engine import call, request, send
-    from benchctl.load.transport.client import StreamClient
+    from benchctl.load.client import StreamClient
     from benchctl.profile.sections import Timeouts
 
     async def go(url, num_streams):

@@ -7,7 +7,7 @@ import time
 import pytest
 from asyncio_throttle.throttler import Throttler
 
-from benchctl.load.launch_limit import MADE_UP_S, LaunchLimit
+from benchctl.load.schedule import MADE_UP_S, LaunchLimit
 
 CLOCK_S = 0.0005
 """Between the moment that a launch is counted for and the one that is noted here."""

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.servers.sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
 
-from benchctl.load.answer.answer import Answer, head_of
-from benchctl.load.answer.failure import error_of
+from benchctl.load.answer import Answer, error_of, head_of
 from benchctl.records.record import RequestError
 
 EVENTS = (

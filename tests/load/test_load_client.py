@@ -6,7 +6,7 @@ import socket
 import pytest
 from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.sections import Timeouts
 from benchctl.units import NS_PER_MS

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
-from benchctl.load.alarm import Alarm
-from benchctl.load.transport import kernel_clock
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.kernel_clock import (
+from benchctl.load import clocks
+from benchctl.load.client import StreamClient
+from benchctl.load.clocks import (
     ANCILLARY_BYTES,
+    Alarm,
     KernelClock,
     realtime_less_monotonic,
     stamp_arrivals,
@@ -36,9 +36,7 @@ class Wall:
         self.now_ns = 1_000 * NS_PER_S
         self.offset_ns = HOUR_NS
         self.width_ns = 100
-        monkeypatch.setattr(
-            kernel_clock, "realtime_less_monotonic", lambda: (self.now_ns, self.offset_ns, self.width_ns)
-        )
+        monkeypatch.setattr(clocks, "realtime_less_monotonic", lambda: (self.now_ns, self.offset_ns, self.width_ns))
 
     def stamp(self, at_ns: int) -> bytes:
         return stamp(at_ns + self.offset_ns)
@@ -158,7 +156,7 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
 @pytest.mark.parametrize("has_timers", [True, False], ids=["timer of the kernel", "timer of the loop"])
 def test_an_alarm_never_rings_early_and_lets_others_have_their_turn_when_its_time_is_past(monkeypatch, has_timers):
     if not has_timers:
-        monkeypatch.setattr("benchctl.load.alarm.Alarm._set", lambda _alarm, _due_ns: False)
+        monkeypatch.setattr("benchctl.load.clocks.Alarm._set", lambda _alarm, _due_ns: False)
 
     async def go():
         turns = []

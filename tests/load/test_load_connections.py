@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from support.servers.paced_engine import call, request
 
-from benchctl.load.driver import Load
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.units import NS_PER_MS

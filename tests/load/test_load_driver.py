@@ -10,12 +10,10 @@ import time
 import pytest
 from support.servers.paced_engine import PacedEngine, call, launch, request
 
-from benchctl.load.driver import Load
-from benchctl.load.prepared import PreparedRequests
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.connections import Connections
-from benchctl.load.transport.exchange import Exchange
-from benchctl.load.transport.receiver import Receiver
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Exchange
+from benchctl.load.schedule import Load, PreparedRequests
+from benchctl.load.sockets import Connections, Receiver
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_MS

@@ -12,9 +12,9 @@ import pytest
 from support.servers.paced_engine import call, request, send
 from support.servers.parts_server import Writer, serving, writing
 
-from benchctl.load.driver import Load
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestRecord

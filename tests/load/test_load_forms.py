@@ -16,8 +16,7 @@ from support.servers.sse import (
     written,
 )
 
-from benchctl.load.answer.failure import error_of
-from benchctl.load.answer.stream import CompletionReader
+from benchctl.load.answer import CompletionReader, error_of
 
 DONE = b"data: [DONE]\n\n"
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from support.servers.parts_server import serving, writing
 
-from benchctl.load.transport.control import control_client
+from benchctl.load.control import control_client
 from benchctl.profile.sections import Timeouts
 
 BODY = b'{"data": [{"id": "paced"}]}'

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.load.priority import NICE, Priority
+from benchctl.load.process import NICE, Priority
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs the scheduling policies of Linux")
 pytestmark = linux
@@ -23,7 +23,7 @@ WITHOUT_CAPABILITY = ("setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_ni
 PRELUDE = """
 import json, os, resource, subprocess, sys, threading
 from pathlib import Path
-from benchctl.load.priority import load_priority
+from benchctl.load.process import load_priority
 
 def scheduling(pid=0):
     flag = os.SCHED_RESET_ON_FORK

@@ -7,9 +7,9 @@ import sys
 import pytest
 from support.servers.paced_engine import call, launch, request
 
-from benchctl.load.driver import Load
+from benchctl.load.client import StreamClient
 from benchctl.load.process import steady_interpreter
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.model import Arrival
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.sse import choice, cut, event, read, told, used, written
 
-from benchctl.load.answer.events import EventSplitter, decode_event
-from benchctl.load.answer.stream import CompletionReader, _text
+from benchctl.load.answer import CompletionReader, _text
+from benchctl.load.events import EventSplitter, decode_event
 
 USAGE = used(3)
 

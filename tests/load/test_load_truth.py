@@ -19,7 +19,7 @@ from support.servers.sse import (
     written,
 )
 
-from benchctl.load.answer.failure import error_of
+from benchctl.load.answer import error_of
 
 # A generated truth: for each choice its chunks (text, tokens), told in one of several ways.
 CHUNKS = st.lists(st.tuples(st.text(min_size=1, max_size=4), st.integers(1, 3)), max_size=5)

@@ -19,9 +19,9 @@ from support.servers.paced_engine import PacedEngine, call, launch, planned, pro
 from support.servers.stubborn_engine import wait_until
 
 from benchctl.errors import LoadError
+from benchctl.load.client import StreamClient
 from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
-from benchctl.load.driver import Load
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.load.workers import started_worker
 from benchctl.load.workers.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
 from benchctl.load.workers.worker import _follow_commands

@@ -7,7 +7,7 @@ from support.cli import benchctl, only_result
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.summary import CellSummary
-from benchctl.steptime.speculation.law import DraftCost, speed_up, tokens_per_step
+from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 
 ACCEPTANCE, DRAFT_COST, DRAFTS = 0.8, 0.05, range(1, 9)
 CELLS = [(num_drafts, bonus) for num_drafts in DRAFTS for bonus in (True, False)]

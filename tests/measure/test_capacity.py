@@ -3,10 +3,17 @@
 import pytest
 
 from benchctl.errors import UsageError
-from benchctl.measure.capacity.objective import parse_objective
-from benchctl.measure.capacity.point import is_long, simulate_point, with_load
-from benchctl.measure.capacity.search import Largest, enclosed, find_largest
-from benchctl.measure.capacity.sweep import run_sweep, sweep_points
+from benchctl.measure.capacity import (
+    Largest,
+    enclosed,
+    find_largest,
+    is_long,
+    parse_objective,
+    run_sweep,
+    simulate_point,
+    sweep_points,
+    with_load,
+)
 from benchctl.profile.load import parse_profile
 
 PROFILE = """\

@@ -12,7 +12,7 @@ from support.nvml import FakeNvml, wait_for_lines
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.gpu_reading import SILENT_READINGS, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
-from benchctl.measure.telemetry.telemetry import SampledServer, Sampler, sampling
+from benchctl.measure.telemetry.samplers import SampledServer, Sampler, sampling
 from benchctl.measure.telemetry.visible_devices import visible_devices
 from benchctl.profile.sections import Telemetry
 from benchctl.records.files import read_jsonl

@@ -11,8 +11,8 @@ from support.servers.paced_engine import PacedEngine, launch, planned, profile, 
 
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server import cores, process
-from benchctl.measure.server.cores import CoreSplit, process_on, split_cores
+from benchctl.measure.server import process, resources
+from benchctl.measure.server.resources import CoreSplit, process_on, split_cores
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import RunDirectory
@@ -26,7 +26,7 @@ def _machine(monkeypatch):
     """Makes a machine of so many cores of what the system says."""
 
     def of(*numbers):
-        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(numbers))
+        monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(numbers))
 
     return of
 

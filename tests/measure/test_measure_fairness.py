@@ -13,13 +13,13 @@ from support.servers.handler_server import handled_by
 
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.measure.telemetry.samplers import prometheus_samples
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import Message, PlannedRun, PreparedRequest
 from benchctl.records.schema import PrometheusSample
-from benchctl.workload.datasets.tokens import count_chat_tokens
+from benchctl.workload.tokenizers import count_chat_tokens
 
 PROFILE = """\
 name: fair

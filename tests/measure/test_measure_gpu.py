@@ -19,7 +19,7 @@ from benchctl.measure.telemetry.gpu import (
 )
 from benchctl.measure.telemetry.gpu_reading import throttle_reasons, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
-from benchctl.measure.telemetry.telemetry import Sampler
+from benchctl.measure.telemetry.samplers import Sampler
 from benchctl.measure.telemetry.visible_devices import visible_devices
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuInfo, GpuSample

@@ -11,11 +11,10 @@ import pytest
 
 import benchctl
 from benchctl.measure.interrupt import run_interruptible
-from benchctl.measure.node import cpu_model
-from benchctl.measure.provenance import git_state, host_info, package_versions
+from benchctl.measure.machine import cpu_model, git_state, host_info, package_versions
 from benchctl.measure.redaction import recorded_env, redacted_argv, redacted_env, server_env
 from benchctl.measure.server.process import tree
-from benchctl.measure.telemetry.host import host_samples
+from benchctl.measure.telemetry.samplers import host_samples
 from benchctl.units import s_from_ns
 
 BUSY = "import time\nend = time.time() + 30\nwhile time.time() < end: pass"

@@ -12,8 +12,7 @@ from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.server_counters import COUNTERS
 from benchctl.analysis.validity.answers import Check
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.telemetry.prometheus import prometheus_samples
-from benchctl.measure.telemetry.telemetry import Sampler
+from benchctl.measure.telemetry.samplers import Sampler, prometheus_samples
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_results

@@ -15,8 +15,8 @@ from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl import __version__
-from benchctl.engines.build import build_versions
-from benchctl.measure.node import cpu_model, this_node
+from benchctl.engines.environment import build_versions
+from benchctl.measure.machine import cpu_model, this_node
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.nvml import numa_node
@@ -73,7 +73,7 @@ def test_a_node_without_any_way_to_read_devices_has_none(tmp_path, monkeypatch):
 
 def test_the_cores_are_those_that_benchctl_may_use():
     usable = sorted(os.sched_getaffinity(0))
-    script = "from benchctl.measure.node import this_node; print(this_node().cores)"
+    script = "from benchctl.measure.machine import this_node; print(this_node().cores)"
     only_one = subprocess.run(
         ("taskset", "-c", str(usable[-1]), sys.executable, "-c", script), capture_output=True, text=True, check=True
     )

@@ -7,11 +7,10 @@ import pytest
 from support.cli import benchctl, only_result
 
 from benchctl.errors import UsageError
-from benchctl.measure.capacity.prediction import predict_intervals
+from benchctl.measure.capacity import predict_intervals
 from benchctl.profile.load import parse_profile
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.model import StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
 from benchctl.workload.prepare import prepare_requests
 
 FITTED = (1.5, 1.25, 1.0, 30.0, 20.0, 150.0)

@@ -3,15 +3,12 @@
 import pytest
 
 from benchctl.errors import DatasetError, ProfileError, UsageError
-from benchctl.measure.capacity.point import simulate_point
-from benchctl.measure.capacity.sweep import sweep_points
-from benchctl.measure.recorded_run import simulate_recorded
+from benchctl.measure.capacity import simulate_point, sweep_points
+from benchctl.measure.virtual import simulate_recorded
 from benchctl.profile.load import parse_profile
 from benchctl.profile.planning import plan_runs
-from benchctl.sim.requests.counted_requests import CountedRequests
-from benchctl.sim.requests.request import Prompt, Request, SamplingParams
-from benchctl.workload.prepare import prepare_requests
-from benchctl.workload.recorded import recorded_load
+from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
+from benchctl.workload.prepare import prepare_requests, recorded_load
 
 PROFILE = """\
 name: recorded

@@ -23,7 +23,7 @@ from benchctl.profile.planning import plan_runs, variant_settings
 from benchctl.records.directory import run_directory_name
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
-from benchctl.sim.virtual_server import VirtualServer
+from benchctl.sim.virtual import VirtualServer
 from benchctl.workload.natural_lengths import needs_lengths
 
 Case = tuple[str, str]

@@ -19,14 +19,14 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import engine_for
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.measure.tokenizing.choice import tokenizer_for
 from benchctl.measure.tokenizing.launched import launched_server
+from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.prepare import prepare_requests
-from benchctl.workload.tokenizers.local import LocalTokenizer
+from benchctl.workload.tokenizers import LocalTokenizer
 
 pytestmark = pytest.mark.real_engine
 TEXTS = ("a", "  two blanks, 12345 digits\r\n\r\n", "Größe, 数学, 🧮 and <|im_end|> in the middle", "word " * 60)

@@ -8,7 +8,7 @@ from support.servers.real_engines import needs
 
 from benchctl.analysis.compare.judge import judge_named
 from benchctl.costs.shapes import ModelShape
-from benchctl.engines.tiny_models.lora_pair import make_lora_pair
+from benchctl.engines.tiny_models.make import make_lora_pair
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.records.loaded import load_results
 

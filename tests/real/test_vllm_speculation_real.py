@@ -17,10 +17,8 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.circle import circle_draw, circle_specs, draw_waves
 from benchctl.engines.tiny_models.draft_law import draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair
-from benchctl.engines.tiny_models.hugging_face import write_model_files
+from benchctl.engines.tiny_models.files import train_tokenizer, write_model_files, write_tensors
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.engines.tiny_models.safetensors_file import write_tensors
-from benchctl.engines.tiny_models.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 

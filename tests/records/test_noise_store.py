@@ -17,7 +17,7 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
+from benchctl.measure.on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.schema import ResultWarning

@@ -10,7 +10,7 @@ from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.errors import ProfileError, UsageError
-from benchctl.measure.peaks_on_file import peaks_on_file
+from benchctl.measure.on_file import peaks_on_file
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.records.files import write_json_atomic
 from benchctl.records.peaks import PEAKS, hardware_of, machine_peaks, named_peaks, newest_peaks, resolved_hardware

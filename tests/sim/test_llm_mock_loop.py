@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.cli import benchctl
 
 from benchctl.sim.config import SimConfig
-from benchctl.sim.http.openai_api import CompletionBody, request_from
-from benchctl.sim.requests.request import Prompt, Request
+from benchctl.sim.http.api import CompletionBody, request_from
+from benchctl.sim.requests import Prompt, Request
 from benchctl.sim.simulate import SimLoad, simulate
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.requests.answer import (
+from benchctl.sim.answers import (
     CLOSING_TOKEN_ID,
     FIRST_TOKEN_ID,
     Answer,
@@ -17,7 +17,7 @@ from benchctl.sim.requests.answer import (
     natural_quantiles,
     plan_answers,
 )
-from benchctl.sim.requests.request import Request, SamplingParams
+from benchctl.sim.requests import Request, SamplingParams
 
 
 def natural_request(**fields: object) -> Request:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.servers.simulator import prompt_of, request_of
 
 from benchctl.errors import UsageError
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.counted_requests import CountedRequests
-from benchctl.sim.requests.load import SimLoad
+from benchctl.sim.requests import CountedRequests
 from benchctl.sim.simulate import Simulation, simulate
 
 MS = 1_000_000

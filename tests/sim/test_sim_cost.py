@@ -13,9 +13,8 @@ from benchctl.costs.roofline import roofline_ns, weight_read_bytes
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import StepBatch, StepCost, cost_model_for
+from benchctl.sim.costs.cost_model import StepBatch, StepCost, cost_model_for, published_noise
 from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
-from benchctl.sim.costs.noise import published_noise
 
 
 @pytest.mark.parametrize(

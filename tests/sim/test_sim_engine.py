@@ -11,10 +11,10 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of,
 from benchctl.errors import UsageError
 from benchctl.records.files import encode
 from benchctl.records.schema import SECTION_PARENT, StepRecord
+from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.requests.request import Request, SamplingParams
+from benchctl.sim.requests import Request, SamplingParams
 from benchctl.sim.simulate import engine_for_config
 
 requests_strategy = st.lists(

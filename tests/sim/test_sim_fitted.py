@@ -11,15 +11,13 @@ from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import decode_work, straight_piece
-from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.simulate import simulate
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import write_model
-from benchctl.steptime.structure import Coefficient
-from benchctl.steptime.work import Deployment, StepWork
+from benchctl.steptime.model import StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient, Deployment, StepWork
 
 MODEL = StepTimeModel(
     structure="overlap",

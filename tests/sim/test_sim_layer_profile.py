@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.errors import UsageError
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
-from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.simulate import simulate
 from benchctl.sim.start import engine_for_config
 from tests.support.layer_tables import attention_us, step_us, verification_us, write_tables

@@ -11,16 +11,14 @@ from support.servers.simulator import FILTERED, VALUE_MODEL, prompt_of, request_
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
+from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest, SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.requests.load import SimLoad
-from benchctl.sim.requests.request import Request, SamplingParams
+from benchctl.sim.requests import Request, SamplingParams
 from benchctl.sim.simulate import simulate
 from benchctl.sim.start import engine_for_config
-from benchctl.sim.steps.block_walk import walk_in_blocks
-from benchctl.sim.steps.log import StepLog
-from benchctl.sim.steps.walk import Course, Progress, walk_steps
+from benchctl.sim.steps import StepLog
+from benchctl.sim.walk import Course, Progress, walk_in_blocks, walk_steps
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 sizes_strategy = st.lists(

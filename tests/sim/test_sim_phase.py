@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.servers.simulator import request_of
 
 from benchctl.records.files import encode
+from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.simulate import engine_for_config
 
 MS = 1_000_000

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import read_model, write_model
-from benchctl.steptime.structure import Coefficient, Structure
+from benchctl.steptime.model import StepTimeModel, read_model, write_model
+from benchctl.steptime.work import Coefficient, Structure
 
 PLANTED: dict[Structure, dict[str, float]] = {
     "overlap": {

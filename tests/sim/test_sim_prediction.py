@@ -6,8 +6,7 @@ import pytest
 from benchctl.errors import UsageError
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
-from benchctl.sim.prediction.plan_prediction import predict_plan
-from benchctl.sim.prediction.prediction import StepTimes, emulated_config, predict_run
+from benchctl.sim.predict import StepTimes, emulated_config, predict_plan, predict_run
 from benchctl.workload.prepare import prepare_requests
 
 H100 = StepTimes(hardware="h100-sxm")

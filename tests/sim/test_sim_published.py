@@ -11,7 +11,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_r
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.request import Request, SamplingParams
+from benchctl.sim.requests import Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.datasets.made.generated import problems
 

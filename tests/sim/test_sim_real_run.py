@@ -8,10 +8,10 @@ import pytest
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
-from benchctl.sim.requests.load import SimLoad
-from benchctl.sim.settings import config_of, core_request
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.simulate import simulate
-from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE
+from benchctl.sim.virtual import config_of, core_request
+from benchctl.workload.datasets.base import DATA_DIRECTORY_VARIABLE
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.steptime.real_run import GOALS, curve_rows, predict, rows_of
 from benchmarks.steptime.run_folder import read_run

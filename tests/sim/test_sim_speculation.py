@@ -15,20 +15,17 @@ from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
+from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest, SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
-from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.requests.counted_requests import CountedRequests
-from benchctl.sim.requests.load import SimLoad
-from benchctl.sim.requests.request import SamplingParams
-from benchctl.sim.requests.request_records import chunk_ends
+from benchctl.sim.drafts import DraftedRows, verified
+from benchctl.sim.requests import CountedRequests, SamplingParams
 from benchctl.sim.simulate import simulate
-from benchctl.sim.speculation.costs import verified
-from benchctl.sim.speculation.scheduler import DraftedRows
 from benchctl.sim.start import engine_for_config
-from benchctl.steptime.speculation.law import DraftCost, speed_up, tokens_per_step
+from benchctl.sim.virtual import chunk_ends
+from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAFTING: dict[str, Any] = {"num_speculative_tokens": 3, "acceptance": (0.8,), "draft_cost": 0.05}

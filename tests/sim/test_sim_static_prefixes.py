@@ -13,8 +13,8 @@ from support.servers.simulator import prompt_of, request_of, run
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.llm_mock import mock_step_ns
-from benchctl.sim.http.openai_api import CompletionBody, request_from
-from benchctl.sim.requests.static_prefixes import StaticPrefixes, static_prefixes
+from benchctl.sim.http.api import CompletionBody, request_from
+from benchctl.sim.requests import StaticPrefixes, static_prefixes
 
 prompts_strategy = st.lists(st.text("abc", max_size=6), min_size=1, max_size=12)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.datasets import GSM8K
 
 from benchctl.records.record import Message
-from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens, tokenize
+from benchctl.workload.tokenizers import count_chat_tokens, count_tokens, tokenize
 
 
 @given(st.text())

@@ -5,7 +5,7 @@ from support.steps import records_of
 
 from benchctl.analysis.validity.checks import reconcile
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.simulated_run import simulate_run
+from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory

@@ -10,9 +10,9 @@ from support.step_time import planted_run
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
-from benchctl.steptime.fitting.calibrate import calibrate, parts_of, solve_scales
-from benchctl.steptime.fitting.design import select_steps
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.calibrate import calibrate, parts_of, solve_scales
+from benchctl.steptime.design import select_steps
+from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.work import ObservedSteps
 
 ORACLE = DATA.parent / "oracles/steptime.json"

@@ -9,13 +9,12 @@ from support.datasets import DATA, needs_data
 from support.step_time import MODELS, planted_run, planted_runs
 
 from benchctl.errors import UsageError
-from benchctl.interop.readers.step_table import TableDefaults, read_step_table
-from benchctl.steptime.diagnosis.buckets import bin_labels, buckets
-from benchctl.steptime.diagnosis.diagnose import diagnose
-from benchctl.steptime.diagnosis.evaluate import compare_structures, hold_out, judge
+from benchctl.interop.tables import TableDefaults, read_step_table
+from benchctl.steptime.design import select_steps
+from benchctl.steptime.diagnose import diagnose
+from benchctl.steptime.evaluate import bin_labels, buckets, compare_structures, hold_out, judge
 from benchctl.steptime.features import features
-from benchctl.steptime.fitting.design import select_steps
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.work import ObservedSteps, StepWork
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.2, "layers": 50.0, "requests": 12.0, "steps": 120.0}

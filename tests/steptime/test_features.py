@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.guided_floor import guided_floor
 from benchctl.costs.hardware import hardware_for
+from benchctl.costs.roofline import guided_floor
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.steptime.features import COUNTS, feature_names, features, step_features
-from benchctl.steptime.structure import Structure
-from benchctl.steptime.terms.all_reduce import all_reduce_us
-from benchctl.steptime.terms.peak_times import kv_elements, peak_times
-from benchctl.steptime.work import Deployment, StepWork
+from benchctl.steptime.peaks import all_reduce_us, kv_elements, peak_times
+from benchctl.steptime.work import Deployment, StepWork, Structure
 
 H100 = hardware_for("h100-sxm")
 STRUCTURES: tuple[Structure, ...] = ("original", "overlap", "scaling-book", "no-overlap", "roofline")

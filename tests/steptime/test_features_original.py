@@ -8,8 +8,7 @@ import pytest
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.steptime.features import feature_names, features
-from benchctl.steptime.terms.original import latent_flops, original_times
+from benchctl.steptime.features import feature_names, features, latent_flops, original_times
 from benchctl.steptime.work import Deployment, StepWork
 
 ORACLES = Path(__file__).parents[2] / "../shared/oracles/steptime.json"

@@ -8,8 +8,7 @@ from support.step_time import MODELS, names_of, planted_run, planted_runs
 
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.fitting.anchors import anchor_of
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.fit import FitOptions, anchor_of, fit_model
 from benchctl.steptime.work import StepWork
 
 STRUCTURES = ("overlap", "scaling-book", "no-overlap", "original")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchctl.steptime.fitting.least_squares import Pull, open_directions, relative_rows, solve
+from benchctl.steptime.design import Pull, open_directions, relative_rows, solve
 
 SEEDS = st.integers(0, 10_000)
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from benchctl.cli.app import app
 from benchctl.errors import UsageError
 from benchctl.records.peaks import PEAKS, hardware_of
-from benchctl.steptime.diagnosis.evaluate import judge
-from benchctl.steptime.fitting.fit import fit_model
-from benchctl.steptime.model_file import read_model, write_model
+from benchctl.steptime.evaluate import judge
+from benchctl.steptime.fit import fit_model
+from benchctl.steptime.model import read_model, write_model
 
 MEASURED = hardware_of(gpu_peaks())
 PLANTED = dict.fromkeys(names_of("overlap"), 1.3)

@@ -8,9 +8,16 @@ import pytest
 from support.step_time import MODELS, planted_run
 
 from benchctl.errors import UsageError
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model import HeldOutError, RequestOverheads, StepTimeModel
-from benchctl.steptime.model_file import FORMAT, model_text, read_model, write_model
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import (
+    FORMAT,
+    HeldOutError,
+    RequestOverheads,
+    StepTimeModel,
+    model_text,
+    read_model,
+    write_model,
+)
 
 
 @pytest.fixture(scope="module")

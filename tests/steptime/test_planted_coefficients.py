@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.steptime.diagnosis.run_to_add import RunToAdd
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model_file import read_model
+from benchctl.steptime.diagnose import RunToAdd
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import read_model
 from benchmarks.steptime.active_learning import PLANTED, Engine, active, learn, on_deployments
 
 EXACT = FitOptions(ridge=1e-10, num_draws=5)

@@ -13,10 +13,15 @@ from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.requests.request import SamplingParams
+from benchctl.sim.requests import SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
-from benchctl.steptime.queueing import kv_capacity_tokens, load_at_concurrency, load_at_rate
-from benchctl.steptime.serving_times import RequestSize, ServerLimits
+from benchctl.steptime.queueing import (
+    RequestSize,
+    ServerLimits,
+    kv_capacity_tokens,
+    load_at_concurrency,
+    load_at_rate,
+)
 from benchctl.steptime.work import Deployment, StepWork
 
 SHAPE = shape_for("qwen2.5-7b")

@@ -11,8 +11,7 @@ from support.step_time import planted_run, write_table
 
 from benchctl.analysis.experiment.observed import read_sources
 from benchctl.errors import UsageError
-from benchctl.interop.readers.request_times import read_overheads
-from benchctl.interop.readers.step_table import TableDefaults, read_step_table
+from benchctl.interop.tables import TableDefaults, read_overheads, read_step_table
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "layers": 45.0, "requests": 10.0, "steps": 100.0}
 PUBLISHED = DATA / "steps/vllm-h100-steps.csv"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.workload.datasets.prompt import Selection, SourceFile
+from benchctl.workload.datasets.base import Selection, SourceFile
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 GSM8K = DATA / "gsm8k/test.jsonl"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 
-from benchctl.engines.tiny_models.tokenizer import train_tokenizer
+from benchctl.engines.tiny_models.files import train_tokenizer
 from benchctl.records.record import Message
 
 
@@ -80,7 +80,7 @@ def unigram(vocab: int) -> TrainedTokenizer:
 def _english() -> tuple[str, ...]:
     from itertools import islice
 
-    from benchctl.workload.alphabet import WORDS
     from benchctl.workload.datasets.made.generated import problems
+    from benchctl.workload.written_texts import WORDS
 
     return (*(problem.question for problem in islice(problems(0), 200)), " ".join(WORDS), "0123456789 éZ.,;:!?-x1a")

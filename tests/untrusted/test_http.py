@@ -14,9 +14,9 @@ import pytest
 from support.servers.parts_server import Writer, serving, writing
 
 import benchctl
-from benchctl.load.transport.control import control_client
+from benchctl.load.control import control_client
 from benchctl.measure.described_fields import undescribed_fields
-from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.measure.telemetry.samplers import prometheus_samples
 from benchctl.profile.sections import Timeouts
 from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
 

@@ -6,24 +6,23 @@ from pathlib import Path
 import pytest
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
 
-from benchctl.costs.config_json.shape import shape_from_config
+from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.hub import limits_of
 from benchctl.engines.tiny_models.stored_weights import StoredWeights
-from benchctl.engines.vllm.description import read_description
+from benchctl.engines.vllm.steps import read_description
 from benchctl.errors import DatasetError, UsageError
 from benchctl.records.record import Message
-from benchctl.steptime.model_file import read_model
+from benchctl.steptime.model import read_model
+from benchctl.workload.chat_template import ChatTemplate
+from benchctl.workload.datasets.base import Selection, SourceFile
 from benchctl.workload.datasets.own.custom import custom_prompts
 from benchctl.workload.datasets.own.huggingface import huggingface_prompts
-from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.published.azure import azure_prompts
 from benchctl.workload.datasets.published.gsm8k import gsm8k_prompts
 from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
 from benchctl.workload.datasets.published.replay import replay_prompts
 from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
-from benchctl.workload.tokenizers.chat_template import ChatTemplate
-from benchctl.workload.tokenizers.local import LocalTokenizer
-from benchctl.workload.tokenizers.tokenizer import Estimate
+from benchctl.workload.tokenizers import Estimate, LocalTokenizer
 
 SELECTION = Selection(num_prompts=1, method="first", seed=0)
 TWO = Selection(num_prompts=2, method="first", seed=0)

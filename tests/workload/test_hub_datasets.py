@@ -14,9 +14,8 @@ from support.prepared import prepare
 from support.servers.handler_server import handled_by
 
 from benchctl.errors import DatasetError, MissingPackageError, ProfileError
-from benchctl.workload.datasets.dataset import dataset_file
+from benchctl.workload.datasets.base import DatasetFile, dataset_file
 from benchctl.workload.datasets.fetch import _OF_HUB, fetch_dataset
-from benchctl.workload.datasets.files import DatasetFile
 
 pytest.importorskip("huggingface_hub")
 REVISION = "0123456789abcdef0123456789abcdef01234567"

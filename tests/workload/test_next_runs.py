@@ -13,8 +13,8 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import StepRecord
-from benchctl.steptime.diagnosis.run_to_add import RunToAdd
-from benchctl.workload.next_runs import profile_text_of_runs
+from benchctl.steptime.diagnose import RunToAdd
+from benchctl.workload.calibration import profile_text_of_runs
 from benchctl.workload.prepare import prepare_requests
 
 runs_strategy = st.lists(

@@ -13,7 +13,7 @@ from benchctl.errors import DatasetError, ProfileError
 from benchctl.workload.datasets.blocks import TOKENS_PER_BLOCK
 from benchctl.workload.datasets.own.custom import custom_prompts
 from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
-from benchctl.workload.tokenizers.tokenizer import Estimate
+from benchctl.workload.tokenizers import Estimate
 
 CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
 

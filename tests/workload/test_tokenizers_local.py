@@ -14,9 +14,9 @@ from support.servers.real_engines import tiny_model
 
 from benchctl.errors import UsageError
 from benchctl.records.record import Message
-from benchctl.workload.tokenizers import chat_template
-from benchctl.workload.tokenizers.chat_template import ChatTemplate
-from benchctl.workload.tokenizers.local import LocalTokenizer
+from benchctl.workload import chat_template
+from benchctl.workload.chat_template import ChatTemplate
+from benchctl.workload.tokenizers import LocalTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 USER = (Message(role="user", content="What is 17 plus 25?"),)

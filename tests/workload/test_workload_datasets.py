@@ -8,12 +8,19 @@ from support.datasets import DATA, first, needs_data, source
 from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError
-from benchctl.workload.datasets.dataset import dataset_file, dataset_files
-from benchctl.workload.datasets.files import data_directory, file_state, find_source, sha256_of
-from benchctl.workload.datasets.prompt import Selection, SourceFile
+from benchctl.workload.datasets.base import (
+    Selection,
+    SourceFile,
+    data_directory,
+    dataset_file,
+    dataset_files,
+    file_state,
+    find_source,
+    sha256_of,
+)
 from benchctl.workload.datasets.published.gsm8k import gold_answer, gsm8k_prompts
 from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
-from benchctl.workload.tokenizers.tokenizer import Estimate
+from benchctl.workload.tokenizers import Estimate
 
 GSM8K_FILE = dataset_file("gsm8k")
 

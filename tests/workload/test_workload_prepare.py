@@ -16,7 +16,7 @@ from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.records.record import PreparedRequest
-from benchctl.workload.datasets.dataset import FileDataset, names_of_datasets
+from benchctl.workload.datasets.base import FileDataset, names_of_datasets
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.seeded import distinct_seeds, named_stream
 

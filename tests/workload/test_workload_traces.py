@@ -7,14 +7,12 @@ import pytest
 from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
-from benchctl.workload.counted_prompts import counted_prompts
-from benchctl.workload.datasets.dataset import dataset_file
-from benchctl.workload.datasets.files import find_source
+from benchctl.workload.datasets.base import Selection, SourceFile, dataset_file, find_source
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt, synthetic_prompts
-from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.published.azure import azure_prompts, timestamp_ns
 from benchctl.workload.datasets.published.replay import replay_prompts
-from benchctl.workload.tokenizers.tokenizer import Estimate
+from benchctl.workload.tokenizers import Estimate
+from benchctl.workload.written_texts import counted_prompts
 
 # Replay
 

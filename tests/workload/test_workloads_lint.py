@@ -17,13 +17,10 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.inference_perf import read_config
 from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import DATASETS
-from benchctl.steptime.queueing import load_at_concurrency
-from benchctl.steptime.serving_times import RequestSize
-from benchctl.steptime.source import roofline_source
+from benchctl.steptime.queueing import RequestSize, load_at_concurrency, roofline_source
 from benchctl.steptime.work import Deployment
 from benchctl.workload.calibration import WORKLOADS
-from benchctl.workload.lint.lint import LintOptions, lint_config
-from benchctl.workload.lint.prompts import computed_tokens
+from benchctl.workload.lint import LintOptions, computed_tokens, lint_config
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "workloads"
 H100 = LintOptions(

@@ -6,12 +6,10 @@ import pytest
 from support.tokenizer_kinds import TrainedTokenizer, byte_level, sentence_piece, unigram, word_piece
 
 from benchctl.errors import ProfileError
-from benchctl.workload.alphabet import WORDS, alphabet_of
-from benchctl.workload.counted_prompts import counted_prompts
+from benchctl.workload.datasets.base import Prompt
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
-from benchctl.workload.datasets.prompt import Prompt
-from benchctl.workload.tokenizers.tokenizer import Estimate
-from benchctl.workload.written_texts import write_texts
+from benchctl.workload.tokenizers import Estimate
+from benchctl.workload.written_texts import WORDS, alphabet_of, counted_prompts, write_texts
 
 hypothesis = pytest.importorskip("hypothesis")
 pytest.importorskip("tokenizers")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
-from benchctl.costs.guided_floor import LOGIT_BYTES
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.costs.roofline import pass_time
+from benchctl.costs.roofline import LOGIT_BYTES, pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings

@@ -22,11 +22,17 @@ from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.errors import UsageError
 from benchctl.records.columns import Floats, StepColumns
 from benchctl.records.loaded import LoadedRun
-from benchctl.steptime.speculation.acceptance import LEVEL, NUM_DRAWS, Acceptance, PositionCounts, counted
-from benchctl.steptime.speculation.estimate import Estimate, estimate, quotient
-from benchctl.steptime.speculation.law import (
+from benchctl.steptime.speculation_law import (
+    LEVEL,
+    NUM_DRAWS,
+    Acceptance,
     CostDraws,
     DraftCost,
+    Estimate,
+    PositionCounts,
+    counted,
+    estimate,
+    quotient,
     steps_by_length,
     tokens_by_drafts,
     tokens_per_step,

@@ -17,10 +17,10 @@ from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, t
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
-from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
+from benchctl.interop.tables import TableDefaults, is_step_table, read_step_table
 from benchctl.records.integrity import digest_of
 from benchctl.records.loaded import LoadedRun
-from benchctl.steptime.model_file import read_model
+from benchctl.steptime.model import read_model
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US, US_PER_S

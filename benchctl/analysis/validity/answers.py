@@ -23,7 +23,7 @@ from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.records.warning_codes import warnings_of
 from benchctl.units import count_of, first_of
 from benchctl.untrusted.text import visible_line
-from benchctl.workload.datasets.dataset import FileDataset, MadeDataset, names_of_datasets
+from benchctl.workload.datasets.base import FileDataset, MadeDataset, names_of_datasets
 
 if TYPE_CHECKING:
     from benchctl.records.columns import StepColumns

@@ -14,18 +14,21 @@ import typer
 
 from benchctl.cli.options import AsJson, numbers, refuse_first, with_options
 from benchctl.cli.screen import folding_console, tell
-from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
+    Correction,
     FlopsAccount,
+    RunLengths,
+    RunTotals,
+    StepLogCounts,
     achieved_flops_per_s,
+    explain_difference,
     observed_flops,
     published_flops,
     utilization_frac,
 )
-from benchctl.costs.guided_floor import guided_floor
 from benchctl.costs.hardware import Hardware, hardware_for
+from benchctl.costs.roofline import guided_floor
 from benchctl.costs.shapes import shape_for
-from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
 from benchctl.errors import UsageError
 from benchctl.profile.choices import (
     MAX_CONCURRENCY,
@@ -36,7 +39,7 @@ from benchctl.profile.choices import (
 )
 from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Column, Table, table_of
-from benchctl.steptime.speculation.law import steps_by_length, survival
+from benchctl.steptime.speculation_law import steps_by_length, survival
 from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S, four_digits, signed_three_digits
 
 _NO_MODEL = "none"

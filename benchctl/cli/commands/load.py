@@ -23,10 +23,10 @@ from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_c
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
-from benchctl.measure.machine_limits import shortfalls
+from benchctl.measure.limits import shortfalls
+from benchctl.measure.load_only import LoadResult, create_load_directory, load_server
 from benchctl.measure.result_directory import Origin
-from benchctl.measure.single_load.single_load import LoadResult, create_load_directory, load_server
-from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
+from benchctl.measure.tokens import prepare_counted, tokenizer_for
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
 from benchctl.profile.engine_options import dialects
 from benchctl.profile.load import profile_from_plain
@@ -35,7 +35,7 @@ from benchctl.records.files import write_json_atomic
 from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
 from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
-from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
+from benchctl.workload.datasets.base import FileDataset, OwnDataset, dataset_named
 
 _NAME: Final = "load"
 _OBVIOUS_WARNING: Final = "server-not-fresh"

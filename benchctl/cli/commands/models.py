@@ -12,10 +12,8 @@ from benchctl.cli.screen import tell
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.tiny_models.draft_law import draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair
-from benchctl.engines.tiny_models.lora_pair import make_lora_pair, num_adapter_params
-from benchctl.engines.tiny_models.make import make_model
+from benchctl.engines.tiny_models.make import make_lora_pair, make_model, make_value_pair, num_adapter_params
 from benchctl.engines.tiny_models.recipe import Architecture, Recipe
-from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
 from benchctl.report.table import table_of

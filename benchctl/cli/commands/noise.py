@@ -14,7 +14,7 @@ from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.options import AsJson
 from benchctl.cli.screen import tell
 from benchctl.errors import RecordError, UsageError
-from benchctl.measure.noise_on_file import sound_noise
+from benchctl.measure.on_file import sound_noise
 from benchctl.records.directory import open_results
 from benchctl.records.stores import NOISE, NoiseFloor, newest_of_each, remove_files
 from benchctl.report.table import table_of

@@ -40,15 +40,14 @@ from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome, create_experiment
-from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
-from benchctl.measure.machine_limits import shortfalls
-from benchctl.measure.noise_on_file import noise_on_file
+from benchctl.measure.limits import gpu_shortfalls, shortfalls
+from benchctl.measure.on_file import noise_on_file
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.extension import extend_experiment, extended_plan
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
-from benchctl.measure.tokenizing.choice import tokenizer_for
+from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
@@ -56,8 +55,7 @@ from benchctl.records.record import PreparedRequest
 from benchctl.records.shared_claims import share
 from benchctl.records.stores import NOISE
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
-from benchctl.workload.tokenizers.files import KEY
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import KEY, Tokenizer
 
 
 @with_options

@@ -34,8 +34,7 @@ from benchctl.engines.installing.install import install_engine
 from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check, obstacles
-from benchctl.measure.doctor.doctor import Needs, inspect_machine
-from benchctl.measure.doctor.engines import NeededEngine, engine_checks
+from benchctl.measure.doctor.software import NeededEngine, Needs, engine_checks, inspect_machine
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
 from benchctl.profile.load import dump_profile, load_profile, parse_profile

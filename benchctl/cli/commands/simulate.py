@@ -35,16 +35,20 @@ from benchctl.cli.options import (
 from benchctl.cli.outcome import print_outcome
 from benchctl.cli.screen import print_json, tell, uncollected, warn, wide_console
 from benchctl.errors import UsageError
-from benchctl.measure.capacity.objective import parse_objective
-from benchctl.measure.capacity.point import LoadKind
-from benchctl.measure.capacity.prediction import ArmPrediction, Predicted, predict_intervals
-from benchctl.measure.capacity.search import Largest
-from benchctl.measure.capacity.sweep import Sweep, run_sweep, sweep_points
+from benchctl.measure.capacity import (
+    ArmPrediction,
+    Largest,
+    LoadKind,
+    Predicted,
+    Sweep,
+    parse_objective,
+    predict_intervals,
+    run_sweep,
+    sweep_points,
+)
 from benchctl.measure.experiment import create_simulation
-from benchctl.measure.recorded_run import simulate_recorded
 from benchctl.measure.result_directory import Origin, renamed_when_complete
-from benchctl.measure.simulated_run import simulate_run
-from benchctl.measure.simulated_runs import simulated_runs
+from benchctl.measure.virtual import simulate_recorded, simulate_run, simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile
@@ -55,10 +59,10 @@ from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import draw_saturation
 from benchctl.report.documents import show_document
 from benchctl.report.table import Column, Table
-from benchctl.sim.settings import costs_in_words
-from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.sim.predict import profile_draft_warnings
+from benchctl.sim.virtual import costs_in_words
 from benchctl.units import percentage, short_number
-from benchctl.workload.recorded import recorded_load
+from benchctl.workload.prepare import recorded_load
 
 _NO_OBJECTIVE_HELD: Final = 1
 _ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")

@@ -38,16 +38,20 @@ from benchctl.report.model_tables import (
     rate_table,
 )
 from benchctl.report.table import Table
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import read_model
-from benchctl.steptime.serving_times import RequestSize, ServerLimits
-from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
-from benchctl.steptime.speculation.acceptance import Acceptance, PositionCounts, counted, of_counters, stated
-from benchctl.steptime.speculation.batch_load import Speculation
-from benchctl.steptime.speculation.draft_length import SpeculationLaw, law_at
-from benchctl.steptime.speculation.law import DraftCost
-from benchctl.steptime.speculation.served import ServedSpeculation, rows_that_fit, serve
+from benchctl.steptime.model import StepTimeModel, read_model
+from benchctl.steptime.queueing import RequestSize, ServerLimits, StepTimeSource, fitted_source, roofline_source
 from benchctl.steptime.speculation.server_steps import ServerSteps, as_share
+from benchctl.steptime.speculation_law import (
+    Acceptance,
+    DraftCost,
+    PositionCounts,
+    SpeculationLaw,
+    counted,
+    law_at,
+    of_counters,
+    stated,
+)
+from benchctl.steptime.speculation_load import ServedSpeculation, Speculation, rows_that_fit, serve
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import capitalized
 

@@ -15,8 +15,7 @@ from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.interop.readers.request_times import read_overheads
-from benchctl.interop.readers.step_table import TableDefaults
+from benchctl.interop.tables import TableDefaults, read_overheads
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.charts.figure import picture_bytes
@@ -39,18 +38,23 @@ from benchctl.report.model_tables import (
     source_lines,
 )
 from benchctl.report.table import Table
-from benchctl.steptime.diagnosis.buckets import buckets
-from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
-from benchctl.steptime.diagnosis.evaluate import Evaluation, compare_structures, hold_out, judge
-from benchctl.steptime.diagnosis.predictions import Predictions, predict_runs
-from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
-from benchctl.steptime.fitting.design import group_label
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.model_file import read_model, write_model
+from benchctl.steptime.calibrate import calibrate as calibrate_model
+from benchctl.steptime.design import group_label
+from benchctl.steptime.diagnose import diagnose as diagnose_model
+from benchctl.steptime.evaluate import (
+    Evaluation,
+    Predictions,
+    buckets,
+    compare_structures,
+    hold_out,
+    judge,
+    predict_runs,
+)
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model import StepTimeModel, read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import count_of, four_digits
-from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
+from benchctl.workload.calibration import measured_engine, named_as_measured, profile_text_of_runs
 
 _Sources = Annotated[
     list[Path],

@@ -17,15 +17,22 @@ from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
-from benchctl.steptime.model_file import read_model
-from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
+from benchctl.steptime.model import read_model
+from benchctl.steptime.queueing import StepTimeSource, fitted_source, roofline_source
 from benchctl.steptime.work import Deployment
 from benchctl.units import MS_PER_S, megabytes
 from benchctl.workload.calibration import WORKLOADS, calibration_workload
-from benchctl.workload.datasets.dataset import dataset_file, dataset_files, meanings_of_datasets
+from benchctl.workload.datasets.base import (
+    DatasetFile,
+    FileState,
+    data_directory,
+    dataset_file,
+    dataset_files,
+    file_state,
+    meanings_of_datasets,
+)
 from benchctl.workload.datasets.fetch import fetch_dataset
-from benchctl.workload.datasets.files import DatasetFile, FileState, data_directory, file_state
-from benchctl.workload.lint.lint import LintOptions, LintResult, lint_config
+from benchctl.workload.lint import LintOptions, LintResult, lint_config
 
 app = typer.Typer(
     add_completion=False,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from benchctl.cluster.slots import Slot
 from benchctl.errors import RecordError, UsageError
-from benchctl.measure.server.cores import core_ranges
+from benchctl.measure.server.resources import core_ranges
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings

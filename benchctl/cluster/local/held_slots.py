@@ -9,7 +9,7 @@ from benchctl.cluster.device_locks import core_names, locked
 from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
-from benchctl.measure.gpu_need import gpus_of_block
+from benchctl.measure.limits import gpus_of_block
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE, names_mig
 from benchctl.profile.model import Profile

@@ -17,9 +17,16 @@ import msgspec
 import psutil
 
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
-from benchctl.engines.prompt_counter import PromptCounter, TokenizeCounter
+from benchctl.engines.engine import (
+    JsonGetter,
+    LaunchSite,
+    OpenAiServer,
+    PromptCounter,
+    RequestCall,
+    TokenizeCounter,
+    own_options,
+    streamed,
+)
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings

@@ -1,34 +1,65 @@
-"""llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence.
-
-The program itself is run, never a Python wrapper around it: such a wrapper does not forward signals, and the server
-would outlive it. Its slots share the context: each has ``--ctx-size`` divided by ``--parallel`` tokens,
-and an answer that does not fit ends early without an error, which is why requests are checked beforehand.
-
-It reports no single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
-"""
+"""llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence."""
 
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
+from benchctl.engines.engine import (
+    LOOPBACK,
+    Installation,
+    JsonGetter,
+    LaunchSite,
+    OpenAiServer,
+    PostJson,
+    RequestCall,
+    own_options,
+    profile_errors,
+    signatures,
+    streamed,
+)
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.llamacpp.options import LlamaCppOptions
-from benchctl.engines.llamacpp.prompt_counter import LlamaCppCounter
-from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.http import fetch_json
+from benchctl.workload.tokenizers import Chat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppCounter:
+    """``POST /tokenize``, and before it ``/apply-template`` for chats.
+
+    The server treats the text of a template as it treats a prompt: it adds its special tokens to both, but takes a
+    BOS that the template wrote itself out of the text first.
+    """
+
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    async def count_text(self, post: PostJson, text: str) -> int | None:
+        """One question; texts of special tokens count as these tokens, as they do in requests."""
+        answer = await post("/tokenize", {"content": text, "add_special": True, "parse_special": True})
+        tokens = answer.get("tokens")
+        return len(tokens) if isinstance(tokens, list) else None
+
+    async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
+        """Two questions: the text of the chat, and its tokens."""
+        body: dict[str, Any] = {"messages": chat}
+        if self.chat_template_kwargs:
+            body["chat_template_kwargs"] = self.chat_template_kwargs
+        text = (await post("/apply-template", body)).get("prompt")
+        return await self.count_text(post, text) if isinstance(text, str) else None
+
 
 _PROGRAM: Final = "llama-server"
 _VERSION_LIMIT_S: Final = 10.0

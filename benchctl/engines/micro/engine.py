@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.openai_server import OpenAiServer
+from benchctl.engines.engine import LaunchSite, OpenAiServer, RequestCall
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import PreparedRequest

@@ -1,17 +1,4 @@
-"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
-
-* **Steps** come from ``inside``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
-  (since 0.5.15); ``steps.py`` defines them. SGLang's own records are too coarse: its log and
-  ``step_time_dict`` have averages since the previous line, prefills and pauses included.
-* **Sampling** is sent in full with every request, the repetition penalty included: SGLang takes anything that a
-  request leaves out from the model's own ``generation_config.json``.
-* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
-  uses other kernels. The server's own seed is fixed, so that servers do not differ in it.
-* **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
-  where that is off.
-* **Health.** By default each call of ``/health`` generates a token and takes a second; here that is switched off.
-* **A taken port** is detected late and is final: the server reports it, and lives on without ever serving.
-"""
+"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps."""
 
 import json
 import re
@@ -20,27 +7,89 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 
-from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
-from benchctl.engines.environment import PythonServer
-from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import (
+from benchctl.engines.engine import (
     LOOPBACK,
     JsonGetter,
+    LaunchSite,
+    RequestCall,
+    TokenizeCounter,
     own_options,
+    phase_of,
     plain_body,
     plugged_in,
+    profile_errors,
+    raw_step_log,
     salted,
+    signatures,
     streamed,
 )
-from benchctl.engines.prompt_counter import TokenizeCounter
+from benchctl.engines.environment import PythonServer
+from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.sglang.options import SglangOptions
-from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
+from benchctl.records.files import read_jsonl
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch, json_object
+
+
+class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the plugin, whose docstring explains the fields."""
+
+    began_ns: int
+    ended_ns: int
+    after_idle: bool
+    num_seqs: int
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    context_tokens: int
+    preempted: int
+    is_greedy: bool
+    is_overlapped: bool
+    schedule_ns: int
+    compute_ns: int | None = None
+    sampler_ns: int | None = None
+
+    @property
+    def sections_ns(self) -> dict[str, int]:
+        """Its parts; with an overlapping scheduler what the host does in a step belongs to the next batch."""
+        if self.is_overlapped:
+            return {}
+        if self.compute_ns is None or self.sampler_ns is None:
+            return {"schedule": self.schedule_ns}
+        return {
+            "schedule": self.schedule_ns,
+            "model_forward": max(self.compute_ns - self.sampler_ns, 0),
+            "sampler_total": self.sampler_ns,
+        }
+
+
+def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
+    """The steps of a run. Raises RecordError at the first line that is damaged."""
+    last_end_ns = 0
+    for index, raw in enumerate(read_jsonl(raw_step_log(directory), _RawStep)):
+        start_ns = max(raw.began_ns, last_end_ns) if raw.after_idle or not index else last_end_ns
+        last_end_ns = raw.ended_ns
+        yield StepRecord(
+            step=index,
+            start_ns=start_ns,
+            dur_ns=max(raw.ended_ns - start_ns, 0),
+            clock="host",
+            phase=phase_of(raw.prefill_tokens, raw.decode_tokens),
+            num_seqs=raw.num_seqs,
+            num_prefill_tokens=raw.prefill_tokens,
+            num_decode_tokens=raw.decode_tokens,
+            context_tokens=raw.context_tokens,
+            output_tokens=raw.output_tokens,
+            is_greedy=raw.is_greedy,
+            preempted=raw.preempted,
+            sections_ns=raw.sections_ns,
+        )
+
 
 DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside"

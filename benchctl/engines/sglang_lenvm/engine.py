@@ -1,28 +1,28 @@
-"""SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler.
+"""SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler."""
 
-* **Revisions** (V0 to V4) share their command line and differ in their records and in how they understand a
-  request. ``engine.options.revision`` declares the installed one, and the output of every server is checked against
-  it. Without a declaration, a request that they understand differently is refused.
-* **Loading.** The value model is loaded by the first request that is sampled, on some revisions guided or not,
-  seconds after the server is ready. The first request of every run asks as its load does, before the warm-up.
-* **Steps** are the fork's own lines (V1, V3, V4), sent through a pipe so that each gets its time; their sections
-  are host time without waiting for the device and never GPU time. V2 prints averages, which stay in its log.
-* **Requests** that the sampler has no path for end the scheduler with all others; they are refused beforehand.
-* **Health, seeds, several choices, the taken port**: as with stock SGLang.
-"""
-
+import bisect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 
-from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
+from benchctl.engines.engine import (
+    LaunchSite,
+    RequestCall,
+    check_chats,
+    own_options,
+    profile_errors,
+    raw_step_log,
+    signatures,
+    streamed,
+)
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
-from benchctl.engines.openai_server import check_chats, own_options, streamed
 from benchctl.engines.sglang.engine import (
     DISTRIBUTION,
     SIGNATURES,
@@ -36,13 +36,87 @@ from benchctl.engines.sglang.engine import (
 )
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
-from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
-from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.interop.readers.lenvm_timing import revisions_of
+from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
+from benchctl.interop.lenvm_log import SAMPLER, TimingRecord, record_from, revisions_of, step_records
 from benchctl.profile.model import VariantSettings
-from benchctl.records.record import PreparedRequest
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import StepRecord
+from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import UnreadableError, read_json
+
+Stamped = tuple[int, TimingRecord]
+"""Arrival of a line, in nanoseconds of the monotonic clock, and its content."""
+
+
+class _StampedLine(msgspec.Struct, frozen=True):
+    t_ns: int
+    line: str
+
+
+def read_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
+    """The steps of a run. Raises RecordError at the first line that is damaged, with those before it yielded."""
+    stamped, damage = stamped_records(directory)
+    starts = busy_starts(read_jsonl(directory / "requests.jsonl", RequestRecord))
+    yield from step_records([record for _, record in stamped], spans(stamped, starts))
+    if damage is not None:
+        raise damage
+
+
+def stamped_records(directory: Path) -> tuple[list[Stamped], RecordError | None]:
+    """The readable beginning of a run's log, and the error in the rest."""
+    path, records = raw_step_log(directory), list[Stamped]()
+    try:
+        for number, stamped in enumerate(read_jsonl(path, _StampedLine), start=1):
+            record = record_from(stamped.line)
+            if record is None:
+                return records, RecordError(
+                    f"{path}:{number}: this line is not a step: {stamped.line[:60]!r}; it may be another "
+                    "revision of the fork than this benchctl knows"
+                )
+            records.append((stamped.t_ns, record))
+    except RecordError as error:
+        return records, error
+    return records, None
+
+
+def busy_starts(requests: Iterable[RequestRecord]) -> list[int]:
+    """Times at which a request was sent while none was in flight, ascending."""
+    sent = sorted((r.sent_ns, r.done_ns or r.sent_ns) for r in requests if r.sent_ns is not None)
+    until = accumulate((done for _, done in sent), max, initial=-1)
+    return [start for (start, _), busy_until in zip(sent, until, strict=False) if start > busy_until]
+
+
+def spans(stamped: Sequence[Stamped], starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Start and duration of each step; ``starts`` are those of the server's busy times.
+
+    A line arrives after its step, and late if its reader was delayed: then the sampler of the next step shows how
+    early the step must have ended.
+    """
+    last_end_ns = None
+    for end_ns, record in zip(_ends(stamped), (record for _, record in stamped), strict=True):
+        sampler_start_ns = end_ns - _sampler_ns(record)
+        index = bisect.bisect_right(starts, end_ns) - 1
+        earlier_ns = [ns for ns in (last_end_ns, starts[index] if index >= 0 else None) if ns is not None]
+        # Its sampler is part of a step, also where a request of ours was sent while the server asked itself.
+        start_ns = min(max(earlier_ns, default=sampler_start_ns), sampler_start_ns)
+        last_end_ns = end_ns
+        yield start_ns, end_ns - start_ns
+
+
+def _ends(stamped: Sequence[Stamped]) -> list[int]:
+    """Latest possible end of each step: its line had arrived, and the next one's sampler had not begun."""
+    ends: list[int] = []
+    latest_ns: int | None = None
+    for t_ns, record in reversed(stamped):
+        ends.append(t_ns if latest_ns is None else min(t_ns, latest_ns))
+        latest_ns = ends[-1] - _sampler_ns(record)
+    return ends[::-1]
+
+
+def _sampler_ns(record: TimingRecord) -> int:
+    return round(record.sections_ms[SAMPLER] * NS_PER_MS)
+
 
 _KIND: Final = "sglang-lenvm"
 _PIPE: Final = "steps.pipe"

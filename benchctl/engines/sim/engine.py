@@ -12,24 +12,35 @@ import httpx
 from benchctl import __version__
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
+from benchctl.engines.engine import (
+    LOOPBACK,
+    LaunchSite,
+    OpenAiServer,
+    RequestCall,
+    TokenizeCounter,
+    check_chats,
+    own_options,
+    plain_body,
+    profile_errors,
+    raw_step_log,
+    signatures,
+    streamed,
+)
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, check_chats, own_options, plain_body, streamed
-from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.interop.readers.layer_profile import find_tables
+from benchctl.interop.layer_profile import find_tables
 from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import Flag, option_text
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepRecord
-from benchctl.steptime.model_file import read_model
+from benchctl.steptime.model import read_model
 from benchctl.steptime.work import Deployment
 from benchctl.untrusted import METRICS_BYTES
 from benchctl.untrusted.http import fetch, fetch_json
-from benchctl.workload.datasets.files import in_data_directory
+from benchctl.workload.datasets.base import in_data_directory
 
 _LAG_FRAC: Final = 0.02
 """Share of the load's wall time that the simulator may fall behind without a word ..."""

@@ -20,9 +20,15 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
-from benchctl.engines.tiny_models.safetensors_file import Draw
-from benchctl.engines.tiny_models.weights import BLOCK_VALUES, draw_blocks, stream_of
+from benchctl.engines.tiny_models.files import Draw
+from benchctl.engines.tiny_models.recipe import (
+    BLOCK_VALUES,
+    Recipe,
+    TensorSpec,
+    draw_blocks,
+    stream_of,
+    tensor_specs,
+)
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

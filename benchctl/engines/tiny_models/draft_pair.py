@@ -8,11 +8,9 @@ import numpy as np
 
 from benchctl.engines.tiny_models.circle import Floats, Waves, circle_draw, circle_specs, draw_waves, with_peak
 from benchctl.engines.tiny_models.draft_law import draft_law, require_small
-from benchctl.engines.tiny_models.hugging_face import write_model_files
+from benchctl.engines.tiny_models.files import train_tokenizer, write_model_files, write_tensors
 from benchctl.engines.tiny_models.make import make_directories
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.engines.tiny_models.safetensors_file import write_tensors
-from benchctl.engines.tiny_models.tokenizer import train_tokenizer
 from benchctl.errors import UsageError
 from benchctl.records.files import encode
 

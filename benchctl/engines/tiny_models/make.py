@@ -1,16 +1,22 @@
-"""Creation of a model directory: whole or not at all."""
+"""Creation of a model directory or of a pair of them: whole or not at all."""
 
+import dataclasses
+import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from benchctl.engines.tiny_models.gguf_file import write_gguf
-from benchctl.engines.tiny_models.hugging_face import write_model_files
-from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.engines.tiny_models.safetensors_file import write_safetensors
-from benchctl.engines.tiny_models.tokenizer import train_tokenizer
+from benchctl.engines.tiny_models.files import (
+    train_tokenizer,
+    write_gguf,
+    write_model_files,
+    write_safetensors,
+    write_tensors,
+)
+from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
 from benchctl.errors import UsageError, require_packages
 
 _OWN_SUFFIXES: Final = frozenset({".json", ".safetensors", ".gguf"})
@@ -114,3 +120,120 @@ def _remove_empty(directories: Iterable[Path]) -> None:
     with suppress(OSError):
         for directory in directories:
             directory.rmdir()
+
+
+HEAD_FILE = "value_head.safetensors"
+
+
+def make_value_pair(
+    directory: Path,
+    base: Recipe,
+    value: Recipe,
+    *,
+    constant: float | None = None,
+    weights: bool = True,
+    replace: bool = False,
+) -> tuple[Path, ...]:
+    """Write ``directory/base`` and ``directory/value``; return their files.
+
+    Both have the tokenizer of ``base``, so ``value`` must have as many tokens; UsageError otherwise. With
+    ``constant`` every token of every text has this value v, rounded to the type of the weights; otherwise the head
+    is random as well, and values spread over (0, 1).
+    """
+    if value.shape.vocab != base.shape.vocab:
+        raise UsageError(
+            f"the base model has {base.shape.vocab} tokens and the value model {value.shape.vocab}; a pair has one "
+            "tokenizer, so give both the same vocabulary"
+        )
+    head = head_specs(value, constant)
+    # A value model has no use for logits, and its directory none for their weights.
+    recipe = dataclasses.replace(value, shape=dataclasses.replace(value.shape, tied_embeddings=True))
+
+    def write_base(partial: Path) -> None:
+        write_model(partial, base, weights=weights)
+
+    def write_value(partial: Path) -> None:
+        write_model_files(partial, recipe, train_tokenizer(recipe.shape.vocab), is_value_model=True)
+        if weights:
+            write_safetensors(partial, recipe)
+            write_tensors(partial / HEAD_FILE, recipe, head)
+
+    return make_directories({directory / "base": write_base, directory / "value": write_value}, replace=replace)
+
+
+def head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:
+    """The tensors of a value head: hidden to hidden, SiLU, hidden to one number z with v = 1 / (1 + exp(-z)).
+
+    Random ones make values differ from token to token: halving the spread of the last map leaves z within a few
+    units of 0, where v is not yet 0 or 1.
+    """
+    hidden, scale = recipe.shape.hidden, recipe.initializer_range
+    spread, raw = scale / 2, 0.0
+    if constant is not None:
+        if not 0 < constant < 1:
+            raise UsageError(f"constant value {constant}: it must lie strictly between 0 (ends now) and 1 (never)")
+        spread, raw = 0.0, math.log(constant / (1 - constant))
+    return (
+        TensorSpec("v_head.fc.weight", (hidden, hidden), scale),
+        TensorSpec("v_head.fc.bias", (hidden,), scale),
+        TensorSpec("v_head.summary.weight", (1, hidden), spread),
+        TensorSpec("v_head.summary.bias", (1,), 0.0, center=raw),
+    )
+
+
+_EFFECT: Final = 0.5
+"""Spread of what the adapter adds to an output, relative to what the model's own matrix gives: enough to change
+tokens, and not so much that the model's own weights no longer matter."""
+
+
+def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = False) -> tuple[Path, ...]:
+    """Write ``directory/base`` and ``directory/adapter``, which adapts every linear layer; return their files.
+
+    As ``make_model`` refuses.
+    """
+    directory = directory.expanduser().resolve()
+
+    def write_base(partial: Path) -> None:
+        write_model(partial, base)
+
+    def write_adapter(partial: Path) -> None:
+        config = _config(base, rank, directory / "base")
+        (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_tensors(partial / "adapter_model.safetensors", base, tuple(_adapter_specs(base, rank)))
+
+    return make_directories({directory / "base": write_base, directory / "adapter": write_adapter}, replace=replace)
+
+
+def num_adapter_params(base: Recipe, rank: int) -> int:
+    """The weights of such an adapter."""
+    return sum(spec.size for spec in _adapter_specs(base, rank))
+
+
+def _config(base: Recipe, rank: int, base_directory: Path) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base_directory),
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({spec.name.split(".")[-2] for spec in _adapted(base)}),
+    }
+
+
+def _adapted(base: Recipe) -> Iterator[TensorSpec]:
+    """The matrices of the model's layers."""
+    return (spec for spec in tensor_specs(base) if spec.name.endswith("_proj.weight"))
+
+
+def _adapter_specs(base: Recipe, rank: int) -> Iterator[TensorSpec]:
+    """Two matrices for each adapted one, W + B A: A keeps the spread of a state, B brings the effect."""
+    for spec in _adapted(base):
+        rows, columns = spec.dims
+        name = f"base_model.model.{spec.name.removesuffix('.weight')}"
+        yield TensorSpec(f"{name}.lora_A.weight", (rank, columns), 1 / math.sqrt(columns))
+        effect = _EFFECT * spec.scale * math.sqrt(columns / rank)
+        yield TensorSpec(f"{name}.lora_B.weight", (rows, rank), effect)

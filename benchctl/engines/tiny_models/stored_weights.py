@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.engines.tiny_models.hugging_face import NORM_EPSILON
+from benchctl.engines.tiny_models.files import NORM_EPSILON
 from benchctl.errors import UsageError
 from benchctl.untrusted import DOCUMENT_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes

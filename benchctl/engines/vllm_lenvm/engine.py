@@ -1,41 +1,174 @@
-"""vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named.
-
-* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between runners is not one of a
-  value model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the
-  runner on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
-* **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
-  and min_p to where they are applied once, before the tilt (``guided/vllm/requests.py``). With top_k 1 a request is
-  greedy and guidance never acts, so vLLM's own path takes it.
-* **Neutral guidance** is computed unless ``skip_noop`` is set, because its price is the question.
-* **Steps** are vLLM's, joined with what guidance did in each (``steps.py``).
-"""
+"""vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
 
 from benchctl import __version__
-from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors
-from benchctl.engines.hub import context_of
-from benchctl.engines.openai_server import own_options
-from benchctl.engines.tiny_models.remedy import pair_remedy
-from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.engines.vllm.signatures import SIGNATURES
+from benchctl.costs.config_json import ConfigKeys, shape_from_config
+from benchctl.engines.engine import LaunchSite, RequestCall, own_options, profile_errors
+from benchctl.engines.hub import context_of, pair_remedy
+from benchctl.engines.vllm.engine import SIGNATURES, VllmEngine
+from benchctl.engines.vllm.steps import read_numbered_steps
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
-from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_steps
-from benchctl.engines.vllm_lenvm.value_model import MAX_CANDIDATES
-from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
 from benchctl.guided.parameter_table import VLLM_PREFIX
+from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.profile.model import VariantSettings
-from benchctl.records.files import encode
+from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
+
+MAX_CANDIDATES: Final = 64
+_ITEM_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+_STORED: Final = "bfloat16"
+"""Type of the weights where a ``config.json`` does not state it, as the server takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """The keys of a ``config.json`` by which a value model's tensors have their shapes."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: str
+    """Type of the stored weights."""
+
+    @classmethod
+    def read(cls, directory: str | Path) -> "Backbone":
+        """The backbone in a directory. Raises UsageError that names file and key."""
+        path = Path(directory).expanduser() / "config.json"
+        shape, keys = shape_from_config(path), ConfigKeys.read(path)
+        return cls(
+            model_type=keys.model_type,
+            vocab_size=shape.vocab,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.ffn,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.q_heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            attention_bias=keys.flag("attention_bias"),
+            mlp_bias=keys.flag("mlp_bias"),
+            dtype=str(keys.values.get("dtype") or keys.values.get("torch_dtype") or _STORED),
+        )
+
+
+def value_model_of(settings: VariantSettings, max_num_seqs: int, max_model_len: int) -> ValueModelMemory:
+    """The memory of the value model that an arm's server loads, on a server with these limits.
+
+    Requests are guided with the arm's top_k, so its passes score so many candidates; without guidance none.
+    Raises UsageError where there is no such model.
+    """
+    options = own_options(settings, VllmLenvmOptions)
+    assert options.value_model is not None  # noqa: S101
+    backbone = Backbone.read(options.value_model)
+    top_k = settings.sampling.top_k if settings.guidance is not None else 1
+    return value_model_memory(
+        backbone,
+        _ITEM_BYTES.get(backbone.dtype if options.value_dtype == "auto" else options.value_dtype, 2),
+        max_slots=max_num_seqs,
+        max_tokens=max_model_len,
+        max_candidates=MAX_CANDIDATES,
+        candidates=top_k if 1 <= top_k <= MAX_CANDIDATES else MAX_CANDIDATES,
+        kernels=options.value_kernels,
+        quantization=options.value_quantization,
+    )
+
+
+def disallowed(settings: VariantSettings, memory: ValueModelMemory) -> str | None:
+    """The reason why ``value_memory_bytes`` refuses the prefixes of a value model; None where it does not."""
+    options = own_options(settings, VllmLenvmOptions)
+    allowed = options.value_memory_bytes
+    if allowed is None or memory.prefixes <= allowed:
+        return None
+    return (
+        f"the value model {options.value_model} takes: {memory}; its prefixes are {memory.prefixes} bytes, and "
+        f"value_memory_bytes allows {allowed}; lower max_num_seqs or max_model_len, or raise it"
+    )
+
+
+DEVICE_PREFIX: Final = "device."
+"""Prefix of sections that are device times in a step of the host."""
+
+
+class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log of guidance; see ``guided/vllm/step_log.py``."""
+
+    step: int
+    num_seqs: int
+    guided_rows: int = 0
+    candidates: int = 0
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    value_replayed: bool | None = None
+    value_recordings: int | None = None
+    fused: bool | None = None
+    clock: Literal["host", "device"] = "host"
+    """Of ``sections_ns``."""
+    sections_ns: dict[str, int] = {}
+    host_sections_ns: dict[str, int] = {}
+    """Times of the host, where ``sections_ns`` are those of the device."""
+
+    @property
+    def named_sections_ns(self) -> dict[str, int]:
+        """Times of the host by their names, those of the device by names that say so."""
+        if self.clock == "host":
+            return self.sections_ns
+        return self.host_sections_ns | {DEVICE_PREFIX + name: time for name, time in self.sections_ns.items()}
+
+
+def guided_step_log(directory: Path) -> Path:
+    """The log of guidance in the directory of a run."""
+    return directory / "steps.guided.jsonl"
+
+
+def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
+    """The steps of a run on a server that has a value model.
+
+    Raises RecordError at the first damaged line of either log, and where the two describe different steps.
+    """
+    path = guided_step_log(directory)
+    lines = iter(read_jsonl(path, GuidedStep)) if path.exists() else iter(())
+    line = next(lines, None)
+    for number, step in read_numbered_steps(directory):
+        if line is None or number is None or number < line.step:
+            yield msgspec.structs.replace(step, guided_rows=0, candidates=0)
+            continue
+        if number > line.step or step.num_seqs != line.num_seqs:
+            raise RecordError(
+                f"{path}: step {line.step} with {line.num_seqs} sequences is not the server's step {number} with "
+                f"{step.num_seqs}; the two logs are of different servers, or one is incomplete: measure again"
+            )
+        yield msgspec.structs.replace(
+            step,
+            guided_rows=line.guided_rows,
+            candidates=line.candidates,
+            value_prefill_tokens=line.value_prefill_tokens,
+            value_extend_tokens=line.value_extend_tokens,
+            value_reuse_tokens=line.value_reuse_tokens,
+            value_replayed=line.value_replayed,
+            value_recordings=line.value_recordings,
+            fused=line.fused,
+            sections_ns=line.named_sections_ns,
+        )
+        line = next(lines, None)
+
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 _PROCESSOR_FLAG: Final = "--logits-processors"

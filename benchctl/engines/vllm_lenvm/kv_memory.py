@@ -22,10 +22,10 @@ from typing import Final
 
 from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.shapes import shape_for
+from benchctl.engines.engine import own_options
 from benchctl.engines.hub import context_of
-from benchctl.engines.openai_server import own_options
+from benchctl.engines.vllm_lenvm.engine import value_model_of
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
-from benchctl.engines.vllm_lenvm.value_model import value_model_of
 from benchctl.errors import UsageError
 from benchctl.guided.value_model.memory import ValueModelMemory
 from benchctl.profile.model import VariantSettings

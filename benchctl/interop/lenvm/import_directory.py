@@ -15,23 +15,24 @@ import benchctl
 from benchctl.analysis.validity.answers import answer_end_warnings
 from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.errors import UsageError
-from benchctl.interop.lenvm.arm import ArmData, read_arm
-from benchctl.interop.lenvm.convert import (
+from benchctl.interop.lenvm.directory import ArmData, find_arms, read_arm
+from benchctl.interop.lenvm.records import (
+    Models,
     gpu_of,
+    models_of,
     prepared_requests,
+    profile_of_arms,
     requests_of,
     sha256_of_files,
     start_ns,
     started_at,
     steps_of,
     times_of,
+    variant_name,
 )
-from benchctl.interop.lenvm.experiment import Models, models_of, profile_of_arms, variant_name
-from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.lenvm.warnings import directory_warnings
-from benchctl.interop.readers.lenvm_averages import windows_of
-from benchctl.interop.readers.lenvm_timing import ALL
+from benchctl.interop.lenvm_log import ALL, windows_of
 from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings

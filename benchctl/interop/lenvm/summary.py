@@ -15,12 +15,11 @@ from typing import Final, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIMED_SECTIONS
 from benchctl.analysis.metrics.latency import percentiles, smallest_sample
-from benchctl.costs.flops import FlopsAccount, published_flops
+from benchctl.costs.flops import FlopsAccount, RunTotals, published_flops
 from benchctl.costs.shapes import shape_for
-from benchctl.costs.work import RunTotals
 from benchctl.errors import UsageError
-from benchctl.interop.lenvm.arm import ArmData
-from benchctl.interop.lenvm.experiment import Models
+from benchctl.interop.lenvm.directory import ArmData
+from benchctl.interop.lenvm.records import Models
 from benchctl.units import PETA, TERA
 
 SUMMARY_NAME: Final = "lenvm_summary.csv"

@@ -6,10 +6,9 @@ Each warning is given once for the whole directory and names the arms that it co
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from benchctl.interop.lenvm.arm import ArmData
-from benchctl.interop.lenvm.experiment import Models
-from benchctl.interop.readers.lenvm_averages import windows_of
-from benchctl.interop.readers.lenvm_timing import load_ms
+from benchctl.interop.lenvm.directory import ArmData
+from benchctl.interop.lenvm.records import Models
+from benchctl.interop.lenvm_log import load_ms, windows_of
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 from benchctl.units import MS_PER_S

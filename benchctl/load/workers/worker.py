@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 import uvloop
 
-from benchctl.load.driver import Load
-from benchctl.load.priority import load_priority
-from benchctl.load.process import steady_interpreter
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.load.process import load_priority, steady_interpreter
+from benchctl.load.schedule import Load
 from benchctl.load.workers.wire import (
     TO_WORKER,
     AllCalls,

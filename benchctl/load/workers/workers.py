@@ -19,13 +19,12 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from benchctl.load.client import StreamClient
 from benchctl.load.demand import LoadSize, expected_cores, max_open
-from benchctl.load.driver import Load
-from benchctl.load.open_loop import LEAD_NS
-from benchctl.load.priority import load_priority
+from benchctl.load.exchange import Call
+from benchctl.load.process import load_priority
+from benchctl.load.schedule import LEAD_NS, Load
 from benchctl.load.tally import Activity, LoadSummary, Tally
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.started_worker import StartedWorker
 from benchctl.load.workers.wire import (
     AllCalls,

@@ -15,13 +15,11 @@ from typing import Final
 import psutil
 
 from benchctl.errors import RunError
-from benchctl.load.priority import Priority, load_priority
-from benchctl.load.process import usable_open_files
+from benchctl.load.process import Priority, load_priority, usable_open_files
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.machine_limits import OWN_OPEN_FILES, existing_parent, memory_shortfalls
-from benchctl.measure.provenance import host_info
-from benchctl.measure.server.cores import CoreSplit, core_ranges, split_cores
-from benchctl.measure.server.port import choose_port
+from benchctl.measure.limits import OWN_OPEN_FILES, existing_parent, memory_shortfalls
+from benchctl.measure.machine import host_info
+from benchctl.measure.server.resources import CoreSplit, choose_port, core_ranges, split_cores
 from benchctl.units import GIB, MIB, NS_PER_S
 
 _check = partial(Check, topic="machine")

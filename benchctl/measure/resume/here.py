@@ -7,7 +7,7 @@ from functools import cache
 
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks
 from benchctl.engines.engine import engine_for
-from benchctl.measure.node import job_name, node_name
+from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings

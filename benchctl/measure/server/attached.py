@@ -12,7 +12,7 @@ from typing import Final, Self
 import httpx
 
 from benchctl.errors import ServerDiedError, ServerStartError
-from benchctl.load.transport.failures import underlying
+from benchctl.load.failures import underlying
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
 

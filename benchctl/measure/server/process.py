@@ -20,7 +20,7 @@ from typing import IO, Final, TypeAlias
 import psutil
 
 from benchctl.measure.server import guardian
-from benchctl.measure.server.cores import thread_on
+from benchctl.measure.server.resources import thread_on
 from benchctl.untrusted.files import open_to_append
 
 _POLL_S: Final = 0.01

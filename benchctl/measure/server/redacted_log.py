@@ -13,8 +13,8 @@ from typing import BinaryIO, Final
 
 from benchctl.measure.server import log_filter
 from benchctl.measure.server import process as processes
-from benchctl.measure.server.cores import thread_on
 from benchctl.measure.server.failure import describe_end
+from benchctl.measure.server.resources import thread_on
 from benchctl.units import MS_PER_S
 from benchctl.untrusted.files import open_to_append
 from benchctl.untrusted.secrets import KnownValue, Redactor

@@ -16,7 +16,7 @@ from typing import Final, Protocol, Self
 import httpx
 
 from benchctl.errors import ServerDiedError, ServerStartError, as_run_error
-from benchctl.load.transport.failures import underlying
+from benchctl.load.failures import underlying
 from benchctl.measure.server import process as processes
 from benchctl.measure.server.essential import EssentialProcesses
 from benchctl.measure.server.failure import (
@@ -29,8 +29,8 @@ from benchctl.measure.server.failure import (
     start_refusal,
 )
 from benchctl.measure.server.log import ServerLog
-from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.redacted_log import RedactedLog
+from benchctl.measure.server.resources import HOST, belongs_to, wait_free
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning

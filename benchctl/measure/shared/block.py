@@ -23,7 +23,7 @@ from benchctl.errors import (
     as_usage_error,
     is_of_the_system,
 )
-from benchctl.measure.durations import remember_duration
+from benchctl.measure.durations import remember_duration, seconds_by_arm
 from benchctl.measure.experiment import FailedArms, Listener, MeasureRun, Outcome, measure_feasible
 from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.measured_run import ignore
@@ -31,7 +31,6 @@ from benchctl.measure.resume.here import Here, this_owner
 from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
 from benchctl.records.claims import LEASE_S, HeldBlock, is_shared, settled

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import ServerStartError, UsageError
-from benchctl.load.transport.control import control_client
+from benchctl.load.control import control_client
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.redaction import server_env
-from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import Timeouts

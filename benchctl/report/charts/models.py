@@ -8,11 +8,9 @@ import numpy as np
 from benchctl.analysis.experiment.drafts import MeasuredSpeculation
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts import figure
-from benchctl.steptime.diagnosis.buckets import Words, phases_of
-from benchctl.steptime.diagnosis.predictions import Predictions
-from benchctl.steptime.speculation.draft_length import SpeculationLaw
-from benchctl.steptime.speculation.estimate import Estimate
-from benchctl.steptime.speculation.served import ServedSpeculation
+from benchctl.steptime.evaluate import Predictions, Words, phases_of
+from benchctl.steptime.speculation_law import Estimate, SpeculationLaw
+from benchctl.steptime.speculation_load import ServedSpeculation
 from benchctl.steptime.step_counts import Floats
 from benchctl.units import MS_PER_S
 

@@ -1,9 +1,10 @@
 """Cost models: the batch of a step goes in, the times of its sections come out."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -11,8 +12,32 @@ from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.profile.choices import COST_MODELS
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guided.guidance import UNGUIDED, GuidedStep
+from benchctl.sim.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
+from benchctl.workload.seeded import named_stream
+
+_BASELINE_CV: Final = 0.14
+_GUIDED_CV: Final = 0.018
+_STEP_CV: Final = 0.02
+
+NoiseSource: TypeAlias = Callable[[], float]
+"""Draws the factor of the next step."""
+
+
+def published_noise(seed: int, *, has_value_model: bool) -> NoiseSource:
+    """Factors of one server life. Streams: ``<seed>:server`` for the life, ``<seed>:steps`` for the steps."""
+    sigma, mu = _lognormal(_GUIDED_CV if has_value_model else _BASELINE_CV)
+    life = named_stream(seed, "server").lognormvariate(mu, sigma)
+    step_sigma, step_mu = _lognormal(_STEP_CV)
+    draw = named_stream(seed, "steps").lognormvariate
+    return lambda: life * draw(step_mu, step_sigma)
+
+
+def _lognormal(cv: float) -> tuple[float, float]:
+    """Sigma and mu of the log-normal distribution of mean 1: s^2 = ln(1 + cv^2), mu = -s^2 / 2."""
+    variance = math.log1p(cv * cv)
+    return math.sqrt(variance), -variance / 2
+
 
 if TYPE_CHECKING:
     from benchctl.records.columns import Floats, Integers

@@ -17,7 +17,7 @@ from typing import Final
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost, served_models
-from benchctl.steptime.model_file import read_model
+from benchctl.steptime.model import read_model
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import NS_PER_US
 

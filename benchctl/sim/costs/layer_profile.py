@@ -1,7 +1,7 @@
-"""Step time as the sum of measured layers, see ``benchctl/steptime/layers/profile.py`` for the formula.
+"""Step time as the sum of measured layers, see ``benchctl/steptime/layers.py`` for the formula.
 
 The tables are those that the option ``layer_profile`` names; their columns are in
-``benchctl/interop/readers/layer_profile.py``. The server replays captured graphs of vLLM's default sizes, so that a
+``benchctl/interop/layer_profile.py``. The server replays captured graphs of vLLM's default sizes, so that a
 batch is padded to the next one. Nothing is fitted to a run.
 """
 
@@ -10,12 +10,12 @@ from typing import Final
 
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.interop.readers.layer_profile import read_layer_tables
+from benchctl.interop.layer_profile import read_layer_tables
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
-from benchctl.steptime.layers.profile import Chunks, DecodingRows, LayerProfile, captured_sizes
+from benchctl.steptime.layers import Chunks, DecodingRows, LayerProfile, captured_sizes
 from benchctl.units import NS_PER_US
-from benchctl.workload.datasets.files import in_data_directory
+from benchctl.workload.datasets.base import in_data_directory
 
 _NOTHING: Final = StepCost(model_forward=0)
 

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.costs.hardware import Hardware
-from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.design import Floats
 from benchctl.steptime.operators.routing import ExpertLoad, power_law_load
-from benchctl.steptime.terms.peak_times import US_PER_S
+from benchctl.steptime.peaks import US_PER_S
 
 COLUMNS: Final = ("kernels", "weights", "tuned", "untuned", "rows", "experts")
 _TUNED_OF_EIGHT: Final = ((8, 1792), (8, 2048), (8, 3584), (8, 4096), (8, 7168))

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.costs.hardware import Hardware
-from benchctl.steptime.fitting.least_squares import Floats
-from benchctl.steptime.terms.peak_times import US_PER_S
+from benchctl.steptime.design import Floats
+from benchctl.steptime.peaks import US_PER_S
 
 COLUMNS: Final = ("compute", "memory", "kernels")
 _TILE_ROWS: Final = 128

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from benchctl.costs.hardware import Hardware
-from benchctl.costs.latent import LatentShape
-from benchctl.steptime.fitting.least_squares import Floats
-from benchctl.steptime.terms.peak_times import US_PER_S
+from benchctl.costs.model_shape import LatentShape
+from benchctl.steptime.design import Floats
+from benchctl.steptime.peaks import US_PER_S
 
 COLUMNS: Final = ("kernels", "cache", "compute", "io", "context")
 _TILE_HEADS: Final = 16

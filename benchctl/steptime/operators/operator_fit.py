@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
 from benchctl.errors import UsageError
-from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.design import Floats
 
 _REWEIGHTINGS: Final = 30
 _SMALLEST_ERROR: Final = 0.02

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.design import Floats
 
 _DRAWS: Final = 24
 _SMALL_BLOCK: Final = 16

@@ -14,7 +14,7 @@ pass of its own, in the steps in which a row needs it: 1 - (1 - P(K))^B of them.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from benchctl.steptime.serving_times import StepSeconds
+from benchctl.steptime.queueing import StepSeconds
 from benchctl.steptime.work import one_step
 
 Backfill: TypeAlias = Literal["none", "expansion", "prefill"]

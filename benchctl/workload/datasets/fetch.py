@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import pooch
 
 from benchctl.errors import DatasetError
-from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, DatasetFile, file_state, sha256_of
+from benchctl.workload.datasets.base import DATA_DIRECTORY_VARIABLE, DatasetFile, file_state, sha256_of
 from benchctl.workload.datasets.hub import hub_file
 
 _TIMEOUT_S: Final = (10.0, 30.0)

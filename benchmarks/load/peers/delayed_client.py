@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from benchctl.cli import main
-from benchctl.load.driver import Load
+from benchctl.load.schedule import Load
 
 # ruff: noqa: SLF001 - a fault is planted from outside, for which the product has no place
 

@@ -7,7 +7,7 @@ import pytest
 from support.step_time import planted_run
 
 from benchctl.analysis.attribution.work import fitted_draft_warnings
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.step_counts import most_query_tokens
 from benchctl.steptime.work import StepWork, one_step

@@ -13,7 +13,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.observed import observed_steps, read_sources
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
-from benchctl.interop.readers.step_table import TableDefaults
+from benchctl.interop.tables import TableDefaults
 from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
 from benchctl.steptime.work import ObservedSteps, StepWork

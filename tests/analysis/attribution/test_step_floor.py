@@ -13,8 +13,8 @@ from support.servers.simulator import FILTERED, request_of, run
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.estimate import Split
 from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, Floor, floor_of
-from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
+from benchctl.costs.roofline import Scoring, guided_floor
 from benchctl.costs.shapes import shape_for
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns import columns_from

@@ -16,7 +16,7 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
 from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_few
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
-from benchctl.interop.writers.vllm import vllm_result
+from benchctl.interop.vllm_result import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.report.experiment_tables import runs_table
 from benchctl.report.load_tables import durations_table

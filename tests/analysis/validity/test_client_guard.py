@@ -16,10 +16,10 @@ from benchctl.analysis.metrics.client import busy_cores
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import RequestCall
-from benchctl.interop.writers.vllm import vllm_result
-from benchctl.load.driver import Load
-from benchctl.load.transport import connections, receiver
-from benchctl.load.transport.client import StreamClient
+from benchctl.interop.vllm_result import vllm_result
+from benchctl.load import sockets
+from benchctl.load.client import StreamClient
+from benchctl.load.schedule import Load
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.model import Arrival
@@ -584,7 +584,7 @@ def test_a_client_that_is_held_up_is_found_out_whatever_the_server_writes_at_onc
 
 
 def test_without_the_kernel_s_stamps_the_lateness_of_the_loop_is_that_of_the_times(tmp_path, monkeypatch):
-    for module in (receiver, connections):
+    for module in (sockets, sockets):
         monkeypatch.setattr(module, "stamp_arrivals", lambda _: False)
     run, truths = driven(tmp_path, STREAMS, block_s=0.05)
     assert {record.stamps for record in run.requests} == {"loop"}

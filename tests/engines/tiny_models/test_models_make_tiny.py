@@ -15,11 +15,16 @@ from support.servers.stubborn_engine import wait_until
 from tokenizers import Tokenizer
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, shape_for
-from benchctl.engines.tiny_models import safetensors_file
+from benchctl.engines.tiny_models import files
+from benchctl.engines.tiny_models.files import MIN_VOCAB, train_tokenizer
 from benchctl.engines.tiny_models.make import make_model
-from benchctl.engines.tiny_models.recipe import Recipe, tensor_specs
-from benchctl.engines.tiny_models.tokenizer import MIN_VOCAB, train_tokenizer
-from benchctl.engines.tiny_models.weights import bfloat16_bits, draw_blocks, interleave_rotary_rows
+from benchctl.engines.tiny_models.recipe import (
+    Recipe,
+    bfloat16_bits,
+    draw_blocks,
+    interleave_rotary_rows,
+    tensor_specs,
+)
 from benchctl.errors import UsageError
 
 ARCHITECTURES = ["qwen2", "qwen3", "llama"]
@@ -116,11 +121,11 @@ def test_the_header_of_the_weights_covers_the_file_without_gap_or_overlap(tmp_pa
 
 def test_shards_hold_together_what_one_file_holds(tmp_path):
     made = recipe()
-    safetensors_file.write_safetensors(tmp_path, made)
+    files.write_safetensors(tmp_path, made)
     whole = dict(safetensors.deserialize((tmp_path / "model.safetensors").read_bytes()))
     cut = tmp_path / "cut"
     cut.mkdir()
-    safetensors_file.write_safetensors(cut, made, shard_bytes=20_000)
+    files.write_safetensors(cut, made, shard_bytes=20_000)
     index = json.loads((cut / "model.safetensors.index.json").read_text())
     parts = {path.name: dict(safetensors.deserialize(path.read_bytes())) for path in cut.glob("*.safetensors")}
     assert len(parts) > 2
@@ -356,7 +361,7 @@ def test_a_full_disk_leaves_a_pair_that_was_to_be_replaced_as_it_was(tmp_path):
     before = [contents(tmp_path / "pair" / part) for part in ("base", "value")]
     # The base fits; the value model, which has a second file, does not.
     failing = (
-        "import benchctl.engines.tiny_models.value_pair as pair\n"
+        "import benchctl.engines.tiny_models.make as pair\n"
         "def full(*_): raise OSError(28, 'No space left on device')\n"
         "pair.write_tensors = full\n"
         "from benchctl.cli import main; main()"

@@ -10,12 +10,12 @@ import pytest
 from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server import redacted_log
 from benchctl.measure.server.failure import Shortage
 from benchctl.measure.server.log import ServerLog
-from benchctl.measure.server.port import is_free
 from benchctl.measure.server.process import is_alive
+from benchctl.measure.server.resources import is_free
 from benchctl.measure.server.server import ServerProcess
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.servers.stubborn_engine import CORE, launch, wait_until
 
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server.process import ProcessTree, is_alive, start, tree
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.shared_memory import Segments
@@ -173,7 +173,7 @@ MEASURE = """
 import sys, asyncio
 from pathlib import Path
 from support.servers.stubborn_engine import launch
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
 
 async def ready(server):

@@ -13,7 +13,7 @@ import pytest
 from support.servers.stubborn_engine import launch, wait_until
 
 from benchctl.errors import ServerDiedError, ServerStartError
-from benchctl.load.transport.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.server import ServerProcess

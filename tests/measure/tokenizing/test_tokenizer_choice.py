@@ -14,11 +14,10 @@ from support.servers.real_engines import tiny_model
 from support.servers.simulator import sim_server
 
 from benchctl.errors import UsageError
-from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted, tokenizer_for
+from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokenizer_for
 from benchctl.profile.load import profile_from_plain
 from benchctl.records.record import Message
-from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
-from benchctl.workload.tokenizers.local import LocalTokenizer
+from benchctl.workload.tokenizers import LocalTokenizer, count_chat_tokens, count_tokens
 
 pytest.importorskip("tokenizers")
 TEXTS = ("hello world", "", "12345 and 1 more", "hello world")

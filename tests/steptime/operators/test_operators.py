@@ -15,7 +15,7 @@ from benchctl.steptime.operators.gemm import Gemm, gemm_columns
 from benchctl.steptime.operators.latent_decode import LatentDecode, latent_decode_columns
 from benchctl.steptime.operators.operator_fit import OperatorTime, fit_operator, halves, mape_frac
 from benchctl.steptime.operators.routing import power_law_load
-from benchctl.steptime.terms.all_reduce import all_reduce_us, kernel_name
+from benchctl.steptime.peaks import all_reduce_us, kernel_name
 from benchmarks.steptime.operators import results
 
 H100 = hardware_for("h100-sxm")

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
-from benchctl.steptime.speculation.acceptance import stated
-from benchctl.steptime.speculation.draft_length import break_even_acceptance, law_at
-from benchctl.steptime.speculation.law import (
+from benchctl.steptime.speculation_law import (
     DraftCost,
     acceptance_rate,
     backfill_limit,
+    break_even_acceptance,
+    law_at,
     speed_up,
+    stated,
     steps_by_length,
     survival,
     system_efficiency,

@@ -7,15 +7,10 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.queueing import load_at_rate
-from benchctl.steptime.serving_times import RequestSize, ServerLimits, StepSeconds
-from benchctl.steptime.source import roofline_source
-from benchctl.steptime.speculation.acceptance import Acceptance, of_counters, stated
-from benchctl.steptime.speculation.batch_load import Speculation
-from benchctl.steptime.speculation.draft_length import law_at
-from benchctl.steptime.speculation.law import DraftCost, tokens_per_step
-from benchctl.steptime.speculation.rate_load import load_with_drafts
+from benchctl.steptime.queueing import RequestSize, ServerLimits, StepSeconds, load_at_rate, roofline_source
 from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps, as_share
+from benchctl.steptime.speculation_law import Acceptance, DraftCost, law_at, of_counters, stated, tokens_per_step
+from benchctl.steptime.speculation_load import Speculation, load_with_drafts
 from benchctl.steptime.work import Deployment, StepWork, one_step
 
 SIZE = RequestSize(prompt_tokens=800, output_tokens=200)

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from benchctl.costs.shapes import ModelShape
-from benchctl.engines.tiny_models.hugging_face import write_model_files
+from benchctl.engines.tiny_models.files import END_ID, train_tokenizer, write_model_files
 from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
-from benchctl.engines.tiny_models.tokenizer import END_ID, train_tokenizer
 
 VOCABULARY, HIDDEN = 512, 64
 END = END_ID

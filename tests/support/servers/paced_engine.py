@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, raw_step_log
-from benchctl.load.transport.client import StreamClient
-from benchctl.load.transport.exchange import Call, Exchange
-from benchctl.load.transport.failures import CANCELLED
-from benchctl.measure.server.port import choose_port
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call, Exchange
+from benchctl.load.failures import CANCELLED
+from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import Timeouts

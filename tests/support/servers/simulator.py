@@ -19,9 +19,9 @@ from benchctl.records.record import Message
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch
-from benchctl.sim.requests.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
-from benchctl.workload.datasets.tokens import tokenize_chat
+from benchctl.workload.tokenizers import tokenize_chat
 
 FILTERED = SamplingParams(top_k=5, min_p=0.01)
 NEUTRAL = GuidanceParams(mode="centered_exp", value_scale=0.0)

@@ -3,8 +3,7 @@
 import itertools
 import json
 
-from benchctl.load.answer.answer import Answer
-from benchctl.load.answer.stream import CompletionReader
+from benchctl.load.answer import Answer, CompletionReader
 from benchctl.records.record import PreparedRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver: x\r\ncontent-type: text/event-stream\r\n"

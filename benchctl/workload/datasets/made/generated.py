@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Final
 
-from benchctl.workload.datasets.dataset import MadeDataset
+from benchctl.workload.datasets.base import MadeDataset, Prompt
 from benchctl.workload.datasets.made.stories import STORIES, Cast
-from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.datasets.published.gsm8k import question_prompt
 from benchctl.workload.seeded import named_stream
 

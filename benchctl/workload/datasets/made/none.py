@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from benchctl.workload.datasets.dataset import MadeDataset
+from benchctl.workload.datasets.base import MadeDataset
 
 DATASET: Final = MadeDataset(make=lambda _workload, _seed: ())

@@ -5,8 +5,7 @@ from typing import Final
 
 from benchctl.errors import ProfileError
 from benchctl.profile.model import Length, Workload
-from benchctl.workload.datasets.dataset import MadeDataset
-from benchctl.workload.datasets.prompt import Prompt
+from benchctl.workload.datasets.base import MadeDataset, Prompt
 from benchctl.workload.seeded import draw_lengths, named_stream
 
 NUMBERS: Final = range(1 << 16)

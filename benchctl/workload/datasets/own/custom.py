@@ -23,12 +23,18 @@ from benchctl.profile.model import Workload
 from benchctl.records.record import Message
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
+from benchctl.workload.datasets.base import (
+    Length,
+    OwnDataset,
+    Prompt,
+    Selection,
+    SourceFile,
+    TimestampMs,
+    own_file,
+    read_jsonl_rows,
+)
 from benchctl.workload.datasets.blocks import numbers_of_blocks
-from benchctl.workload.datasets.dataset import OwnDataset
-from benchctl.workload.datasets.files import own_file
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import Length, TimestampMs, read_jsonl_rows
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
 REMEDY: Final = (

@@ -16,13 +16,18 @@ from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Workload
 from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
-from benchctl.workload.datasets.dataset import OwnDataset
-from benchctl.workload.datasets.files import sha256_of
+from benchctl.workload.datasets.base import (
+    OwnDataset,
+    Prompt,
+    Selection,
+    SourceFile,
+    read_file,
+    read_jsonl_rows,
+    sha256_of,
+)
 from benchctl.workload.datasets.hub import hub_file, hub_filenames, package_missing
 from benchctl.workload.datasets.own.custom import prompts_of_rows
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import read_file, read_jsonl_rows
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 _SUFFIXES: Final = (".jsonl", ".json", ".csv", ".parquet")
 _NUM_NAMED: Final = 8

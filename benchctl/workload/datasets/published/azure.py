@@ -16,13 +16,18 @@ from benchctl.units import NS_PER_S
 from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_csv
 from benchctl.untrusted.text import visible_value
-from benchctl.workload.datasets.dataset import FileDataset
-from benchctl.workload.datasets.files import DatasetFile
+from benchctl.workload.datasets.base import (
+    DatasetFile,
+    FileDataset,
+    Prompt,
+    RecordedLoad,
+    Selection,
+    SourceFile,
+    damaged_row,
+    unreadable,
+)
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import damaged_row, unreadable
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 _LAST_NS: Final = 1 << 62
 HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]

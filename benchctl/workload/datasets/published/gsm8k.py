@@ -10,11 +10,16 @@ from typing import Final
 import msgspec
 
 from benchctl.records.record import Message
-from benchctl.workload.datasets.dataset import FileDataset
-from benchctl.workload.datasets.files import DatasetFile
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.datasets.base import (
+    DatasetFile,
+    FileDataset,
+    Prompt,
+    Selection,
+    SourceFile,
+    damaged_row,
+    read_jsonl_rows,
+)
+from benchctl.workload.tokenizers import Tokenizer
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 INSTRUCTION = r"Solve this problem step by step, and give the final answer within \boxed{}."

@@ -12,13 +12,20 @@ from typing import Final
 import msgspec
 
 from benchctl.units import NS_PER_MS
+from benchctl.workload.datasets.base import (
+    DatasetFile,
+    FileDataset,
+    Length,
+    Prompt,
+    RecordedLoad,
+    Selection,
+    SourceFile,
+    TimestampMs,
+    damaged_row,
+    read_jsonl_rows,
+)
 from benchctl.workload.datasets.blocks import numbers_of_blocks
-from benchctl.workload.datasets.dataset import FileDataset
-from benchctl.workload.datasets.files import DatasetFile
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import Length, TimestampMs, damaged_row, read_jsonl_rows
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 
 class MooncakeRow(msgspec.Struct, frozen=True):

@@ -9,13 +9,20 @@ from typing import Final
 
 import msgspec
 
-from benchctl.workload.datasets.dataset import FileDataset
-from benchctl.workload.datasets.files import DatasetFile
+from benchctl.workload.datasets.base import (
+    ArrivalNs,
+    DatasetFile,
+    FileDataset,
+    Length,
+    Prompt,
+    RecordedLoad,
+    Selection,
+    SourceFile,
+    damaged_row,
+    read_jsonl_rows,
+)
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import ArrivalNs, Length, damaged_row, read_jsonl_rows
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.tokenizers import Tokenizer
 
 
 class ReplayRow(msgspec.Struct, frozen=True):

@@ -14,11 +14,8 @@ import msgspec
 
 from benchctl.errors import DatasetError
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
-from benchctl.workload.datasets.dataset import FileDataset
-from benchctl.workload.datasets.files import DatasetFile
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import read_file
-from benchctl.workload.tokenizers.tokenizer import Tokenizer
+from benchctl.workload.datasets.base import DatasetFile, FileDataset, Prompt, Selection, SourceFile, read_file
+from benchctl.workload.tokenizers import Tokenizer
 
 MIN_TOKENS = 4
 MAX_PROMPT_TOKENS = 1024

@@ -1,0 +1,365 @@
+"""The files of a model directory: configuration, tokenizer, safetensors and GGUF."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from benchctl.engines.tiny_models.recipe import (
+    BYTES_PER_WEIGHT,
+    Architecture,
+    Array,
+    Recipe,
+    TensorSpec,
+    WeightType,
+    draw_blocks,
+    gguf_name,
+    interleave_rotary_rows,
+    stored,
+    tensor_specs,
+    whole_tensor,
+)
+from benchctl.errors import UsageError
+from benchctl.workload.datasets.made.generated import problems
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD: Final = "<|endoftext|>"
+START: Final = "<|im_start|>"
+END: Final = "<|im_end|>"
+SPECIAL_TOKENS: Final = (PAD, START, END)
+"""In the order of their ids, from 0."""
+PAD_ID: Final = SPECIAL_TOKENS.index(PAD)
+END_ID: Final = SPECIAL_TOKENS.index(END)
+
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+MIN_VOCAB: Final = 256 + len(SPECIAL_TOKENS)
+"""Every byte has a token of its own, so that any text can be written."""
+MAX_VOCAB: Final = 1_000_000
+_PROBLEMS: Final = 500
+_SPLIT_PATTERN: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+"""Words, single digits, punctuation and space: how Qwen2 cuts text before merging. Loaders that know a model by its
+family put this in place of what the file says, so anything else would be cut differently by different engines."""
+_CONSONANTS: Final = "bdfghjklmnprstvwxyz"
+_VOWELS: Final = "aeiou"
+
+
+def train_tokenizer(vocab: int) -> "Tokenizer":
+    """A tokenizer of exactly ``vocab`` tokens, the same for the same number; UsageError for one out of range."""
+    if not MIN_VOCAB <= vocab <= MAX_VOCAB:
+        raise UsageError(
+            f"vocab is {vocab}; it must be from {MIN_VOCAB} (256 bytes and {len(SPECIAL_TOKENS)} special tokens) "
+            f"to {MAX_VOCAB}"
+        )
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers  # noqa: PLC0415
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_text(vocab), trainer)
+    return tokenizer
+
+
+def _training_text(vocab: int) -> Iterator[str]:
+    """English of word problems, then one invented word for each token.
+
+    Training merges until each word is one token, so as many distinct words as tokens always fill the vocabulary.
+    """
+    for problem in islice(problems(0), _PROBLEMS):
+        yield problem.question
+    for number in range(vocab):
+        yield f" {_invented_word(number)}"
+
+
+def _invented_word(number: int) -> str:
+    """A word that can be spoken, another one for each number: its digits in syllables."""
+    syllables = ""
+    rest = number + len(_CONSONANTS) * len(_VOWELS)  # two syllables or more
+    while rest:
+        rest, digit = divmod(rest, len(_CONSONANTS) * len(_VOWELS))
+        syllables += _CONSONANTS[digit // len(_VOWELS)] + _VOWELS[digit % len(_VOWELS)]
+    return syllables
+
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ROPE_THETA: Final = 10_000.0
+NORM_EPSILON: Final = 1e-6
+_CLASSES: Final[dict[Architecture, str]] = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
+_TOKEN_IDS: Final = {"bos_token_id": PAD_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
+
+
+def write_model_files(
+    directory: Path, recipe: Recipe, tokenizer: "Tokenizer", *, is_value_model: bool = False
+) -> None:
+    """Write configuration and tokenizer; the weights are files of their own."""
+    config = model_config(recipe)
+    if is_value_model:
+        config["architectures"] = [_CLASSES[recipe.arch].replace("ForCausalLM", "ForLengthValueModel")]
+    _write(directory / "config.json", config)
+    # No sampling settings: servers would take them for defaults, and each engine has its own way with those.
+    _write(directory / "generation_config.json", _TOKEN_IDS)
+    _write(directory / "tokenizer_config.json", _tokenizer_config(recipe))
+    _write(
+        directory / "special_tokens_map.json",
+        {"additional_special_tokens": [START], "eos_token": END, "pad_token": PAD},
+    )
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+
+
+def model_config(recipe: Recipe) -> dict[str, Any]:
+    shape = recipe.shape
+    # Qwen2 has no key for the size of a head and a sliding window that must be declined.
+    own = {"use_sliding_window": False} if recipe.arch == "qwen2" else {"head_dim": shape.head_dim}
+    biases = {} if recipe.arch == "qwen2" else {"attention_bias": False}
+    return {
+        "architectures": [_CLASSES[recipe.arch]],
+        "model_type": recipe.arch,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.q_heads,
+        "num_key_value_heads": shape.kv_heads,
+        **own,
+        **biases,
+        "max_position_embeddings": recipe.context,
+        "rope_theta": ROPE_THETA,
+        "rms_norm_eps": NORM_EPSILON,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "initializer_range": recipe.initializer_range,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "torch_dtype": recipe.dtype,
+        "use_cache": True,
+        **_TOKEN_IDS,
+    }
+
+
+def _tokenizer_config(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": recipe.context,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": None,
+        "eos_token": END,
+        "pad_token": PAD,
+        "unk_token": None,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+Draw: TypeAlias = Callable[[TensorSpec, int], Iterator[npt.NDArray[np.float32]]]
+"""Draws the values of a tensor from a seed, flat and in blocks."""
+
+SHARD_BYTES: Final = 4_000_000_000
+"""Largest file of weights, unless a single tensor is larger."""
+_LENGTH_BYTES: Final = 8
+_TYPE_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def write_safetensors(directory: Path, recipe: Recipe, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write ``model.safetensors``, or shards of at most ``shard_bytes`` with the index that lists them."""
+    shards = _shards(recipe, shard_bytes)
+    if len(shards) == 1:
+        write_tensors(directory / "model.safetensors", recipe, shards[0])
+        return
+    file_of_tensor: dict[str, str] = {}
+    for number, specs in enumerate(shards, start=1):
+        filename = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(directory / filename, recipe, specs)
+        file_of_tensor |= {spec.name: filename for spec in specs}
+    num_bytes = sum(_num_bytes(spec, recipe) for specs in shards for spec in specs)
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of_tensor}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
+    """Tensors in their order, as many to a file as fit; every file has at least one."""
+    shards: list[list[TensorSpec]] = [[]]
+    room = shard_bytes
+    for spec in tensor_specs(recipe):
+        num_bytes = _num_bytes(spec, recipe)
+        if num_bytes > room and shards[-1]:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(spec)
+        room -= num_bytes
+    return shards
+
+
+def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec], draw: Draw = draw_blocks) -> None:
+    """Write one file of these tensors, in the type and from the seed of the recipe."""
+    # Some loaders refuse a file that does not name the framework of its layout.
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for spec in specs:
+        start, end = end, end + _num_bytes(spec, recipe)
+        header[spec.name] = {
+            "dtype": _TYPE_NAMES[recipe.dtype],
+            "shape": spec.dims,
+            "data_offsets": (start, end),
+        }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)  # so that the weights begin at a multiple of eight bytes
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+        for spec in specs:
+            for block in draw(spec, recipe.seed):
+                file.write(stored(block, recipe.dtype).data)
+
+
+def _num_bytes(spec: TensorSpec, recipe: Recipe) -> int:
+    return spec.size * BYTES_PER_WEIGHT[recipe.dtype]
+
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from tokenizers import Tokenizer
+
+
+def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
+    """Write the model; memory holds one tensor at a time."""
+    import gguf  # noqa: PLC0415
+
+    writer = gguf.GGUFWriter(path, recipe.arch)
+    try:
+        _add_dimensions(writer, recipe)
+        _add_tokenizer(writer, tokenizer)
+        specs = tensor_specs(recipe)
+        for spec in specs:
+            _announce(writer, spec, recipe)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        _write_tensors(writer, specs, recipe)
+    finally:
+        writer.close()
+
+
+def _write_tensors(writer: "GGUFWriter", specs: Sequence[TensorSpec], recipe: Recipe) -> None:
+    """Write the values that were announced, each filled up to the alignment.
+
+    The writer's own method ends in ``numpy.tofile``, which reports nothing where the disk has no room for the end.
+    """
+    (file,) = writer.fout or []
+    writer.write_padding(file, file.tell())
+    for spec in specs:
+        values = np.ascontiguousarray(gguf_values(spec, recipe))
+        file.write(values.data)
+        writer.write_padding(file, values.nbytes)
+
+
+def _add_dimensions(writer: "GGUFWriter", recipe: Recipe) -> None:
+    from gguf import LlamaFileType  # noqa: PLC0415
+
+    file_types = {
+        "bfloat16": LlamaFileType.MOSTLY_BF16,
+        "float16": LlamaFileType.MOSTLY_F16,
+        "float32": LlamaFileType.ALL_F32,
+    }
+    shape = recipe.shape
+    writer.add_name(recipe.name)
+    writer.add_file_type(file_types[recipe.dtype])
+    writer.add_context_length(recipe.context)
+    writer.add_vocab_size(shape.vocab)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_block_count(shape.layers)
+    writer.add_head_count(shape.q_heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(ROPE_THETA)
+    writer.add_layer_norm_rms_eps(NORM_EPSILON)
+
+
+def _add_tokenizer(writer: "GGUFWriter", tokenizer: "Tokenizer") -> None:
+    from gguf import TokenType  # noqa: PLC0415
+
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")  # byte-level BPE; the name below says how text is cut before merging
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL if token in SPECIAL_TOKENS else TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    # llama.cpp would take token 11 for the beginning of a text if none were named.
+    writer.add_bos_token_id(PAD_ID)
+    writer.add_eos_token_id(END_ID)
+    writer.add_pad_token_id(PAD_ID)
+    writer.add_add_bos_token(value=False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _announce(writer: "GGUFWriter", spec: TensorSpec, recipe: Recipe) -> None:
+    """Describe a tensor that follows later."""
+    from gguf import GGMLQuantizationType  # noqa: PLC0415
+
+    kinds = {
+        "bfloat16": GGMLQuantizationType.BF16,
+        "float16": GGMLQuantizationType.F16,
+        "float32": GGMLQuantizationType.F32,
+    }
+    dtype = _gguf_type(spec, recipe)
+    num_bytes = spec.size * BYTES_PER_WEIGHT[dtype]
+    # Its type is what the last argument says; the one before would matter for types that numpy knows.
+    writer.add_tensor_info(gguf_name(spec.name), spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kinds[dtype])
+
+
+def gguf_values(spec: TensorSpec, recipe: Recipe) -> Array:
+    """The values of a tensor as the file holds them.
+
+    Vectors are float32 in every GGUF file; they are rounded to the type of the model first, so that no engine
+    computes with other values than another one.
+    """
+    values = whole_tensor(spec, recipe.seed, recipe.dtype)
+    if recipe.arch == "llama" and spec.name.endswith(("q_proj.weight", "k_proj.weight")):
+        is_query = spec.name.endswith("q_proj.weight")
+        values = interleave_rotary_rows(values, recipe.shape.q_heads if is_query else recipe.shape.kv_heads)
+    if _gguf_type(spec, recipe) == recipe.dtype:
+        return values
+    if recipe.dtype == "bfloat16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def _gguf_type(spec: TensorSpec, recipe: Recipe) -> WeightType:
+    return "float32" if len(spec.dims) == 1 else recipe.dtype

@@ -1,0 +1,289 @@
+"""A result directory in the files of another tool: one directory for each arm, in it its runs as repeats."""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from benchctl import __version__
+from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS, Value, number_of
+from benchctl.analysis.experiment.summary import RunSummary
+from benchctl.analysis.metrics.latency import (
+    e2el_ns,
+    is_completed,
+    itls_ns,
+    latencies_ns,
+    measured,
+    percentiles,
+    standard_deviation,
+    tpots_ns,
+    ttft_ns,
+)
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.errors import RecordError
+from benchctl.interop.vllm_result import total_throughput, vllm_result
+from benchctl.profile.model import Arrival
+from benchctl.records.directory import arm_label
+from benchctl.records.files import document_bytes, encode, write_bytes_atomic
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import Manifest, RequestRecord
+from benchctl.units import MS_PER_S, ms_from_ns
+from benchctl.untrusted.files import make_folder
+from benchctl.untrusted.text import csv_cell
+
+_SCHEMA: Final = "1.4"
+"""The version of AIPerf's shape that this follows."""
+_PERCENTS: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+_LATENCIES: Final = {
+    "request_latency": "e2el",
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "tpot",
+    "inter_chunk_latency": "itl",
+}
+_RUN_FIELDS: Final = ("variant", "cell", "block", "state", "clock", "time_scale")
+
+
+def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
+    """The summary of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
+    requests, record = measured(run.requests), run.record
+    completed = [request for request in requests if is_completed(request)]
+    durations, factor = latencies_ns(completed), record.clock_factor
+    blocks = {
+        theirs: _distribution([ms_from_ns(value * factor) for value in durations[ours]], "ms", len(completed))
+        for theirs, ours in _LATENCIES.items()
+    }
+    rates = [MS_PER_S / ms for value in durations["tpot"] if (ms := ms_from_ns(value * factor)) > 0]
+    blocks["output_token_throughput_per_user"] = _distribution(rates, "tokens/sec/user", len(completed))
+    for name, values in {
+        "input_sequence_length": [request.prompt_tokens for request in completed],
+        "output_sequence_length": [request.completion_tokens for request in completed],
+    }.items():
+        blocks[name] = _distribution([float(v) for v in values if v is not None], "tokens", len(completed))
+    return {
+        "schema_version": _SCHEMA,
+        "benchmark_id": record.run_id,
+        **{name: block for name, block in blocks.items() if block is not None},
+        **_totals(run_metrics(run)),
+        "input_config": _input_config(record.effective_config.get("model"), arrival, len(requests)),
+        "was_cancelled": False,
+        "error_summary": _error_summary(requests),
+        "start_time": record.started_at or manifest.created_at,
+        "benchctl": {"version": __version__, **{name: getattr(record, name) for name in _RUN_FIELDS}},
+    }
+
+
+def aiperf_records(run: LoadedRun) -> Iterator[dict[str, Any]]:
+    """One line for each measured request, in the order of the request set; times are nanoseconds since 1970.
+
+    Where the run does not say what the wall clock was, they are those of the monotonic clock.
+    """
+    offset_ns = next((s.offset.realtime_less_monotonic_ns for s in run.client if s.offset is not None), 0)
+    factor = run.record.clock_factor
+    for request in sorted(measured(run.requests), key=lambda request: request.index):
+        yield {
+            "metadata": {
+                "session_num": request.index,
+                "x_request_id": request.request_id,
+                "conversation_id": request.request_id,
+                "turn_index": 0,
+                "request_start_ns": None if request.sent_ns is None else request.sent_ns + offset_ns,
+                "request_end_ns": None if request.done_ns is None else request.done_ns + offset_ns,
+                "benchmark_phase": "profiling",
+                "was_cancelled": request.error is not None and request.error.kind == "cancelled",
+            },
+            "metrics": _request_metrics(request, factor),
+            "error": None
+            if request.error is None
+            else {"code": request.error.status, "type": request.error.kind, "message": request.error.message},
+        }
+
+
+def _request_metrics(request: RequestRecord, factor: float) -> dict[str, Any]:
+    if not is_completed(request):
+        return {} if request.prompt_tokens is None else {"error_isl": _value(request.prompt_tokens, "tokens")}
+    tpots = [ms_from_ns(value * factor) for value in tpots_ns(request)]
+    times = {"request_latency": e2el_ns(request), "time_to_first_token": ttft_ns(request)}
+    counts = {"input_sequence_length": request.prompt_tokens, "output_sequence_length": request.completion_tokens}
+    return {
+        **{name: _value(ms_from_ns(value * factor), "ms") for name, value in times.items() if value is not None},
+        **{name: _value(value, "tokens") for name, value in counts.items() if value is not None},
+        **({"inter_token_latency": _value(tpots[0] if len(tpots) == 1 else tpots, "ms")} if tpots else {}),
+        "inter_chunk_latency": _value([ms_from_ns(gap * factor) for gap in itls_ns(request)], "ms"),
+    }
+
+
+def _value(value: float | Sequence[float], unit: str) -> dict[str, Any]:
+    return {"value": value, "unit": unit}
+
+
+def _distribution(values: Sequence[float], unit: str, num_requests: int) -> dict[str, Any] | None:
+    """None of no values. A tail that too few requests bear out has no key."""
+    if not values:
+        return None
+    tails = percentiles(values, num_requests, _PERCENTS)
+    return {
+        "unit": unit,
+        "avg": sum(values) / len(values),
+        **{f"p{percent}": value for percent, value in tails.items() if value is not None},
+        "min": min(values),
+        "max": max(values),
+        "std": standard_deviation(values),
+        "count": len(values),
+        "sum": sum(values),
+    }
+
+
+def _totals(metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    prompt, output, wall_s = metrics["prompt_tokens"], metrics["output_tokens"], metrics["wall_s"]
+    totals = {
+        "request_count": (metrics["num_completed"], "requests"),
+        "error_request_count": (metrics["num_failed"], "requests"),
+        "request_throughput": (metrics["request_throughput"], "requests/sec"),
+        "output_token_throughput": (metrics["output_throughput"], "tokens/sec"),
+        "total_token_throughput": (total_throughput(metrics), "tokens/sec"),
+        "total_isl": (prompt, "tokens"),
+        "total_osl": (output, "tokens"),
+        "benchmark_duration": (wall_s, "sec"),
+    }
+    return {name: {"unit": unit, "avg": value} for name, (value, unit) in totals.items() if value is not None}
+
+
+def _input_config(model: Any, arrival: Arrival | None, num_requests: int) -> dict[str, Any]:
+    """Model and load, in the shape of AIPerf's configuration."""
+    phase: dict[str, Any] = {"name": "profiling", "kind": "profiling", "requests": num_requests}
+    if arrival is not None:
+        phase["type"] = "concurrency" if arrival.kind == "closed-loop" else arrival.kind
+        phase |= {} if arrival.max_concurrency is None else {"concurrency": arrival.max_concurrency}
+        is_rated = arrival.kind in {"constant", "poisson", "gamma"}
+        phase |= {"rate": arrival.request_rate} if is_rated else {}
+    return {
+        "models": {"items": [] if model is None else [{"name": str(model)}]},
+        "endpoint": {"streaming": True},
+        "phases": [phase],
+    }
+
+
+def _error_summary(requests: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    errors = Counter(
+        (request.error.status, request.error.kind, request.error.message)
+        for request in requests
+        if request.error is not None
+    )
+    return [
+        {"error_details": {"code": code, "type": kind, "message": message}, "count": count}
+        for (code, kind, message), count in errors.most_common()
+    ]
+
+
+_OUR_NAMES: Final[Mapping[str, str]] = {
+    "tag": "variant",
+    "wall_clock_s": "wall_s",
+    "throughput_output_tokens_per_s": "output_throughput",
+    "total_output_tokens": "output_tokens",
+    "total_prompt_tokens": "prompt_tokens",
+    "n_requests": "num_requests",
+    "n_steps": "num_steps",
+    "batch_size_mean": "mean_batch_size",
+    "latency_s_mean": "e2el_ms",
+    "latency_s_p95": "p95_e2el_ms",
+}
+"""Published columns that benchctl calls otherwise."""
+_SHARED: Final = (
+    "n_steps_with_lvm",
+    "batch_size_p",
+    "output_tokens_",
+    "t_",
+    "base_",
+    "lvm_",
+    "theoretical_",
+    "achieved_",
+)
+LENVM_COLUMNS: Final = (
+    *_OUR_NAMES,
+    *(column for column in SUMMARY_COLUMNS if column.startswith(_SHARED)),
+    "top_k",
+    "value_scale",
+)
+
+
+def lenvm_csv(runs: Iterable[RunSummary]) -> bytes:
+    """The table, a row per run; an unknown value is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, LENVM_COLUMNS)
+    writer.writeheader()
+    writer.writerows({column: csv_cell(_value_lenvm(run, column)) for column in LENVM_COLUMNS} for run in runs)
+    return text.getvalue().encode()
+
+
+def _value_lenvm(run: RunSummary, column: str) -> Value:
+    value = run.values[_OUR_NAMES.get(column, column)]
+    if column.startswith("latency_s_"):
+        latency_ms = number_of(value)
+        return None if latency_ms is None else latency_ms / MS_PER_S
+    return value
+
+
+Format: TypeAlias = Literal["vllm", "aiperf", "lenvm"]
+_NO_PART: Final = re.compile(r"[/\\\x00-\x1f]|^\.+")
+"""What a part of a path cannot hold, or must not begin with."""
+
+
+def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tuple[Path, ...]:
+    """Write every finished run that can be read whole. Raises RecordError when there is none.
+
+    Inside the result directory nothing is written through a link; another ``out`` is its user's own.
+    """
+    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
+    usable = [run for run in analysis.runs if run.is_usable]
+    if not usable:
+        problem = f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why"
+        raise RecordError("\n".join([*analysis.damage, problem]))
+    root = analysis.results.path
+    within = root if out.is_relative_to(root) else None
+    if form == "lenvm":
+        _make(out, within)
+        write_bytes_atomic(out / "summary.csv", lenvm_csv(usable), within=within)
+        return (out / "summary.csv",)
+    written: list[Path] = []
+    for run in usable:
+        folder = out / arm_directory(run) / ("" if form == "vllm" else run.record.run_id)
+        _make(folder, within)
+        for name, content in _WRITERS[form](run, analysis.results.manifest, arrival).items():
+            write_bytes_atomic(folder / name, content, within=within)
+            written.append(folder / name)
+    return tuple(written)
+
+
+def _make(folder: Path, within: Path | None) -> None:
+    if within is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        make_folder(folder, within=within)
+
+
+def arm_directory(run: RunSummary) -> str:
+    """``guided-top_k5``: the arm as one part of a path."""
+    label = arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "")
+    return _NO_PART.sub("_", label)
+
+
+def _vllm_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
+    return {f"{run.record.run_id}.json": document_bytes(vllm_result(run.run, manifest, arrival))}
+
+
+def _aiperf_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
+    return {
+        "profile_export_aiperf.json": document_bytes(aiperf_result(run.run, manifest, arrival)),
+        "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)),
+    }
+
+
+_WRITERS: Final[Mapping[Format, Callable[[RunSummary, Manifest, Arrival | None], dict[str, bytes]]]] = {
+    "vllm": _vllm_files,
+    "aiperf": _aiperf_files,
+}
+"""Content by name of the files of one run."""

@@ -1,0 +1,293 @@
+"""The step log of SGLang's LenVM fork and the averages in its server's log, revisions V1 to V4."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from benchctl.records.schema import StepRecord
+from benchctl.units import NS_PER_MS
+from benchctl.untrusted.reading import DECODING_ERRORS
+
+WHOLE_OF: Final = {"sampler_timing": "sampler_forward", "lvm_timing": "apply_total"}
+"""The key of each line that occurs in every call."""
+_LINE: Final = re.compile(r"\[(sampler_timing|lvm_timing)\]\s+(.*)")
+_PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?=\s|$)")
+_MOST: Final = 2.0**53
+"""Above every count and every time in ms; a damaged line may have anything."""
+_ROUNDING_MS: Final = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averages:
+    """One line. ``means_ms`` are averages since the start by section, ``numbers`` the counts of the line."""
+
+    source: str
+    calls: int
+    means_ms: Mapping[str, float]
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The calls between two lines: their mean time in the section that all of them have, and its rounding error."""
+
+    source: str
+    first_call: int
+    last_call: int
+    mean_ms: float
+    rounding_ms: float
+
+
+def read_averages(lines: Iterable[str]) -> tuple[Averages, ...]:
+    """The lines of averages in a server's log, in their order; all others are skipped."""
+    return tuple(averages for line in lines if (averages := _averages(line)) is not None)
+
+
+def _averages(line: str) -> Averages | None:
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    pairs = [pair for pair in _PAIR.findall(match[2]) if abs(float(pair[1])) < _MOST]
+    numbers = {name: float(value) for name, value, unit in pairs if not unit}
+    if "calls" not in numbers:  # a line that was cut
+        return None
+    means = {name: float(value) for name, value, unit in pairs if unit}
+    return Averages(source=match[1], calls=int(numbers["calls"]), means_ms=means, numbers=numbers)
+
+
+def windows_of(averages: Sequence[Averages]) -> Iterator[Window]:
+    """The calls between successive lines of one kind; a restarted server begins anew."""
+    for source, whole in WHOLE_OF.items():
+        lines = [line for line in averages if line.source == source and whole in line.means_ms]
+        before = Averages(source=source, calls=0, means_ms={whole: 0.0}, numbers={})
+        for earlier, later in pairwise([before, *lines]):
+            first = earlier if later.calls > earlier.calls else before
+            num_calls = later.calls - first.calls
+            if num_calls <= 0:
+                continue
+            total_ms = later.means_ms[whole] * later.calls - first.means_ms[whole] * first.calls
+            yield Window(
+                source=source,
+                first_call=first.calls + 1,
+                last_call=later.calls,
+                mean_ms=total_ms / num_calls,
+                rounding_ms=_ROUNDING_MS * (later.calls + first.calls) / num_calls,
+            )
+
+
+ALL: Final = ("V0", "V1", "V2", "V3", "V4")
+"""Revisions of the fork."""
+_ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward_rows", "lvm_gpu_guidance_path"})
+_ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
+SAMPLER: Final = "sampler_total"
+LOAD: Final = "value_model_load"
+LEAST_LOAD_MS: Final = 250.0
+"""From here on, time of the first guided call outside of its sections is the loading of the value model; ordinarily
+it is below a millisecond."""
+_REQUIRED: Final = ("step", "t_sampler_total_ms", "batch_size", "is_greedy")
+_OUTER: Final = "lvm_apply_outer"
+_INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
+_RECORD_START: Final = b'{"step"'
+_MOST_COUNT: Final = 1 << 53
+_MOST_MS: Final = 86_400_000
+"""A day, which no call of a sampler takes."""
+_NUM_START_UP: Final = 8
+"""Tokens that SGLang's own first request asks for, greedily and one at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRecord:
+    """One call of the sampler. ``sections_ms`` by name without ``t_`` and ``_ms``; ``other`` is the rest."""
+
+    step: int
+    batch_size: int
+    is_greedy: bool
+    sections_ms: Mapping[str, float]
+    other: Mapping[str, Any]
+
+    @property
+    def is_active(self) -> bool:
+        """True if probabilities were replaced, which also happens without a scored row."""
+        return self.other.get("lvm_active") is True
+
+    def count(self, *names: str) -> int | None:
+        """The first of these counts that the line has."""
+        value = next((self.other[name] for name in names if name in self.other), None)
+        return int(value) if isinstance(value, int | float) and 0 <= value < _MOST_COUNT else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingLog:
+    """A whole log: the records of each server's life in turn, and the count of damaged lines."""
+
+    lives: tuple[tuple[TimingRecord, ...], ...]
+    num_damaged: int = 0
+    """Lines without a whole record, other than the last."""
+    is_cut: bool = False
+    """The last line has no end."""
+
+    @property
+    def records(self) -> tuple[TimingRecord, ...]:
+        return tuple(record for life in self.lives for record in life)
+
+
+def record_from(line: bytes | str) -> TimingRecord | None:
+    """The record of a line; None for a damaged line."""
+    try:
+        fields = msgspec.json.decode(line)
+    except DECODING_ERRORS:
+        return None
+    return _record(fields) if isinstance(fields, dict) else None
+
+
+def _record(fields: dict[str, Any]) -> TimingRecord | None:
+    step, total_ms, batch_size, is_greedy = (fields.get(name) for name in _REQUIRED)
+    if not (_is_count(step) and _is_count(batch_size) and _is_time(total_ms) and isinstance(is_greedy, bool)):
+        return None
+    times = {name: value for name, value in fields.items() if name.startswith("t_") and name.endswith("_ms")}
+    if not all(_is_time(value) for value in times.values()):
+        return None
+    return TimingRecord(
+        step=fields["step"],
+        batch_size=fields["batch_size"],
+        is_greedy=is_greedy,
+        sections_ms={name[2:-3]: float(value) for name, value in times.items()},
+        other={name: value for name, value in fields.items() if name not in times and name not in _REQUIRED},
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_COUNT
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_MS
+
+
+def read_timing(lines: Iterable[bytes]) -> TimingLog:
+    """The log in these lines, given with their line ends. Damaged lines are counted, not raised."""
+    lives: list[list[TimingRecord]] = []
+    num_damaged, is_cut = 0, False
+    for line in lines:
+        if not line.strip():
+            continue
+        record = record_from(line)
+        if record is None:
+            is_cut = not line.endswith(b"\n")
+            num_damaged += not is_cut
+            start = line.rfind(_RECORD_START)  # a new server's record may follow half a line of the previous one
+            record = record_from(line[start:]) if start > 0 else None
+        if record is None:
+            continue
+        if not lives or record.step <= lives[-1][-1].step:
+            lives.append([])
+        lives[-1].append(record)
+    return TimingLog(lives=tuple(map(tuple, lives)), num_damaged=num_damaged, is_cut=is_cut)
+
+
+def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:
+    """The lives, counted from the end, that it takes to sample ``output_tokens``; all lives if that is None.
+
+    Each row of a batch yields at most one token, so fewer rows than tokens cannot be the whole run.
+    """
+    if output_tokens is None:
+        return log.lives
+    num_rows = 0
+    for index in range(len(log.lives) - 1, -1, -1):
+        num_rows += sum(record.batch_size for record in log.lives[index])
+        if num_rows >= output_tokens:
+            return log.lives[index:]
+    return log.lives
+
+
+def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:
+    """Number of records at the beginning of a life that are those of the server's own first request.
+
+    They are those before the first sampled batch; in a greedy run, at most as many as that request asks for.
+    """
+    leading = 0
+    for record in life:
+        if not record.is_greedy or record.batch_size != 1:
+            break
+        leading += 1
+    return min(leading, _NUM_START_UP) if is_greedy_run or leading == len(life) else leading
+
+
+def load_ms(life: Sequence[TimingRecord]) -> tuple[int, float] | None:
+    """Index of the record of a life that includes the loading of the value model, and its milliseconds; None
+    without.
+
+    The loading is the time outside of the sections of the first call that surrounds guidance.
+    """
+    for index, record in enumerate(life):
+        if _OUTER in record.sections_ms:
+            unnamed = record.sections_ms[_OUTER] - sum(record.sections_ms.get(name, 0.0) for name in _INNER)
+            if unnamed >= LEAST_LOAD_MS:
+                return index, unnamed
+            if any(name in record.sections_ms for name in _INNER):
+                return None
+    return None
+
+
+def step_records(
+    life: Sequence[TimingRecord], spans_ns: Iterable[tuple[int, int]], *, first_step: int = 1
+) -> Iterator[StepRecord]:
+    """The records of one server's life as steps; ``spans_ns`` has the start and duration of each.
+
+    The log does not separate prompts from output, so every step counts as decoding, and neither prompt nor output
+    tokens are known. V1 and V3 do not count candidates.
+    """
+    load = load_ms(life)
+    for index, (record, (start_ns, dur_ns)) in enumerate(zip(life, spans_ns, strict=True)):
+        sections = {name: round(time_ms * NS_PER_MS) for name, time_ms in record.sections_ms.items()}
+        if load is not None and load[0] == index:
+            sections[LOAD] = round(load[1] * NS_PER_MS)
+        guided_rows = record.count("lvm_forward_rows", "lvm_n_reqs_with_guidance") or 0
+        yield StepRecord(
+            step=first_step + index,
+            start_ns=start_ns,
+            dur_ns=dur_ns,
+            clock="host",
+            phase="decode",
+            num_seqs=record.batch_size,
+            is_greedy=record.is_greedy,
+            guided_rows=guided_rows,
+            candidates=record.count("lvm_n_candidates", "lvm_candidate_tokens") if guided_rows else 0,
+            fused=_is_fused(record),
+            sections_ns=sections,
+        )
+
+
+def _is_fused(record: TimingRecord) -> bool | None:
+    """True for a step on the fused path: V3 records it, V4 always does, V1 has no such path."""
+    fused = record.count("lvm_fused_path")
+    if fused is not None:
+        return bool(fused)
+    return True if record.count("lvm_fused_total_extend_tokens") else None
+
+
+def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ()) -> tuple[str, ...]:
+    """The revisions that fit a server's output, in their order; at least one.
+
+    An early V3 without the fused path writes what V1 writes, and unguided lines of V4 may look like that, too.
+    """
+    candidates = {_revisions_of_record(record) for record in records}
+    if candidates:
+        return min(candidates, key=len)
+    lines = list(log_lines)
+    if read_averages(lines):
+        return ("V2",)
+    return ("V3",) if any("LENVM_STRIDE=" in line for line in lines) else ("V0", "V2")
+
+
+def _revisions_of_record(record: TimingRecord) -> tuple[str, ...]:
+    """The revisions that write such a line."""
+    if _ONLY_V4 & record.other.keys() or _ONLY_V4_SECTIONS & record.sections_ms.keys():
+        return ("V4",)
+    if "lvm_fused_path" in record.other:
+        return ("V3",)
+    return ("V1", "V3") if "lvm_forward" in record.sections_ms else ("V1", "V3", "V4")

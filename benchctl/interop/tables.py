@@ -1,0 +1,327 @@
+"""Tables as CSV or JSON Lines: of engine steps, one row a step, and of the server's own timestamps of requests."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.errors import UsageError
+from benchctl.steptime.calibrate import fit_overheads
+from benchctl.steptime.model import RequestOverheads
+from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
+from benchctl.steptime.work import Deployment, ObservedSteps, Origin
+from benchctl.units import NS_PER_US
+from benchctl.untrusted import ROWS_BYTES, VALUE_CHARS
+from benchctl.untrusted.reading import (
+    DECODING_ERRORS,
+    UnreadableError,
+    decoding_problem,
+    json_value,
+    read_csv,
+    read_lines,
+    utf8_text,
+)
+from benchctl.untrusted.text import visible_line, visible_value
+
+_WORDS = {"true": 1.0, "false": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """Columns of equal lengths. Values of a CSV file are text."""
+
+    columns: Mapping[str, Sequence[Any]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def groups(self, names: Sequence[str]) -> Iterator["RowTable"]:
+        """The rows with equal values in these columns, a table for each, in the order of their first rows."""
+        indices: dict[tuple[str, ...], list[int]] = {}
+        for index, values in enumerate(zip(*(self.columns[name] for name in names), strict=True)):
+            indices.setdefault(tuple(map(str, values)), []).append(index)
+        for rows in indices.values():
+            yield RowTable({name: [values[row] for row in rows] for name, values in self.columns.items()})
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """A column as numbers, NaN where it has none; yes is 1 and no is 0."""
+        return np.fromiter(map(_number, self.columns[name]), np.float64, len(self))
+
+
+def _number(value: Any) -> float:
+    try:
+        return _WORDS[value.lower()] if isinstance(value, str) and value.lower() in _WORDS else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def read_rows(path: Path) -> RowTable:
+    """The table of a ``.csv`` file, or of JSON Lines. Raises UsageError with the line that is none of its rows."""
+    try:
+        return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; correct the row: a table is a CSV or JSON Lines file") from error
+
+
+def _read_csv(path: Path) -> RowTable:
+    rows = read_csv(path, ROWS_BYTES)
+    _, names = next(rows, (1, []))
+    values = [[value or None for value in row] for _, row in rows]
+    columns: dict[str, Sequence[str | None]] = {}
+    for index, name in enumerate(names):
+        columns.setdefault(name, [row[index] for row in values])
+    return RowTable(columns)
+
+
+def _read_json_lines(path: Path) -> RowTable:
+    rows = []
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in read_lines(path, ROWS_BYTES):
+        try:
+            if line.strip():
+                rows.append(decoder.decode(line))
+        except DECODING_ERRORS as error:
+            raise UnreadableError(f"{path}:{number}: no row of a table: {decoding_problem(error)}") from error
+    names = dict.fromkeys(name for row in rows for name in row)
+    return RowTable({name: [row.get(name) for row in rows] for name in names})
+
+
+SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "run": ("run", "run_id", "experiment_id"),
+    "model": ("model",),
+    "hardware": ("hardware",),
+    "tensor_parallel": ("tensor_parallel", "tp"),
+    "duration": ("dur_ns", "duration_us", "cycle_us"),
+    "num_seqs": ("num_seqs",),
+    "num_prefills": ("num_prefills", "batch.num_prefill_reqs"),
+    "num_decodes": ("num_decodes", "batch.num_decode_reqs"),
+    "prefill_tokens": ("num_prefill_tokens", "prefill_tokens", "batch.prefill_tokens"),
+    "decode_tokens": ("num_decode_tokens", "decode_tokens", "batch.decode_tokens"),
+    "context_tokens": ("context_tokens", "ctx_tokens"),
+    "output_tokens": ("output_tokens",),
+    "preempted": ("preempted", "batch.num_preempted"),
+    "cache_frac": ("kv_used_frac", "kv.usage_gpu_ratio"),
+    "previous_prefill": ("prev.prefill",),
+    "next_prefill": ("next.batch.prefill_tokens",),
+    "is_warmup": ("is_warmup",),
+}
+"""Names that each quantity may have, ours first."""
+_NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
+_SCHEDULER_TIME: Final = "step.duration_us"
+_MOST: Final = 2.0**53
+"""Largest whole number that is exact here; no time in ns and no count of a step is near it."""
+_NEIGHBOUR_TOKENS: Final = 32
+"""Prompt tokens of a neighbouring step whose time is not noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDefaults:
+    """Values for a table without the columns of these names."""
+
+    model: str | None = None
+    hardware: str | None = None
+    tensor_parallel: int = 1
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    """Shapes of models by their names in the table: built-in names or paths."""
+
+
+def is_step_table(path: Path) -> bool:
+    return path.is_file() and path.suffix in SUFFIXES
+
+
+def read_step_table(path: Path, defaults: TableDefaults) -> tuple[ObservedSteps, ...]:
+    """The steps of each run of a table, in its order. Raises UsageError naming every column that is missing."""
+    table = read_rows(path)
+    names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, table))}
+    _check_columns(path, table, names, defaults)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    keys = [names[key] for key in ("run", "model", "tensor_parallel", "hardware") if key in names]
+    groups = table.groups(keys) if keys else [table]
+    return tuple(_Table(path, group, names, defaults).observed(sha256) for group in groups)
+
+
+def _first_of(options: tuple[str, ...], table: RowTable) -> str | None:
+    return next((name for name in options if name in table.columns), None)
+
+
+def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults: TableDefaults) -> None:
+    if not len(table):
+        raise UsageError(f"{path}: has no rows; it needs one row a step")
+    if "duration" not in names and _SCHEDULER_TIME in table.columns:
+        raise UsageError(
+            f"{path}: {_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, "
+            "the start of the next step minus the start of this one"
+        )
+    missing = [" or ".join(COLUMNS[quantity]) for quantity in ("duration", *_NEEDED) if quantity not in names]
+    if "num_decodes" not in names and "num_seqs" not in names:
+        missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
+    if missing:
+        has = visible_line(", ".join(table.columns))
+        raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
+    for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
+        if quantity not in names and value is None:
+            raise UsageError(f"{path}: no column {quantity}; add it, or name the {quantity} with --{quantity}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The rows of one run."""
+
+    path: Path
+    rows: RowTable
+    names: dict[str, str]
+    defaults: TableDefaults
+
+    def observed(self, sha256: str) -> ObservedSteps:
+        prefill, decode = self._column("prefill_tokens"), self._column("decode_tokens")
+        num_prefills, num_decodes = self._rows(prefill, decode)
+        reasons = dict(self._reasons(prefill, num_prefills + num_decodes))
+        is_out, left_out = first_reasons(reasons)
+        output = self._column("output_tokens", np.nan) if "output_tokens" in self.names else None
+        model = self._word("model", self.defaults.model)
+        return ObservedSteps(
+            run=self._word("run", None) or self.path.stem,
+            model=model,
+            deployment=Deployment(
+                shape=self._shape(model),
+                hardware=hardware_for(self._word("hardware", self.defaults.hardware)),
+                tensor_parallel=self._tensor_parallel(),
+            ),
+            work=count_step_work(
+                num_prefills=num_prefills,
+                prefill_tokens=prefill,
+                num_decodes=num_decodes,
+                decode_tokens=decode,
+                context_after=self._column("context_tokens"),
+                output_tokens=output,
+            ),
+            duration_us=self._duration_us(),
+            is_saturated=is_out,
+            left_out=left_out,
+            origin=Origin(path=str(self.path), sha256=sha256),
+        )
+
+    def _duration_us(self) -> Floats:
+        values = self._column("duration")
+        return values / NS_PER_US if self.names["duration"] == "dur_ns" else values
+
+    def _rows(self, prefill: Floats, decode: Floats) -> tuple[Floats, Floats]:
+        """Prompts and decoding rows of each step; a decoding row has one token where only their sum is logged."""
+        if "num_decodes" in self.names:
+            num_decodes = self._column("num_decodes")
+            if "num_prefills" in self.names:
+                return self._column("num_prefills"), num_decodes
+            return np.where(prefill > 0, 1.0, 0.0), num_decodes
+        num_seqs = self._column("num_seqs")
+        num_decodes = np.minimum(decode, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
+        return num_seqs - num_decodes, num_decodes
+
+    def _reasons(self, prefill: Floats, num_seqs: Floats) -> Iterator[tuple[str, Flags]]:
+        if "is_warmup" in self.names:
+            yield "warm-up", self._column("is_warmup", 0.0) > 0
+        yield "empty batch", num_seqs <= 0
+        yield "time not positive", ~(self._duration_us() > 0)
+        if "preempted" in self.names:
+            yield "preemption", self._column("preempted", 0.0) > 0
+        if "cache_frac" in self.names:
+            yield f"key-value memory above {CACHE_FULL_FRAC:.0%}", self._column("cache_frac", 0.0) > CACHE_FULL_FRAC
+        if self.names["duration"] == "cycle_us":
+            near = [
+                prefill,
+                *(self._column(key, 0.0) for key in ("previous_prefill", "next_prefill") if key in self.names),
+            ]
+            yield "long prompt next to a time from start to start", np.max(near, axis=0) > _NEIGHBOUR_TOKENS
+
+    def _tensor_parallel(self) -> int:
+        if "tensor_parallel" not in self.names:
+            return self.defaults.tensor_parallel
+        degrees = self._column("tensor_parallel")
+        self._refuse_any(degrees < 1, self.names["tensor_parallel"], "it counts devices from 1")
+        return int(degrees[0])
+
+    def _word(self, quantity: str, default: str | None) -> str:
+        return str(self.rows.columns[self.names[quantity]][0]) if quantity in self.names else default or ""
+
+    def _column(self, quantity: str, unknown: float | None = None) -> Floats:
+        """A column as numbers; a missing value is ``unknown``, or an error naming its row."""
+        name = self.names[quantity]
+        values = self.rows.numbers(name)
+        is_unknown = np.isnan(values)
+        if unknown is None:
+            self._refuse_any(is_unknown, name, "every step needs a number there")
+        values[is_unknown] = unknown
+        is_impossible = (values < 0) & (quantity != "duration") | (values > _MOST)
+        self._refuse_any(is_impossible, name, "no step has such a value")
+        return values
+
+    def _refuse_any(self, is_wrong: Flags, name: str, problem: str) -> None:
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
+            value = visible_value(self.rows.columns[name][index])
+            raise UsageError(f"{self.path}: {name} is {value} in row {index + 1} of its run; {problem}")
+
+    def _shape(self, model: str) -> ModelShape:
+        """The shape of a model by its name; Hugging Face's suffix for converted weights is left out."""
+        try:
+            return shape_for(self.defaults.shapes.get(model, model.removesuffix("-hf")))
+        except UsageError as error:
+            remedy = f"--shape {visible_line(model, VALUE_CHARS)}=DIR names the directory of its config.json"
+            raise UsageError(f"{self.path}: {error}; {remedy}") from error
+
+
+_EVENTS: Final = ("arrived", "queued", "finished", "departed")
+_UNITS: Final = {"_us": 1.0, "_ts": 1e6, "_at": 1e6}
+_MOST_request_times: Final = 1e17
+"""Above the microseconds since 1970."""
+_TOKENS: Final = ("output_tokens", "output_toks")
+
+
+def read_overheads(path: Path) -> RequestOverheads:
+    """The overheads of the requests of a file. Raises UsageError naming what is missing."""
+    try:
+        lines = [
+            json_value(utf8_text(line, where := f"{path}:{number}"), where)
+            for number, line in read_lines(path, ROWS_BYTES)
+            if line.strip()
+        ]
+    except UnreadableError as error:
+        raise UsageError(f"{error}; name a JSON Lines file with a request a line") from error
+    rows = [row for line in lines if isinstance(line, dict) and (row := _row(line)) is not None]
+    if not rows:
+        keys = ", ".join(sorted(lines[0])) if lines and isinstance(lines[0], dict) else "none"
+        needed = ", ".join([*(f"{event}_ts" for event in _EVENTS), _TOKENS[0]])
+        raise UsageError(f"{path}: no request has all of {needed}; add them; the first line has {keys}")
+    columns = np.array(rows, dtype=np.float64).T
+    return fit_overheads(*columns)
+
+
+def _row(line: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Times of the events in microseconds, and output tokens; None where one is missing."""
+    values = [_time_us(line, event) for event in _EVENTS]
+    values.append(
+        next((number for key in _TOKENS if (number := _number_request_times(line.get(key))) is not None), None)
+    )
+    return tuple(value for value in values if value is not None) if None not in values else None
+
+
+def _time_us(line: Mapping[str, Any], event: str) -> float | None:
+    for suffix, factor in _UNITS.items():
+        value = _number_request_times(line.get(event + suffix))
+        if value is not None:
+            return value * factor
+    return None
+
+
+def _number_request_times(value: Any) -> float | None:
+    """A number that a time or a count can be; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_request_times
+    return float(value) if is_number else None

@@ -1,0 +1,219 @@
+"""The samplers of a load, each a thread: of the server's processes, its devices and its counters."""
+
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final, Self
+
+import httpx
+import msgspec
+import psutil
+
+from benchctl.analysis.metrics.server_counters import is_idle, token_counts
+from benchctl.engines.metrics_page import series_of
+from benchctl.measure.server.process import tree
+from benchctl.measure.telemetry.gpu_reading import GpuReader
+from benchctl.profile.sections import Telemetry
+from benchctl.records.files import JsonlWriter
+from benchctl.records.schema import HostSample, PrometheusSample, ResultWarning
+from benchctl.units import s_from_ns
+from benchctl.untrusted import METRICS_BYTES
+from benchctl.untrusted.http import fetch_now
+
+_SCAN_S: Final = 5.0
+"""Interval between lists of the server's processes: each reads the state of all processes of the machine."""
+
+
+def host_samples(server_pid: int, hz: float, stopped: Event, scan_s: float = _SCAN_S) -> Iterator[HostSample]:
+    """Samples at ``hz`` until ``stopped`` is set; the first has no rates.
+
+    The server's processes are listed every ``scan_s``.
+    """
+    client = psutil.Process()
+    members = tree(server_pid)
+    scanned_at = time.monotonic()
+    psutil.cpu_percent()  # its first value has no meaning
+    before_ns, before = time.monotonic_ns(), _cpu_s([*members, client])
+    yield _sample(before_ns, members)
+    while not stopped.wait(1 / hz):
+        if time.monotonic() - scanned_at >= scan_s:
+            members, scanned_at = tree(server_pid), time.monotonic()
+        now_ns, now = time.monotonic_ns(), _cpu_s([*members, client])
+        elapsed_s = s_from_ns(now_ns - before_ns)
+        used = {pid: now[pid] - before.get(pid, 0.0) for pid in now}
+        client_s = used.pop(client.pid, 0.0)
+        yield _sample(
+            now_ns,
+            members,
+            server_cpu_cores=sum(used.values()) / elapsed_s,
+            client_cpu_cores=client_s / elapsed_s,
+            host_cpu_frac=psutil.cpu_percent() / 100,
+        )
+        before_ns, before = now_ns, now
+
+
+def _sample(t_ns: int, members: list[psutil.Process], **rates: float) -> HostSample:
+    sizes = [size for member in members if (size := _rss_bytes(member)) is not None]
+    return HostSample(
+        t_ns=t_ns,
+        server_rss_bytes=sum(sizes),
+        server_processes=len(sizes),
+        memory_available_bytes=psutil.virtual_memory().available,
+        **rates,
+    )
+
+
+def _cpu_s(processes: list[psutil.Process]) -> dict[int, float]:
+    """CPU seconds by process, for those that still live."""
+    used: dict[int, float] = {}
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        used[process.pid] = times.user + times.system
+    return used
+
+
+def _rss_bytes(process: psutil.Process) -> int | None:
+    try:
+        return process.memory_info().rss
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+_TIMEOUT_S: Final = 5.0
+_SETTLE_LIMIT_S: Final = 2.0
+_SETTLE_POLL_S: Final = 0.1
+
+
+def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = False) -> Iterator[PrometheusSample]:
+    """Samples of ``url`` at ``hz`` until ``stopped`` is set, and one more then.
+
+    With ``settles`` the first and the last sample wait, at most two seconds, for counters that are up to date: the
+    server reports no running request, and its token counters were the same a tenth of a second before. Raises
+    OSError when the page cannot be fetched, ValueError when it cannot be parsed.
+    """
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=_trust_for(url)) as client:
+        is_first = True
+        while True:
+            is_last = stopped.is_set()
+            yield _settled(client, url) if settles and (is_first or is_last) else _reading(client, url)
+            if is_last:
+                return
+            is_first = False
+            stopped.wait(1 / hz)
+
+
+def _trust_for(url: str) -> ssl.SSLContext:
+    """The certificates to trust: those of the system, 1 MB and 20 ms to load, only for an https address."""
+    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _settled(client: httpx.Client, url: str) -> PrometheusSample:
+    """The first sample that repeats the one before while the server is idle, or the last within the limit."""
+    deadline = time.monotonic() + _SETTLE_LIMIT_S
+    before = _reading(client, url)
+    while True:
+        time.sleep(_SETTLE_POLL_S)
+        now = _reading(client, url)
+        has_caught_up = is_idle(now.values) and token_counts(now.values) == token_counts(before.values)
+        if has_caught_up or time.monotonic() >= deadline:
+            return now
+        before = now
+
+
+def _reading(client: httpx.Client, url: str) -> PrometheusSample:
+    try:
+        response = fetch_now(client, url, limit_s=_TIMEOUT_S, max_bytes=METRICS_BYTES)
+    except httpx.HTTPError as error:
+        raise OSError(f"GET {url}: {error}") from error
+    if response.status_code != httpx.codes.OK:
+        remedy = "start the server with its counters switched on, or set telemetry.prometheus_hz to 0"
+        raise OSError(f"GET {url}: answered {response.status_code} {response.reason_phrase}; {remedy}")
+    return PrometheusSample(t_ns=time.monotonic_ns(), values=series_of(response.text))
+
+
+_FIRST_SAMPLE_S: Final = 5.0
+"""Time that a load waits for the first sample before it starts without."""
+
+
+class Sampler:
+    """Inside the context, writes what ``samples`` yields to ``path``, one flushed line each.
+
+    The context begins when the first sample is written, so that each load has a sample from before it. ``warnings``
+    tells afterwards if sampling failed; the run continues without it.
+    """
+
+    def __init__(self, name: str, path: Path, samples: Callable[[Event], Iterator[msgspec.Struct]]) -> None:
+        self.warnings: tuple[ResultWarning, ...] = ()
+        self._name = name
+        self._path = path
+        self._samples = samples
+        self._stopped = Event()
+        self._begun = Event()
+        self._thread = Thread(target=self._write, name=f"benchctl-{name}-sampler", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._begun.wait(_FIRST_SAMPLE_S)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            with JsonlWriter(self._path) as writer:
+                for sample in self._samples(self._stopped):
+                    writer.write(sample)
+                    self._begun.set()
+        except Exception as error:  # noqa: BLE001 - a load does not end for want of samples
+            failed = f"the {self._name} sampler failed ({type(error).__name__}: {error})"
+            message = f"{failed}: its samples do not cover the whole load"
+            self.warnings = (ResultWarning(code=f"{self._name}-sampler-failed", message=message),)
+        finally:
+            self._begun.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledServer:
+    """The sources of samples: the server's processes, its devices and its metrics page, if there are any."""
+
+    server_pid: int | None
+    gpu: GpuReader | None
+    metrics_url: str | None
+    counts_late: bool = False
+    """True when the server updates its counters a moment after its answers, as real engines do."""
+
+
+@contextmanager
+def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterator[list[ResultWarning]]:
+    """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards."""
+    samplers: list[Sampler] = []
+    device_warnings: list[ResultWarning] = []
+    if server.gpu is not None and rates.gpu_hz:
+        gpu, hz = server.gpu, rates.gpu_hz
+        samplers.append(
+            Sampler(
+                "gpu", directory / "gpu.jsonl", lambda stopped: gpu.samples(hz, stopped, device_warnings.append)
+            )
+        )
+    if server.server_pid is not None and rates.host_hz:
+        read = partial(host_samples, server.server_pid, rates.host_hz)
+        samplers.append(Sampler("host", directory / "host.jsonl", read))
+    if server.metrics_url is not None and rates.prometheus_hz:
+        scrape = partial(prometheus_samples, server.metrics_url, rates.prometheus_hz, settles=server.counts_late)
+        samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
+    sampler_warnings: list[ResultWarning] = []
+    with ExitStack() as stack:
+        for sampler in samplers:
+            stack.enter_context(sampler)
+        yield sampler_warnings
+    sampler_warnings += [*device_warnings, *(warning for sampler in samplers for warning in sampler.warnings)]

@@ -1,0 +1,283 @@
+"""Runs in virtual time, without server, client or network, and several of them on several cores."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from benchctl import __version__
+from benchctl.analysis.metrics.latency import latency_metrics, quotient
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.engines.engine import engine_for
+from benchctl.errors import RunError, UsageError
+from benchctl.load.tally import Tally
+from benchctl.measure.experiment import MeasureRun
+from benchctl.measure.measured_run import MeasuredRun, ignore
+from benchctl.measure.resume.pending import undone_runs
+from benchctl.measure.run import RunContext, noise_seed
+from benchctl.measure.warmup import warmup_bursts
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning import variant_settings
+from benchctl.records.columns import Integers
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.files import JsonlWriter
+from benchctl.records.loaded import load_run
+from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.schema import ResultWarning
+from benchctl.sim.requests import CountedRequests
+from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
+from benchctl.sim.virtual import VirtualServer, config_of, core_request
+from benchctl.units import s_from_ns
+from benchctl.workload.datasets.base import RecordedLoad
+
+
+def check_simulated(arms: Iterable[VariantSettings], requests: Sequence[PreparedRequest]) -> None:
+    """Start the server of each arm in virtual time, and show it the request that needs least room.
+
+    Raises UsageError where a server cannot start, or refuses this request and with it all others.
+    """
+    shortest = min(requests, key=lambda request: request.prompt_tokens + request.max_tokens)
+    for settings in arms:
+        server = VirtualServer(settings, on_step=ignore)
+        try:
+            server.check_servable(shortest)
+        except UsageError as error:
+            raise UsageError(
+                f"engine 'sim', variant {settings.variant!r}: every request would be refused: {error}"
+            ) from error
+
+
+Kept: TypeAlias = Literal["requests", "all"]
+"""The records that a run keeps: those of its requests, or those of its steps as well."""
+
+
+def simulate_run(
+    context: RunContext, planned: PlannedRun, directory: RunDirectory, *, keep: Kept = "all"
+) -> RunRecord:
+    """Simulate one run of an experiment on the engine ``sim``; returns its final record, which is also on disk.
+
+    Raises UsageError where the simulator cannot serve these settings, and KeyboardInterrupt on SIGINT or SIGTERM;
+    in both cases the record says so.
+    """
+    return _SimulatedRun(context, planned, directory, keep).simulate()
+
+
+class _SimulatedRun:
+    """A run on its way, and the files that its steps and requests go to."""
+
+    def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory, keep: Kept) -> None:
+        self._context: Final = context
+        self._directory: Final = directory
+        self._keeps_steps: Final = keep == "all"
+        self._noise_seed: Final = noise_seed(context.profile, planned)
+        self._run: Final = MeasuredRun(
+            context.profile, planned, directory, engine_for(context.profile.engine.kind), node=None
+        )
+
+    def simulate(self) -> RunRecord:
+        with self._run.begun(can_resume=False):
+            self._run.journal.update(time_scale=1.0)  # requests and steps are on one clock
+            error = self._run.perform(self._serve())
+            return self._end() if error is None else self._run.journal.record
+
+    async def _serve(self) -> None:
+        profile, run = self._context.profile, self._run
+        with ExitStack() as files:
+            keep_step = files.enter_context(self._directory.append("steps")).write if self._keeps_steps else ignore
+            server = VirtualServer(run.settings, noise_seed=self._noise_seed, on_step=keep_step)
+            run.note_configuration({"version": __version__, **server.config.server_info()})
+            writer = files.enter_context(self._directory.append("requests"))
+            if bursts := warmup_bursts(self._context.requests, profile, run.settings):
+                run.begin_warmup(server.now_ns)
+                warmup = Tally()
+                for burst in bursts:
+                    await self._record(server.send_burst(burst), writer, warmup)
+                run.judge_warmup(warmup.summary())
+            run.simulated = Tally()
+            load = server.send_load(self._context.requests, profile.workload.arrival)
+            await self._record(load, writer, run.simulated, shows_progress=True)
+            run.journal.time(stop_ns=server.now_ns)
+
+    async def _record(
+        self, records: Iterable[RequestRecord], writer: JsonlWriter, tally: Tally, *, shows_progress: bool = False
+    ) -> None:
+        for number, record in zip(count(1), records):
+            writer.write(record)
+            tally.count(record)
+            if shows_progress:
+                self._context.on_progress(number)
+            await asyncio.sleep(0)  # where an interrupt ends the run
+
+    def _end(self) -> RunRecord:
+        run = self._run
+        run.judge_failures()
+        if run.has_no_answer:
+            return run.conclude()
+        run.journal.count(run.load_summary)
+        loaded = load_run(self._directory)
+        if not self._keeps_steps:
+            message = "the steps were not kept (--keep requests): time per step is unknown"
+            run.journal.warn(ResultWarning(code="steps-unknown", message=message))
+        run.judge_records(loaded, self._context.requests)
+        return run.conclude()
+
+
+_INTERRUPTED: Final = 130
+_MANY_TOKENS: Final = 1_000_000
+"""Output tokens that take about as long to simulate as to start a process: 5 and 1.3 s on one core."""
+
+
+@contextmanager
+def simulated_runs(
+    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], *, jobs: int | None, keep: Kept
+) -> Iterator[MeasureRun]:
+    """Yields what simulates one run after the other, with up to ``jobs`` of them at the same time.
+
+    Without ``jobs``, as many as there are cores if that pays. Runs in progress when this ends early are recorded as
+    interrupted.
+    """
+    pending = undone_runs(results)
+    num_tokens = sum(request.n * request.max_tokens for request in requests) * len(pending)
+    jobs = min(jobs or (os.cpu_count() if num_tokens >= _MANY_TOKENS else 1) or 1, len(pending))
+    if jobs <= 1:
+        yield partial(simulate_run, keep=keep)
+        return
+    context = RunContext(profile=profile, requests=tuple(requests))
+    with simulating_processes(jobs, partial(_begin, context, keep)) as executor:
+        yield _Ahead(executor, pending, is_sequential=profile.stopping is not None).measure
+
+
+@contextmanager
+def simulating_processes(
+    jobs: int, initializer: Callable[[], object] | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Yields a pool of fresh processes, which leave interrupts to this one and end with it."""
+    executor = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts, initargs=(initializer,)
+    )
+    try:
+        yield executor
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a process that simulates was ended from outside; the system does this when memory runs out (see "
+            "dmesg): lower --jobs",
+            cause="worker-died",
+        ) from error
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts(then: Callable[[], object] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends its children
+    if then is not None:
+        then()
+
+
+class _Ahead:
+    """Runs that were begun ahead of their turn: all of them, or those of a block where a look may end the rest."""
+
+    def __init__(
+        self, executor: ProcessPoolExecutor, pending: Sequence[PlannedRun], *, is_sequential: bool
+    ) -> None:
+        self._executor = executor
+        self._pending = pending
+        self._is_sequential = is_sequential
+        self._futures: dict[str, Future[RunRecord]] = {}
+
+    def measure(self, _: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+        if planned.run_id not in self._futures:
+            for run in self._pending:
+                if not self._is_sequential or run.block == planned.block:
+                    path = directory.path.with_name(run.run_id)
+                    self._futures[run.run_id] = self._executor.submit(
+                        _simulate, run, RunDirectory(path, directory.within)
+                    )
+        return self._futures.pop(planned.run_id).result()
+
+
+_shared: list[tuple[RunContext, Kept]] = []
+"""Of a process that simulates: the values that all its runs share."""
+
+
+def _begin(context: RunContext, keep: Kept) -> None:
+    _shared.append((context, keep))
+
+
+def _simulate(planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+    context, keep = _shared[0]
+    try:
+        return simulate_run(context, planned, directory, keep=keep)
+    except KeyboardInterrupt:  # recorded; the runs behind it are not to begin
+        os._exit(_INTERRUPTED)
+
+
+def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
+    """The metrics of one run. Raises UsageError where it needs texts, or where a request fits no server."""
+    settings = variant_settings(profile, planned.variant, planned.cell)
+    config = config_of(settings, noise_seed=noise_seed(profile, planned))
+    if config.enable_prefix_caching:
+        raise UsageError(
+            "server.enable_prefix_caching: a trace of which only summaries are kept has no texts that a cache "
+            "could find; switch it off, or keep the requests"
+        )
+    example = PreparedRequest(
+        request_id="example", index=0, arrival_ns=0, prompt="a", prompt_tokens=1, max_tokens=1, seed=0, source=""
+    )
+    template = core_request(example, settings, config)
+    requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
+    longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).argmax())
+    engine_for_config(config).check_servable(requests[longest])
+    limit = profile.workload.arrival.max_concurrency
+    sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
+    return _metrics_of(simulate(config, [sim_load], keeps_steps=False), load, limit)
+
+
+def _metrics_of(simulation: Simulation, load: RecordedLoad, limit: int | None) -> dict[str, float | None]:
+    ended = simulation.requests
+    sent_ns = _sent_ns(np.asarray(load.arrival_ns), np.sort(ended.last_token_ns), limit)[ended.index]
+    several = ended.output_tokens > 1
+    tpot_ns = (ended.last_token_ns - ended.first_token_ns)[several] / (ended.output_tokens[several] - 1)
+    latencies: dict[str, Sequence[float]] = {
+        "ttft": array("q", (ended.first_token_ns - sent_ns).tobytes()),
+        "tpot": array("d", tpot_ns.tobytes()),
+        "itl": (),
+        "e2el": array("q", (ended.last_token_ns - sent_ns).tobytes()),
+    }
+    wall_s = s_from_ns(int(ended.last_token_ns.max() - sent_ns.min()))
+    output_tokens = int(ended.output_tokens.sum())
+    metrics: dict[str, float | None] = {
+        **latency_metrics(latencies, len(ended)),
+        "wall_s": wall_s,
+        "client_wall_s": wall_s,
+        "num_requests": len(load),
+        "num_completed": len(ended),
+        "num_failed": len(load) - len(ended),
+        "prompt_tokens": int(ended.prompt_tokens.sum()),
+        "output_tokens": output_tokens,
+        "output_throughput": quotient(output_tokens, wall_s),
+        "request_throughput": quotient(len(ended), wall_s),
+        "num_steps": simulation.log.num_cleared + len(simulation.log),
+        "preemptions": simulation.num_preemptions,
+    }
+    return {name: metrics.get(name) for name in METRICS}
+
+
+def _sent_ns(planned_ns: Integers, ends_ns: Integers, limit: int | None) -> Integers:
+    """Time of each send: as planned, or with a limit when an earlier request has ended and freed its slot."""
+    if limit is None or limit >= len(planned_ns):
+        return planned_ns
+    return np.maximum(planned_ns, np.concatenate((planned_ns[:limit], ends_ns[: len(planned_ns) - limit])))

@@ -1,0 +1,211 @@
+"""Answers: deterministic words and lengths in place of a language model.
+
+Natural lengths follow a distribution that gives the published figures of GSM8K with Qwen2.5-7B for 50 questions
+with 16 samples each: about 237,675 output tokens, and a longest answer that keeps the engine busy for 1,193 steps.
+The published record has no single lengths, so the shape between these figures is an assumption. To keep totals and
+makespan stable for any 50 questions, the samples of one request are stratified (each draws from its own n-quantile)
+and the last percent of answers runs close to the bound.
+"""
+
+import itertools
+import random
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from benchctl.guided.params import GuidanceParams
+from benchctl.sim.requests import Request
+from benchctl.workload.seeded import named_stream
+
+_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
+_LENGTHS: Final = (80, 141, 188, 254, 345, 464, 690, 1165, 1195)
+"""Length at each of the quantiles, linear between them: mean 297.3 tokens."""
+
+_TRADEOFF: Final = ((-100.0, 278.905), (-10.0, 343.32375), (-5.0, 351.300625), (-2.0, 351.300625), (0.0, 353.2875))
+"""Published mean lengths by scale of ``centered_exp``. The values at -5 (351.98) and -2 (350.62) are out of
+order by less than their noise of 5.9 tokens; both are set to their mean, which makes the curve monotone."""
+_WORDS: Final = """
+the of and to a in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so up said what
+its about than into them can only other time new some could these two may first then do any like my now over
+such our man me even most made after also did many off before must well back through years much where your way
+down should because long each just state those people too mr how little good world make very year still see
+work life men day get here old between both under last never know same us house another while small great use
+since part place again around however home found does away three every number went hand fact want right
+against few less give costs total hours cents miles
+""".split()  # noqa: SIM905 - readable as text
+FIRST_TOKEN_ID: Final = 1000
+CLOSING_TOKEN_ID: Final = 999
+"""The one token that closes an answer with its result in a box."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole output of one sequence, planned at its start.
+
+    Word i of the output is entry (``first`` + i ``stride``) mod W of the vocabulary; W is prime, so every stride
+    goes through all words. ``box`` is the number that the last token states, or None. ``cut_texts`` holds the text
+    of each token if a stop string, which is left out, cuts the text.
+    """
+
+    num_tokens: int
+    finish_reason: str
+    first: int
+    stride: int
+    box: int | None = None
+    cut_texts: tuple[str, ...] | None = None
+
+    def token_id(self, position: int) -> int:
+        if self.box is not None and position == self.num_tokens - 1:
+            return CLOSING_TOKEN_ID
+        return FIRST_TOKEN_ID + (self.first + position * self.stride) % len(_WORDS)
+
+    def token_text(self, position: int) -> str:
+        """The text of one token."""
+        if self.cut_texts is not None:
+            return self.cut_texts[position]
+        if self.box is not None and position == self.num_tokens - 1:
+            return f"\n\\boxed{{{self.box}}}"
+        return " " + _WORDS[(self.first + position * self.stride) % len(_WORDS)]
+
+    def text(self) -> str:
+        return "".join(map(self.token_text, range(self.num_tokens)))
+
+
+class PlannedAnswers:
+    """The answers to one request: ``num_tokens`` of each choice now, the words when someone reads them."""
+
+    __slots__ = ("_answer_length", "_answers", "_request", "num_tokens")
+
+    def __init__(self, request: Request, answer_length: Callable[[int], int] | None = None) -> None:
+        self._request = request
+        self._answer_length = answer_length
+        self._answers: list[Answer] | None = None
+        if request.stop:
+            self._answers = plan_answers(request, answer_length)
+            self.num_tokens = [answer.num_tokens for answer in self._answers]
+        else:
+            limit = request.max_tokens
+            self.num_tokens = [_cut_to(limit, natural) for natural in _natural_tokens(request, answer_length)]
+
+    def answer(self, choice: int) -> Answer:
+        if self._answers is None:
+            self._answers = plan_answers(self._request, self._answer_length)
+        return self._answers[choice]
+
+
+def _cut_to(limit: int, natural: int | None) -> int:
+    return limit if natural is None else min(natural, limit)
+
+
+def plan_answers(request: Request, answer_length: Callable[[int], int] | None = None) -> list[Answer]:
+    """Decide length, text and finish reason of each choice of a request.
+
+    ``answer_length`` replaces the published distribution of lengths. The texts depend on seed, prompt, choice and,
+    where guidance tilts the probabilities, on the guidance; greedy ones on prompt and choice alone. The greedy
+    choices of one request have one text and different lengths: on a real engine they drift apart as batches round
+    differently, and the published run with top_k 1 had as many steps as the sampled ones.
+    """
+    draw = _text_stream(request)
+    answers: list[Answer] = []
+    for natural in _natural_tokens(request, answer_length):
+        ends_itself = natural is not None and natural <= request.max_tokens
+        first, stride, box = draw.randrange(len(_WORDS)), draw.randrange(1, len(_WORDS)), draw.randrange(1000)
+        if request.sampling.is_greedy and answers:
+            first, stride = answers[0].first, answers[0].stride
+        answer = Answer(
+            num_tokens=_cut_to(request.max_tokens, natural),
+            finish_reason="stop" if ends_itself else "length",
+            first=first,
+            stride=stride,
+            box=box if ends_itself and request.prompt.asks_for_box else None,
+        )
+        answers.append(_cut_at_stop(answer, request.stop) if request.stop else answer)
+    return answers
+
+
+def _text_stream(request: Request) -> random.Random:
+    if request.sampling.is_greedy:
+        return named_stream(0, f"text:{request.prompt.digest}")
+    guidance = request.guidance
+    tilt = "" if guidance is None or guidance.is_neutral else f":{guidance.mode}={guidance.value_scale}"
+    return named_stream(request.seed, f"text:{request.prompt.digest}{tilt}")
+
+
+def _natural_tokens(request: Request, answer_length: Callable[[int], int] | None) -> list[int] | list[None]:
+    """Length at which each choice ends by itself; None where it may not."""
+    if request.ignore_eos:
+        return [None] * request.n
+    if answer_length is not None:
+        return [answer_length(request.prompt.num_tokens)] * request.n
+    is_greedy = request.sampling.is_greedy
+    quantiles = natural_quantiles(
+        seed=0 if is_greedy else request.seed, prompt_digest=request.prompt.digest, n=request.n
+    )
+    ratio = 1.0 if is_greedy else guided_length_ratio(request.guidance)
+    return [max(1, round(natural_length(quantile) * ratio)) for quantile in quantiles]
+
+
+def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:
+    """End the answer with the token that completes the first stop string."""
+    text = answer.text()
+    matches = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
+    if not matches:
+        return answer
+    end, visible = min(matches)
+    cut_texts: list[str] = []
+    offset = 0
+    for position in range(answer.num_tokens):
+        piece = answer.token_text(position)
+        cut_texts.append(piece[: max(0, visible - offset)])
+        offset += len(piece)
+        if offset >= end:
+            break
+    # A box is only the last token of an answer that ends by itself; cut earlier, that token is never reached.
+    box = answer.box if len(cut_texts) == answer.num_tokens else None
+    return msgspec.structs.replace(
+        answer, num_tokens=len(cut_texts), finish_reason="stop", box=box, cut_texts=tuple(cut_texts)
+    )
+
+
+def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
+    """Quantiles of n choices in the distribution of lengths, each in [0, 1).
+
+    Choice c is in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
+    """
+    draw = named_stream(seed, f"length:{prompt_digest}")
+    strata = list(range(n))
+    draw.shuffle(strata)
+    return [(stratum + draw.random()) / n for stratum in strata]
+
+
+def natural_length(quantile: float) -> int:
+    """Tokens of an answer at ``quantile``: the published-like table, linear between its points."""
+    upper = min(bisect_right(_QUANTILES, quantile), len(_QUANTILES) - 1)
+    low, high = _QUANTILES[upper - 1], _QUANTILES[upper]
+    share = (quantile - low) / (high - low)
+    return round(_LENGTHS[upper - 1] + share * (_LENGTHS[upper] - _LENGTHS[upper - 1]))
+
+
+def guided_length_ratio(guidance: GuidanceParams | None) -> float:
+    """Length under guidance over length without.
+
+    Only ``centered_exp`` has published lengths: below 0 the ratio follows them, linear between the points and
+    constant below -100; above 0 it is the inverse of the ratio at the mirrored scale, an assumption. All other
+    modes and hard constraints leave the length as it is.
+    """
+    if guidance is None or guidance.has_target or guidance.mode != "centered_exp":
+        return 1.0
+    shorter = _shortening(-abs(guidance.value_scale))
+    return shorter if guidance.value_scale <= 0 else 1 / shorter
+
+
+def _shortening(scale: float) -> float:
+    neutral = _TRADEOFF[-1][1]
+    if scale <= _TRADEOFF[0][0]:
+        return _TRADEOFF[0][1] / neutral
+    for (low, length), (high, longer) in itertools.pairwise(_TRADEOFF):
+        if scale <= high:
+            return (length + (scale - low) / (high - low) * (longer - length)) / neutral
+    return 1.0

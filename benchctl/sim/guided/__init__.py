@@ -1,1 +1,0 @@
-"""The decoding rows that a value model scores: one by one, or drawn together."""

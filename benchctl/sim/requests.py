@@ -1,0 +1,220 @@
+"""Requests as the core sees them, those of a trace without texts, and the prefix cache that never changes."""
+
+import hashlib
+import heapq
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, overload
+
+import msgspec
+
+from benchctl.errors import UsageError
+from benchctl.guided.params import GuidanceParams
+from benchctl.untrusted import ROWS_BYTES
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_lines
+from benchctl.workload.tokenizers import tokenize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters. ``top_k`` -1 keeps the whole vocabulary."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperature 0 is top_k 1: the arg max, which no guidance can change."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A tokenized prompt. ``block_hashes`` stand for its full blocks: equal ones mean equal prefixes."""
+
+    num_tokens: int
+    digest: str
+    asks_for_box: bool
+    block_hashes: Items[Hashable]
+
+    @classmethod
+    def of(cls, pieces: Items[str], block_size: int, *, salt: str | None = None) -> "Prompt":
+        """The prompt of these tokens; one with a ``salt`` shares blocks with those of the same salt alone."""
+        chain = hashlib.blake2b(digest_size=16)
+        hashes = []
+        for start in range(0, len(pieces) - block_size + 1, block_size):
+            chain.update("\0".join(pieces[start : start + block_size]).encode() + b"\1")
+            hashes.append(chain.digest())
+        chain.update("\0".join(pieces[len(hashes) * block_size :]).encode())
+        return cls(
+            num_tokens=len(pieces),
+            digest=chain.hexdigest(),
+            asks_for_box="\\boxed" in "".join(pieces),
+            block_hashes=tuple(hashes) if salt is None else tuple((salt, block) for block in hashes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt, and ``n`` choices of at most ``max_tokens`` each.
+
+    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request. A
+    lower ``priority`` goes first where the scheduler asks for it. ``static_tokens`` of the prompt are in a cache
+    that never changes. ``answer_hashes`` stand for the full blocks
+    after those of the prompt, up to the end of the answer: the next turn of a session begins with them.
+    """
+
+    request_id: str
+    prompt: Prompt
+    max_tokens: int
+    n: int = 1
+    seed: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    guidance: GuidanceParams | None = None
+    priority: int = 0
+    static_tokens: int = 0
+    answer_hashes: Items[Hashable] = ()
+
+
+_SAMPLING: Final = SamplingParams()
+
+
+class CountedRequests(Sequence[Request]):
+    """Request i has ``prompt_tokens[i]`` tokens of its own and an answer of exactly ``output_tokens[i]``.
+
+    Sampling and guidance are those of ``template``.
+    """
+
+    def __init__(
+        self,
+        prompt_tokens: Iterable[int],
+        output_tokens: Iterable[int],
+        prefix: str = "r",
+        *,
+        template: Request | None = None,
+    ) -> None:
+        self._sampling = _SAMPLING if template is None else template.sampling
+        self._guidance = None if template is None else template.guidance
+        self._prompt_tokens = array("q", prompt_tokens)
+        self._output_tokens = array("q", output_tokens)
+        self._prefix = prefix
+        if len(self._prompt_tokens) != len(self._output_tokens):
+            raise UsageError(
+                f"{len(self._prompt_tokens)} prompt lengths for {len(self._output_tokens)} output lengths; "
+                "give one of each for every request"
+            )
+
+    def __len__(self) -> int:
+        return len(self._prompt_tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
+    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
+        if isinstance(index, slice):
+            return tuple(map(self.__getitem__, range(len(self))[index]))
+        return Request(
+            request_id=f"{self._prefix}{index}",
+            prompt=_prompt(self._prompt_tokens[index]),
+            max_tokens=self._output_tokens[index],
+            seed=index,
+            ignore_eos=True,
+            sampling=self._sampling,
+            guidance=self._guidance,
+        )
+
+
+@cache
+def _prompt(num_tokens: int) -> Prompt:
+    """A prompt without text: all of a length are the same."""
+    return Prompt(num_tokens=num_tokens, digest=str(num_tokens), asks_for_box=False, block_hashes=())
+
+
+class _Node:
+    __slots__ = ("children", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.children: dict[str, _Node] = {}
+
+
+class StaticPrefixes:
+    """The ``num_tokens`` most frequent tokens in a trie of prompts, each reached through the ones before it."""
+
+    def __init__(self, prompts: Iterable[Sequence[str]], num_tokens: int) -> None:
+        self._root: Final = _Node()
+        for prompt in prompts:
+            node = self._root
+            for token in prompt:
+                node = node.children.setdefault(token, _Node())
+                node.count += 1
+        self.num_tokens: Final = self._prune(num_tokens)
+        """Tokens that are kept."""
+
+    def match(self, prompt: Sequence[str]) -> int:
+        """Tokens at the begin of ``prompt`` that the cache has."""
+        node = self._root
+        for position, token in enumerate(prompt):
+            if token not in node.children:
+                return position
+            node = node.children[token]
+        return len(prompt)
+
+    def _prune(self, num_tokens: int) -> int:
+        """Leave only the nodes of the largest counts; returns how many those are."""
+        edges: list[tuple[int, int, str, int, _Node, _Node]] = []
+        newest, num_kept, order = self._root, 0, 0
+        while num_kept < num_tokens:
+            for token, child in newest.children.items():
+                order += 1
+                heapq.heappush(edges, (-child.count, len(token), token, order, newest, child))
+            newest.children = {}
+            if not edges:
+                break
+            _, _, token, _, parent, newest = heapq.heappop(edges)
+            parent.children[token] = newest
+            num_kept += 1
+        newest.children = {}
+        return num_kept
+
+
+@cache
+def static_prefixes(path: str, num_tokens: int) -> StaticPrefixes:
+    """The cache of the prompts of a file. Raises UsageError where that is not JSON Lines of prompts."""
+    return StaticPrefixes(_prompts(Path(path).expanduser()), num_tokens)
+
+
+def _prompts(path: Path) -> Iterator[list[str]]:
+    decoder = msgspec.json.Decoder(_Row)
+    try:
+        for number, line in read_lines(path, ROWS_BYTES):
+            try:
+                yield _tokens(decoder.decode(line))
+            except DECODING_ERRORS as error:
+                raise UnreadableError(f"{path}:{number}: not a prompt: {decoding_problem(error)}") from error
+    except UnreadableError as error:
+        raise UsageError(
+            f"cached_prompts: {error}; each line is an object with 'prompt', a text or a list of token ids, or "
+            "with 'input_tok_ids'"
+        ) from error
+
+
+class _Row(msgspec.Struct, frozen=True):
+    prompt: str | list[int] | None = None
+    input_tok_ids: list[int] | None = None
+
+
+def _tokens(row: _Row) -> list[str]:
+    prompt = row.prompt if row.input_tok_ids is None else row.input_tok_ids
+    if prompt is None:
+        raise ValueError("it has neither 'prompt' nor 'input_tok_ids'")
+    return list(tokenize(prompt)) if isinstance(prompt, str) else [f"<{token_id}>" for token_id in prompt]

@@ -1,1 +1,0 @@
-"""Rows of a batch and blocks of key-value memory."""

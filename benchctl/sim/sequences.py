@@ -1,0 +1,280 @@
+"""One choice of one request on its way through the engine, and the blocks of key-value memory that it holds."""
+
+import enum
+from collections import OrderedDict
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from benchctl.sim.answers import Answer, PlannedAnswers
+from benchctl.sim.requests import Request
+
+if TYPE_CHECKING:
+    from benchctl.sim.guidance import GuidedRow
+
+
+Prefills: TypeAlias = Items["tuple[Sequence, int]"]
+"""Sequences in prefill, each with the tokens computed for it in a step."""
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class StepClock:
+    """The number of steps that an engine has run: what the lengths of its decoding rows are counted from."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = 0
+
+
+class Sequence:
+    """The engine's view of one choice.
+
+    A decoding sequence gains one token with each step, so its length is kept as a distance to the clock of steps:
+    nothing is written in a row until it ends, or loses its memory. ``num_computed`` is the progress of prefill;
+    while a sequence decodes, all its tokens but the newest are computed, and it is not updated. ``block_keys``
+    identifies the blocks of its prompt that may be shared, None for one that is not; its other blocks are counted.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_clock",
+        "_tokens",
+        "arrival_ns",
+        "block_keys",
+        "choice",
+        "end",
+        "first_token_ns",
+        "guided",
+        "is_greedy",
+        "join",
+        "last_token_ns",
+        "num_cached",
+        "num_computed",
+        "num_preemptions",
+        "prompt_tokens",
+        "rank",
+        "request",
+        "seq_id",
+        "status",
+    )
+
+    def __init__(
+        self, seq_id: int, request: Request, choice: int, answers: PlannedAnswers, arrival_ns: int
+    ) -> None:
+        self.seq_id = seq_id
+        """Number in the order of arrival."""
+        self.request = request
+        self.choice = choice
+        self.guided: GuidedRow | None = None
+        self.is_greedy = request.sampling.is_greedy
+        self.prompt_tokens = request.prompt.num_tokens
+        self.end = self.prompt_tokens + answers.num_tokens[choice]
+        """Number of tokens at which the answer is complete."""
+        self.rank = (0, seq_id)
+        """Sequences of a lower rank go first."""
+        self.status = SequenceStatus.WAITING
+        self.join = 0
+        """Number of the last time that a sequence of this engine began to decode: the order of rows."""
+        self.num_computed = 0
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.block_keys: list[Hashable | None] = []
+        self.arrival_ns = arrival_ns
+        self.first_token_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self._answers = answers
+        self._tokens = self.prompt_tokens
+        self._clock: StepClock | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._tokens if self._clock is None else self._tokens + self._clock.step
+
+    @property
+    def num_output(self) -> int:
+        return min(self.num_tokens, self.end) - self.prompt_tokens
+
+    @property
+    def answer(self) -> Answer:
+        return self._answers.answer(self.choice)
+
+    @property
+    def lead(self) -> int:
+        """Tokens of a decoding sequence minus the steps of the clock, a constant."""
+        return self._tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        return self._clock is not None
+
+    def begin_decoding(self, clock: StepClock) -> None:
+        """Count the first sampled token, and from now on one with each step."""
+        self._tokens += 1 - clock.step
+        self._clock = clock
+
+    def end_decoding(self) -> None:
+        """Fix the length; a closing step has added no token."""
+        self._tokens = min(self.num_tokens, self.end)
+        self._clock = None
+
+
+class BlockManager:
+    """Gives out blocks of ``block_size`` tokens.
+
+    Full blocks of a prompt are identified by the hash of everything up to their end. The samples of one request
+    always share them; with ``enable_prefix_caching`` all requests do, and a block without
+    a holder keeps its content until it is needed, the longest unused first. All other blocks are alike and counted,
+    not named, so that no work grows with the size of the memory. Generated tokens are shared only where a request
+    names their blocks (``Request.answer_hashes``), from its end on.
+
+    Invariant: free blocks + blocks in use = ``num_blocks``; a block in use has a holder.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+        self.num_blocks: Final = num_blocks
+        self.block_size: Final = block_size
+        self.num_used = 0
+        self._shares_across_requests: Final = enable_prefix_caching
+        self._num_fresh = num_blocks
+        """Blocks that have never been given out."""
+        self._free: OrderedDict[Hashable, int] = OrderedDict()
+        """Blocks given back, in that order: a key and 1 for one with content, a number and a count for others."""
+        self._num_runs = 0
+        self._num_holders: dict[Hashable, int] = {}
+        """Holders of each identified block in use."""
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - self.num_used
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens occupy."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, seq: Sequence) -> bool:
+        """Give a waiting sequence its blocks, and mark the tokens that a shared prefix spares it.
+
+        False if they do not fit; shared blocks that are in use need no room. At least one token is always computed:
+        its logits are needed.
+        """
+        num_tokens = seq.num_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        if not (self._shares_across_requests or seq.request.n > 1):
+            if num_blocks > self.num_blocks - self.num_used:
+                return False
+            self.num_used += num_blocks
+            seq.num_computed = seq.num_cached = seq.request.static_tokens
+            return True
+        prefix = self._cached_prefix(seq)
+        num_in_use = sum(key in self._num_holders for key in prefix)
+        if num_blocks - num_in_use > self.num_free:
+            return False
+        for key in prefix:
+            self._hold(key)
+        self.take(num_blocks - len(prefix))
+        seq.block_keys = [*prefix]
+        seq.num_computed = seq.num_cached = max(len(prefix) * self.block_size, seq.request.static_tokens)
+        if self._shares_across_requests:
+            self.num_queried_tokens += num_tokens
+            self.num_hit_tokens += seq.num_cached
+        return True
+
+    def publish(self, seq: Sequence, num_computed: int) -> None:
+        """Let others share the prompt blocks that are complete once ``num_computed`` tokens are computed."""
+        if not (self._shares_across_requests or seq.request.n > 1):
+            return
+        hashes = seq.request.prompt.block_hashes
+        for index in range(len(seq.block_keys), min(num_computed // self.block_size, len(hashes))):
+            seq.block_keys.append(self._identify(self._key(seq, hashes[index])))
+
+    def take(self, count: int) -> None:
+        """Give out ``count`` blocks, the longest unused first; there must be as many."""
+        self.num_used += count
+        if not self._shares_across_requests:
+            return
+        fresh = min(count, self._num_fresh)
+        self._num_fresh -= fresh
+        count -= fresh
+        while count:
+            key, size = self._free.popitem(last=False)
+            if size > count:
+                self._free[key] = size - count
+                self._free.move_to_end(key, last=False)
+                return
+            count -= size
+
+    def deallocate(self, seq: Sequence, num_blocks: int) -> None:
+        """Take all blocks of a sequence back, ``num_blocks`` with those it shares.
+
+        The last is the first to be given out again.
+        """
+        keys = seq.block_keys
+        if not self._shares_across_requests and not keys:
+            self.num_used -= num_blocks
+        else:
+            self._give_back(num_blocks - len(keys))
+            for key in reversed(keys):
+                self._release(key)
+            seq.block_keys = []
+        seq.num_computed = 0
+
+    def keep_answer(self, seq: Sequence) -> None:
+        """Identify the full blocks of a finished answer, which the next turn of its session may share."""
+        if not self._shares_across_requests:
+            return
+        hashes = (*seq.request.prompt.block_hashes, *seq.request.answer_hashes)
+        for index in range(len(seq.block_keys), min((seq.num_tokens - 1) // self.block_size, len(hashes))):
+            seq.block_keys.append(self._identify(hashes[index]))
+
+    def _identify(self, key: Hashable) -> Hashable | None:
+        """Name a counted block that is in use; None if another block has this content already."""
+        if key in self._num_holders or key in self._free:
+            return None
+        self._num_holders[key] = 1
+        return key
+
+    def _cached_prefix(self, seq: Sequence) -> list[Hashable]:
+        keys: list[Hashable] = []
+        for block_hash in seq.request.prompt.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
+            key = self._key(seq, block_hash)
+            if key not in self._num_holders and key not in self._free:
+                break
+            keys.append(key)
+        return keys
+
+    def _key(self, seq: Sequence, block_hash: Hashable) -> Hashable:
+        return block_hash if self._shares_across_requests else (seq.request.request_id, block_hash)
+
+    def _hold(self, key: Hashable) -> None:
+        if key in self._num_holders:
+            self._num_holders[key] += 1
+        else:
+            del self._free[key]
+            self._num_holders[key] = 1
+            self.num_used += 1
+
+    def _release(self, key: Hashable | None) -> None:
+        if key is None:
+            self._give_back(1)
+        elif self._num_holders[key] > 1:
+            self._num_holders[key] -= 1
+        else:
+            del self._num_holders[key]
+            self.num_used -= 1
+            if self._shares_across_requests:
+                self._free[key] = 1
+
+    def _give_back(self, count: int) -> None:
+        """Free blocks without content."""
+        self.num_used -= count
+        if self._shares_across_requests and count:
+            self._num_runs += 1
+            self._free[self._num_runs] = count

@@ -1,0 +1,144 @@
+"""Request overheads, and the two scalars that carry a step-time model to another device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from benchctl.errors import UsageError
+from benchctl.steptime.design import Floats, design_of, usable_steps
+from benchctl.steptime.fit import one_hardware, provenance_of
+from benchctl.steptime.model import UNSCALED, RequestOverheads, StepTimeModel
+from benchctl.steptime.work import Deployment, ObservedSteps
+
+
+def fit_overheads(
+    arrived_us: Floats, queued_us: Floats, finished_us: Floats, departed_us: Floats, output_tokens: Floats
+) -> RequestOverheads:
+    """The overheads of these requests, times in microseconds of one clock. Raises UsageError without requests."""
+    if not len(arrived_us):
+        raise UsageError("no request has all timestamps; overheads need at least one that completed")
+    columns = np.column_stack([np.ones(len(output_tokens)), output_tokens])
+    scale = np.sqrt(np.mean(columns**2, axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
+
+    after = nnls(columns / scale, np.maximum(departed_us - finished_us, 0.0))[0] / scale
+    return RequestOverheads(
+        arrival_us=float(np.mean(queued_us - arrived_us)),
+        departure_us=float(after[0]),
+        departure_us_per_token=float(after[1]),
+        num_requests=len(arrived_us),
+    )
+
+
+MAX_CONDITION: Final = 1e6
+_NUDGE: Final = 1e-6
+"""Relative change of a peak that shows which features are bound by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Times bound by arithmetic and by memory on the target, as multiples of the source model's price."""
+
+    compute: float
+    memory: float
+    condition: float
+
+
+def solve_scales(compute_us: Floats, memory_us: Floats, overhead_us: Floats, measured_us: Floats) -> Scales:
+    """The scales of these steps. Raises UsageError when the steps do not determine both."""
+    rest = measured_us - overhead_us
+    normal = np.array(
+        [[compute_us @ compute_us, compute_us @ memory_us], [compute_us @ memory_us, memory_us @ memory_us]]
+    )
+    condition = float(np.linalg.cond(normal)) if normal.any() else float("inf")
+    if not condition <= MAX_CONDITION:
+        part, remedy = (
+            ("arithmetic", "prompts of 512 tokens and more")
+            if normal[0, 0] < normal[1, 1]
+            else ("memory", "decode steps of small batches")
+        )
+        raise UsageError(
+            f"these steps do not determine how {part} scales (condition number {condition:.1e}, at most "
+            f"{MAX_CONDITION:.0e} is accepted); add {remedy}"
+        )
+    compute, memory = np.linalg.solve(normal, np.array([compute_us @ rest, memory_us @ rest]))
+    return Scales(compute=float(compute), memory=float(memory), condition=condition)
+
+
+def calibrate(
+    model: StepTimeModel, observed: Sequence[ObservedSteps], *, fitted_on: str | None = None
+) -> tuple[StepTimeModel, Scales]:
+    """The model on the device of these steps, and the scales. Raises UsageError as ``solve_scales`` does."""
+    design = design_of(observed, model.columns)
+    hardware = one_hardware(design)
+    parts = [parts_of(model, run) for run in map(usable_steps, observed) if len(run.duration_us)]
+    compute, memory, overhead = (np.concatenate(column) for column in zip(*parts, strict=True))
+    scales = solve_scales(compute, memory, overhead, design.measured_us)
+    if min(scales.compute, scales.memory) <= 0:
+        raise UsageError(
+            f"the scales are {scales.compute:.3g} and {scales.memory:.3g}, and a time cannot shrink below 0: these "
+            "steps do not fit the model; fit a model of its own to them"
+        )
+    origin = provenance_of(design, observed, fitted_on)
+    calibrated = replace(
+        model,
+        hardware=hardware,
+        tensor_parallel=tuple(sorted({run.deployment.tensor_parallel for run in design.runs})),
+        compute_scale=model.compute_scale * scales.compute,
+        memory_scale=model.memory_scale * scales.memory,
+        # Two scales of all steps alike teach the coefficients nothing about drafts: their own fit counts.
+        provenance=replace(
+            origin,
+            calibrated_from=model.hardware,
+            most_query_tokens=model.provenance.most_query_tokens,
+        ),
+    )
+    return calibrated, scales
+
+
+def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, Floats]:
+    """The price of each step in microseconds: bound by arithmetic, bound by memory, and the rest."""
+    base = _columns(model, run, run.deployment)
+    device = run.deployment.hardware
+    compute_bound = _columns(
+        model,
+        run,
+        replace(run.deployment, hardware=replace(device, peak_flops_per_s=device.peak_flops_per_s * (1 + _NUDGE))),
+    )
+    memory_bound = _columns(
+        model,
+        run,
+        replace(
+            run.deployment,
+            hardware=replace(device, bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * (1 + _NUDGE)),
+        ),
+    )
+    num_steps = len(run.duration_us)
+    parts = np.zeros((3, num_steps))
+    for name, value in model.values.items():
+        if name not in base:
+            continue
+        price = value * base[name]
+        is_scaled = name not in UNSCALED
+        compute = price * _responds(base[name], compute_bound[name]) * is_scaled
+        memory = price * _responds(base[name], memory_bound[name]) * is_scaled
+        parts += np.stack([compute, memory, price - compute - memory])
+    return parts[0], parts[1], parts[2]
+
+
+def _columns(model: StepTimeModel, run: ObservedSteps, deployment: Deployment) -> dict[str, Floats]:
+    columns = model.columns(run.work, deployment)
+    return {
+        name: np.broadcast_to(np.asarray(column, dtype=np.float64), len(run.duration_us))
+        for name, column in columns.items()
+    }
+
+
+def _responds(before: Floats, after: Floats) -> Floats:
+    """1 where a feature falls as a peak rises, 0 where it does not: -d ln f / d ln peak, which is one of both."""
+    change = 1.0 - after / np.where(before > 0, before, 1.0)
+    elasticity = np.where(before > 0, change, 0.0) / _NUDGE
+    return np.asarray(np.round(np.clip(elasticity, 0.0, 1.0), 3), dtype=np.float64)

@@ -1,1 +1,0 @@
-"""From observed steps to coefficients: design, least squares, fit, diagnostics and calibration."""

@@ -1,0 +1,374 @@
+"""Datasets: their files, rows and prompts, and the selection of rows."""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+import platformdirs
+
+from benchctl.errors import DatasetError
+from benchctl.profile.choices import DATASETS
+from benchctl.profile.files import profile_directories
+from benchctl.profile.model import Workload
+from benchctl.records.record import Message
+from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
+from benchctl.workload.seeded import named_stream
+from benchctl.workload.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt with everything that its dataset records.
+
+    Exactly one of ``messages``, ``text`` and ``token_numbers`` is set.
+    """
+
+    prompt_id: str
+    """Stable over selections and sizes, for example ``gsm8k-00017``."""
+    source: str
+    """Dataset and row, for example ``gsm8k/test:17``; rows count from 0."""
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    text_tokens: int | None = None
+    """Tokens of ``text`` by the tokenizer of the request set, where the dataset had to count them."""
+    token_numbers: tuple[int, ...] | None = None
+    """A number for each token of a text that is to be written; equal numbers stand for equal tokens."""
+    output_tokens: int | None = None
+    """Output length that the dataset recorded."""
+    answer: str | None = None
+    arrival_ns: int | None = None
+    """Recorded arrival, from the beginning of the dataset."""
+    session: str | None = None
+    """Conversation of which the prompt is a turn, as the dataset names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A dataset file on this machine; ``dataset`` is its true source, without a path."""
+
+    path: Path
+    kind: str
+    """Dataset as profiles name it, for example ``gsm8k``."""
+    dataset: str
+    more_paths: tuple[Path, ...] = ()
+    """Files with the rows behind those of ``path``."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column of the file for each field of a custom row that is not called as the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The selection of rows: the first in file order, or a seeded sample.
+
+    Law: more prompts extend the same selection.
+    """
+
+    num_prompts: int
+    method: Literal["first", "sample"]
+    seed: int
+    repeats: bool = False
+    """Begin again where there are fewer rows."""
+
+    def row_order(self, num_rows: int) -> Sequence[int]:
+        """Rows in the order in which they are considered."""
+        if self.method == "first":
+            return range(num_rows)
+        order = list(range(num_rows))
+        named_stream(self.seed, "selection").shuffle(order)
+        return order
+
+    def take(self, prompts: Iterable[Prompt], file: SourceFile) -> tuple[Prompt, ...]:
+        """The first ``num_prompts`` of ``prompts``, which are drawn only as far as needed.
+
+        Raises DatasetError when there are fewer.
+        """
+        selected: list[Prompt] = []
+        for prompt in prompts:
+            selected.append(prompt)
+            if len(selected) == self.num_prompts:
+                return tuple(selected)
+        if self.repeats and selected:
+            return tuple(islice(_laps(selected), self.num_prompts))
+        fewer = (
+            f"set workload.num_prompts to at most {len(selected)}, begin again with workload.repeat, or take "
+            "several samples of each prompt with workload.samples_per_prompt"
+        )
+        raise DatasetError(
+            f"{file.path}: {self.num_prompts} prompts are asked for, but {file.kind} has only {len(selected)} "
+            f"usable rows; {fewer if selected else 'correct its rows, or name another file'}"
+        )
+
+
+def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
+    """Time after which a recording begins again: its length and one mean gap."""
+    return last_ns - first_ns + (last_ns - first_ns) // max(num_arrivals - 1, 1)
+
+
+def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
+    """The prompts again and again; those of later laps have names of their own and later arrivals."""
+    yield from prompts
+    arrivals = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
+    period_ns = lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
+    for lap in count(1):
+        for prompt in prompts:
+            arrival_ns = None if prompt.arrival_ns is None else prompt.arrival_ns + lap * period_ns
+            yield replace(prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns)
+
+
+DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
+_REMEDIES: Final = {
+    "llm-mock-served.jsonl": "the commands under 'The cache' in docs/tasks/llm-mock.md make it in this directory"
+}
+"""The remedy for files that a profile of benchctl names and does not bring."""
+FileState: TypeAlias = Literal["present", "missing", "damaged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFile:
+    """One published file, pinned by its sha256."""
+
+    name: str
+    """As ``workload.dataset`` names it."""
+    label: str
+    """The source that a request set made from it records."""
+    folder: str
+    filename: str
+    url: str
+    sha256: str
+    size_bytes: int
+    licence: str
+    source_page: str
+
+    def path_in(self, directory: Path) -> Path:
+        """Its location in a data directory."""
+        return directory / self.folder / self.filename
+
+
+def data_directory() -> Path:
+    """$BENCHCTL_DATA_DIR, or ``data`` in the user's cache directory of benchctl."""
+    directory = os.environ.get(DATA_DIRECTORY_VARIABLE)
+    return Path(directory).expanduser() if directory else Path(platformdirs.user_cache_dir("benchctl")) / "data"
+
+
+def in_data_directory(path: str) -> Path:
+    """A path as it is if it exists, else the one of that name below the data directory."""
+    direct = Path(path).expanduser()
+    return direct if direct.exists() else data_directory() / direct
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file's content. Raises DatasetError when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be read: {error.strerror}; correct the path or its permissions"
+        ) from error
+
+
+def file_state(file: DatasetFile, directory: Path, *, full: bool) -> FileState:
+    """The state of a file, judged by its size, or with ``full`` by its sha256."""
+    path = file.path_in(directory)
+    if not path.is_file():
+        return "missing"
+    is_whole = sha256_of(path) == file.sha256 if full else path.stat().st_size == file.size_bytes
+    return "present" if is_whole else "damaged"
+
+
+def find_source(file: DatasetFile, explicit: str | None, directory: Path) -> SourceFile | None:
+    """The file that a workload reads: ``explicit`` if it is set, else the pinned one of the data directory.
+
+    None when the data directory lacks it. An explicit file may have any content; unless it is the pinned one,
+    its dataset is named after its hash. Raises DatasetError for an explicit path that does not exist, and for a
+    file of the data directory that is not the pinned one.
+    """
+    if explicit is not None:
+        source = own_file(file.name, explicit, "correct it, or leave it out to use the data directory")
+        is_pinned = sha256_of(source.path) == file.sha256
+        return replace(source, dataset=file.label) if is_pinned else source
+    path = file.path_in(directory)
+    if not path.is_file():
+        return None
+    digest = sha256_of(path)
+    if digest != file.sha256:
+        raise DatasetError(
+            f"{path} is not the pinned file of {file.name}: its sha256 is {digest}, expected {file.sha256}. Run "
+            f"'benchctl data fetch {file.name}' to replace it, or name it in workload.path to use it as it is"
+        )
+    return SourceFile(path=path, kind=file.name, dataset=file.label)
+
+
+def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFile:
+    """A file of the user's, called after its sha256: at its path, else among the profiles that use it.
+
+    Raises DatasetError where there is none.
+    """
+    direct = Path(path_text).expanduser()
+    beside = (directory / direct for directory in profile_directories())
+    path = next((path for path in (direct, *beside) if path.is_file()), None)
+    if path is None:
+        problem = "a directory" if direct.is_dir() else "not a file"
+        remedy = _REMEDIES.get(direct.name, remedy)
+        raise DatasetError(f"workload.path is {path_text}, which is {problem}; {remedy}")
+    return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")
+
+
+Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
+"""Tokens of a prompt or an output; those below 1 have messages of their own."""
+TimestampMs: TypeAlias = Annotated[float, msgspec.Meta(ge=-4e12, le=4e12)]
+"""Milliseconds, from a beginning of the file's own or since 1970 until 2096: differences fit into 64 bits of ns."""
+ArrivalNs: TypeAlias = Annotated[int, msgspec.Meta(le=1 << 62)]
+R = TypeVar("R")
+_FETCH_AGAIN: Final = (
+    "the file is damaged or of another format: fetch it again with 'benchctl data fetch', or correct workload.path"
+)
+
+
+def read_file(path: Path) -> bytes:
+    """The whole file; DatasetError where it cannot be read or is too large."""
+    try:
+        return read_bytes(path, ROWS_BYTES)
+    except UnreadableError as error:
+        raise unreadable(error) from error
+
+
+def unreadable(error: UnreadableError) -> DatasetError:
+    """The error for a dataset file that cannot be read."""
+    return DatasetError(f"{error}; {_FETCH_AGAIN}")
+
+
+def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> list[tuple[int, R]]:
+    """All rows of a JSON Lines file with their line numbers; blank lines are skipped.
+
+    All rows are read, however few are needed, to notice damage anywhere in the file.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    rows: list[tuple[int, R]] = []
+    try:
+        for number, line in read_lines(path, ROWS_BYTES):
+            if not line.strip():
+                continue
+            try:
+                rows.append((number, decoder.decode(line)))
+            except DECODING_ERRORS as error:
+                beginning = line[:60].rstrip(b"\r\n").decode(errors="replace")
+                problem = f"{decoding_problem(error)}; the line begins {beginning!r}"
+                raise damaged_row(path, number, problem, remedy) from error
+    except UnreadableError as error:
+        raise unreadable(error) from error
+    return rows
+
+
+def damaged_row(path: Path, number: int, problem: str, remedy: str = _FETCH_AGAIN) -> DatasetError:
+    """The error for line ``number`` (from 1) of a dataset file."""
+    return DatasetError(f"{path}:{number}: {problem}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLoad:
+    """Arrivals from the beginning of the recording, ascending, and the tokens of each prompt and output."""
+
+    arrival_ns: "array[int]"
+    prompt_tokens: "array[int]"
+    output_tokens: "array[int]"
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    def repeated(self, count: int) -> "RecordedLoad":
+        """The first ``count`` requests of the recording, which begins again behind its last arrival."""
+        num_laps = -(-count // len(self))
+        period_ns = lap_ns(self.arrival_ns[0], self.arrival_ns[-1], len(self))
+        arrivals = chain.from_iterable(
+            (arrival + lap * period_ns for arrival in self.arrival_ns) for lap in range(num_laps)
+        )
+        return RecordedLoad(
+            arrival_ns=array("q", islice(arrivals, count)),
+            prompt_tokens=(self.prompt_tokens * num_laps)[:count],
+            output_tokens=(self.output_tokens * num_laps)[:count],
+        )
+
+    def faster(self, speedup: float) -> "RecordedLoad":
+        """The same requests, arriving ``speedup`` times as fast."""
+        arrivals = array("q", (round(arrival / speedup) for arrival in self.arrival_ns))
+        return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDataset:
+    """A published file, and the reader of its prompts."""
+
+    file: DatasetFile
+    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
+    """Takes the tokenizer for rules on lengths; prompts need no count here."""
+    has_output_lengths: bool = False
+    """Whether each prompt has the length of its output."""
+    has_arrivals: bool = False
+    """Whether each prompt has a recorded arrival, as ``arrival.kind: trace`` needs."""
+    read_lengths: Callable[[SourceFile], RecordedLoad] | None = None
+    """Reads arrivals and lengths alone, for loads that are too large for prompts."""
+    is_replaceable: bool = False
+    """Whether generated prompts may replace a missing file; a recorded trace has no equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDataset:
+    """Rows of the user's own, which ``workload.path`` names; they may have arrivals and lengths of outputs."""
+
+    find: Callable[[Workload], SourceFile]
+    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeDataset:
+    """Prompts made from a seed, without a file."""
+
+    make: Callable[[Workload, int], tuple[Prompt, ...]]
+    """Takes the workload, for its ``num_prompts`` and lengths, and the seed of the profile."""
+    needs_input_len: bool = False
+    """Whether ``workload.input_len`` must be set; for all other datasets it must not."""
+
+
+Dataset: TypeAlias = FileDataset | OwnDataset | MadeDataset
+
+
+def dataset_named(name: str) -> Dataset:
+    """The dataset of a name in ``DATASETS``."""
+    dataset: Dataset = import_module(DATASETS[name]).DATASET
+    return dataset
+
+
+def names_of_datasets(accepts: Callable[[Dataset], bool]) -> tuple[str, ...]:
+    """Names of the datasets that ``accepts`` holds for, in the order of ``DATASETS``."""
+    return tuple(name for name in DATASETS if accepts(dataset_named(name)))
+
+
+def meanings_of_datasets() -> dict[str, str]:
+    """One sentence on the prompts of each dataset, by name: the first of its module."""
+    texts = {name: import_module(module).__doc__ or "" for name, module in DATASETS.items()}
+    return {name: " ".join(text.partition("\n\n")[0].replace("``", "").split()) for name, text in texts.items()}
+
+
+@cache
+def dataset_files() -> dict[str, DatasetFile]:
+    """The published file of each dataset that has one, by name."""
+    datasets = {name: dataset_named(name) for name in DATASETS}
+    return {name: dataset.file for name, dataset in datasets.items() if isinstance(dataset, FileDataset)}
+
+
+def dataset_file(name: str) -> DatasetFile:
+    """The published file of a dataset. Raises DatasetError for a name without one."""
+    files = dataset_files()
+    if name not in files:
+        raise DatasetError(f"{name!r} is not a dataset with a file; choose one of {', '.join(files)}")
+    return files[name]

@@ -1,0 +1,259 @@
+"""Token counts of prompts: by an estimate that needs no file, or by the tokenizer of a model."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from benchctl.errors import MissingPackageError, UsageError
+from benchctl.records.record import ESTIMATE, Message
+from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_bytes
+
+_LATIN_CHARS: Final = 8
+_OTHER_CHARS: Final = 4
+"""Letters that a token holds at most, in words of ASCII letters and in others."""
+_EAST_ASIAN: Final = (
+    r"\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
+)
+"""Kana, ideographs and Hangul, of which a tokenizer makes a token for every one and a half."""
+_STARTS_EAST_ASIAN: Final = re.compile(rf" ?[{_EAST_ASIAN}]")
+_WORD: Final = r"[^\r\n\w]?[^\W\d_]+"  # with the one character before it
+_EAST_ASIAN_OR_WORD: Final = rf" ?[{_EAST_ASIAN}]{{1,3}}|[^\r\n\w]?(?:(?![{_EAST_ASIAN}])[^\W\d_])+"
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    return re.compile(
+        r"'(?:s|t|re|ve|m|ll|d)\b"  # contractions
+        rf"|{word}"
+        r"|\d"
+        r"| ?(?:[^\s\w]|_)+[\r\n]*"  # punctuation, with the line ends after it
+        r"|\s*[\r\n]+"
+        r"|\s+(?!\S)"
+        r"|\s+",
+        re.IGNORECASE,
+    )
+
+
+_PIECE: Final = _pattern(_EAST_ASIAN_OR_WORD)
+_ASCII_PIECE: Final = _pattern(_WORD)
+"""The same for ASCII, faster."""
+
+
+def tokenize(text: str) -> list[str]:
+    """The pieces of ``text``; joined they are the text again."""
+    return list(_pieces(text))
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of a plain prompt."""
+    return len(_ASCII_PIECE.findall(text)) if _has_short_words(text) else sum(1 for _ in _pieces(text))
+
+
+def _has_short_words(text: str) -> bool:
+    """True where no piece is longer than a token: words with single blanks, as those written for a trace."""
+    words = text.split(" ") if text.isascii() and text.isprintable() else [""]
+    return "" not in words and max(map(len, words)) <= _LATIN_CHARS
+
+
+def tokenize_chat(messages: Iterable[Message]) -> list[str]:
+    """The pieces of a chat prompt in ChatML: five around each message, three that open the answer."""
+    pieces: list[str] = []
+    for message in messages:
+        pieces += ("<|im_start|>", message.role, "\n")
+        pieces += _pieces(message.content)
+        pieces += ("<|im_end|>", "\n")
+    pieces += ("<|im_start|>", "assistant", "\n")
+    return pieces
+
+
+def count_chat_tokens(messages: Iterable[Message]) -> int:
+    """Tokens of a chat prompt, the template's own included."""
+    return len(tokenize_chat(messages))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    for match in _PIECE.finditer(text):
+        piece = match.group()
+        if piece.isascii() and len(piece) <= _LATIN_CHARS:
+            yield piece
+        elif _STARTS_EAST_ASIAN.match(piece):
+            yield from _split(piece, 1, 2)
+        else:
+            num_chars = _LATIN_CHARS if piece.isascii() else _OTHER_CHARS
+            yield from _split(piece, num_chars, num_chars)
+
+
+def _split(piece: str, first_chars: int, num_chars: int) -> Iterator[str]:
+    """Cut a piece after ``first_chars`` letters and any blank before them, then after every ``num_chars``."""
+    first = first_chars + (0 if piece[0].isalnum() else 1)
+    yield piece[:first]
+    for start in range(first, len(piece), num_chars):
+        yield piece[start : start + num_chars]
+
+
+Chat: TypeAlias = Sequence[Message]
+
+
+class Tokenizer(Protocol):
+    """Counts prompts as a server does."""
+
+    @property
+    def source(self) -> str:
+        """Source of its counts: ``tokenizer <sha256>`` for a file, ``server``, or ``estimate``."""
+
+    def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each text as the prompt of a completion, with those that the server adds itself."""
+
+    def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
+        """Tokens of each chat, with those of the model's chat template."""
+
+
+class Estimate:
+    """Counts by the rule of ``datasets.tokens``, which needs no file."""
+
+    source: Final = ESTIMATE
+
+    def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each text, estimated."""
+        return tuple(map(count_tokens, texts))
+
+    def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
+        """Tokens of each chat in ChatML, estimated."""
+        return tuple(map(count_chat_tokens, chats))
+
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+TEMPLATE_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+"""Files that may hold a chat template; the first that has one counts."""
+TOKEN_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")
+"""Files that name special tokens; the last that names one counts."""
+KEY: Final = "workload.tokenizer"
+_OTHER_FILES: Final = tuple(dict.fromkeys((*TOKEN_FILES, *TEMPLATE_FILES)))
+"""Files beside tokenizer.json, none of which every model has."""
+
+
+def directory_on_disk(model: str, repository: str | None) -> Path | None:
+    """The directory of a model, or of its repository in the cache of the hub, if it has a tokenizer.json."""
+    directory = Path(model).expanduser()
+    if (directory / TOKENIZER_FILE).is_file():
+        return directory
+    return None if repository is None else _cached(repository)
+
+
+def directory_named(name: str) -> Path:
+    """The directory that ``workload.tokenizer`` names, or that of its repository, fetched from the hub if need be.
+
+    Raises UsageError where neither is to be had.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir() or name.startswith(("/", "~", ".")):
+        if (directory / TOKENIZER_FILE).is_file():
+            return directory
+        problem = f"has no {TOKENIZER_FILE}" if directory.is_dir() else "is not a directory"
+        raise UsageError(f"{KEY} is {name!r}, which {problem}; name the directory of a model that has the file")
+    return _cached(name) or _fetched(name)
+
+
+def _cached(repository: str) -> Path | None:
+    """The files of a repository that a server or another program has fetched; None without them."""
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - its import takes a while
+
+        path = try_to_load_from_cache(repository, TOKENIZER_FILE)
+    except (ImportError, ValueError):  # ValueError: what cannot be a repository
+        return None
+    return Path(path).parent if isinstance(path, str) else None
+
+
+def _fetched(repository: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - its import takes a while
+        from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415
+    except ImportError as error:
+        purpose = f"{KEY} {repository!r}, which is not a directory, cannot be looked for at the hub"
+        otherwise = f"name a directory with {TOKENIZER_FILE}"
+        raise MissingPackageError(("huggingface_hub",), purpose, otherwise=otherwise) from error
+    try:
+        path = Path(hf_hub_download(repository, TOKENIZER_FILE))
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{KEY} is {repository!r}, which is neither a directory nor a repository whose {TOKENIZER_FILE} can be "
+            f"had ({type(error).__name__}: {reason}); correct it, or name a directory with {TOKENIZER_FILE}"
+        ) from error
+    for name in _OTHER_FILES:
+        try:
+            hf_hub_download(repository, name)
+        except (OSError, EntryNotFoundError):
+            continue
+    return path.parent
+
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BATCH: Final = 256
+"""Texts encoded at once: enough for all cores, while the encodings of thousands of long prompts fill gigabytes."""
+
+
+class LocalTokenizer:
+    """Tokenizer in a directory with ``tokenizer.json``; counts as a server that loads the same files."""
+
+    def __init__(self, directory: Path, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """``chat_template_kwargs`` are variables of the chat template, as requests send them.
+
+        Raises UsageError where the file is missing or damaged, and without the package ``tokenizers``.
+        """
+        self._directory = directory
+        self._chat_template_kwargs = chat_template_kwargs
+        content = _content_of(directory / TOKENIZER_FILE)
+        self.source = f"tokenizer {hashlib.sha256(content).hexdigest()}"
+        self._tokenizer = _tokenizer_of(content, directory / TOKENIZER_FILE)
+
+    def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each text as the prompt of a completion, with those that every text is given, such as BOS."""
+        return tuple(self._counts(texts, add_special_tokens=True))
+
+    def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
+        """Tokens of each chat: a template writes all special tokens itself, and servers add none to it.
+
+        Raises UsageError for a model without a chat template.
+        """
+        from benchctl.workload.chat_template import (  # noqa: PLC0415 - many prompts need none
+            render_within_bounds,
+        )
+
+        batches = (chats[start : start + _BATCH] for start in range(0, len(chats), _BATCH))
+        texts = (render_within_bounds(self._directory, self._chat_template_kwargs, batch) for batch in batches)
+        return tuple(self._counts(chain.from_iterable(texts), add_special_tokens=False))
+
+    def _counts(self, texts: Iterable[str], *, add_special_tokens: bool) -> Iterator[int]:
+        rest = iter(texts)
+        while batch := list(islice(rest, _BATCH)):
+            yield from map(len, self._tokenizer.encode_batch_fast(batch, add_special_tokens=add_special_tokens))
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; name a directory that has the file {path.name}") from error
+
+
+def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - its import takes a while
+    except ImportError as error:
+        raise MissingPackageError(("tokenizers",), f"prompts cannot be counted with {path}") from error
+    try:
+        tokenizer: tokenizers.Tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the package has no errors of its own, and raises this very class
+        raise UsageError(
+            f"{path} is damaged or no tokenizer: {decoding_problem(error)}; get it again, or a newer package "
+            "tokenizers"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,1 +1,0 @@
-"""Tokenizers: the number of tokens that a server makes of a prompt."""
