@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from benchctl.profile.engine_options import ENGINES, ServerOptions, engine_spec,
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import encode
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepPhase, StepRecord
 from benchctl.untrusted import PROMPT_TOKENS
 from benchctl.workload.tokenizers import Chat
@@ -91,17 +91,6 @@ def phase_of(prefill_tokens: int, decode_tokens: int) -> StepPhase:
     if not prefill_tokens:
         return "decode"
     return "mixed" if decode_tokens else "prefill"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCall:
-    """One request in the engine's dialect; ``body`` is JSON."""
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """Values in the headers that must never be recorded, by the variable that holds each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +197,7 @@ class Engine(Protocol):
     def time_scale(self, settings: VariantSettings) -> float:
         """Seconds of the engine's clock per wall second."""
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request`` as this variant does."""
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
@@ -396,7 +385,7 @@ def streamed(
     body: Mapping[str, Any],
     *,
     form: Mapping[str, Any] | None = None,
-) -> RequestCall:
+) -> Call:
     """``request`` as a streamed completion, or chat completion where it has messages, with these fields.
 
     The fields and headers that the profile asks for go over them. ``form`` is the profile's form of the answer as
@@ -411,7 +400,8 @@ def streamed(
     fields |= {**options.extra_body, "max_tokens": request.max_tokens, "stream": True}
     fields |= {"messages": request.messages} if is_chat else {"prompt": request.prompt}
     headers, key_values = options.sent_headers()
-    return RequestCall(
+    return Call(
+        request=request,
         path="/v1/chat/completions" if is_chat else "/v1/completions",
         headers={"X-Request-Id": request.request_id, **headers},
         body=encode(fields),

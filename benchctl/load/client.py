@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from benchctl.load.clocks import KernelClock
 from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, control_client
-from benchctl.load.exchange import Call, Exchange
+from benchctl.load.exchange import Exchange
 from benchctl.load.failures import CANCELLED, connect_error, lost_error
 from benchctl.load.limits import total_reached
 from benchctl.load.redirects import MOST_REDIRECTS, Redirect, redirect_of
@@ -24,7 +24,7 @@ from benchctl.load.sockets import MOST_HELD_BYTES, Connection, Connections, Rece
 from benchctl.load.tally import Activity
 from benchctl.load.watch import Watch
 from benchctl.profile.sections import Timeouts
-from benchctl.records.record import RequestError
+from benchctl.records.record import Call, RequestError
 from benchctl.units import NS_PER_MS
 
 _HTTP_PORT: Final = 80

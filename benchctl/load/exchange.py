@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -16,7 +16,7 @@ from benchctl.load.limits import limit_passed
 from benchctl.load.sockets import OVERHEAD_BYTES, Connection, HeldBytes, Read
 from benchctl.profile.sections import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
-from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import Call, PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.secrets import redacted
@@ -36,19 +36,6 @@ _OF_THE_SERVER: Final = frozenset({"http-status", "server-error", "malformed-htt
 _UNRECORDABLE: Final = RequestError(
     kind="oversized-answer", message=f"the answer takes over {LINE_BYTES >> 20} MiB as a record, and is not kept"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request in the engine's dialect."""
-
-    request: PreparedRequest
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-    is_warmup: bool = False
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """Values in the headers that must never be recorded, by the variable that holds each."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,9 +6,8 @@ from typing import Final
 import httpx
 
 from benchctl.load.answer import Answer
-from benchctl.load.exchange import Call
 from benchctl.load.request_head import RequestWriter
-from benchctl.records.record import RequestError
+from benchctl.records.record import Call, RequestError
 
 MOST_REDIRECTS: Final = 20
 _SAME_REQUEST: Final = frozenset({307, 308})

@@ -14,12 +14,12 @@ from asyncio_throttle.throttler import Throttler
 
 from benchctl.load.client import StreamClient
 from benchctl.load.clocks import Alarm
-from benchctl.load.exchange import Call, Exchange
+from benchctl.load.exchange import Exchange
 from benchctl.load.failures import CANCELLED
 from benchctl.load.sockets import NEVER_NS
 from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.profile.model import Arrival
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -15,12 +15,11 @@ import msgspec
 from benchctl.engines.engine import Engine
 from benchctl.errors import OWN_LIMITS, LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.failures import underlying
 from benchctl.load.tally import LoadSummary
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import Arrival, VariantSettings
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
@@ -61,14 +60,7 @@ def calls_of(
     """``requests`` in the engine's dialect, each made when it is needed."""
     for request in requests:
         call = engine.request_call(request, settings)
-        yield Call(
-            request=request,
-            path=call.path,
-            headers=call.headers,
-            body=call.body,
-            is_warmup=is_warmup,
-            secrets=call.secrets,
-        )
+        yield replace(call, is_warmup=True) if is_warmup else call
 
 
 async def send_requests(

@@ -3,7 +3,8 @@
 Requests are as prepared before the load, and as the client saw them; a run is one fresh server and one workload.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -236,6 +237,20 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Conversation of which the prompt is a turn, if the dataset names it; sending does not depend on it."""
     natural_tokens: Count | None = None
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A prepared request in an engine's dialect, ready to be sent. No file holds it."""
+
+    request: PreparedRequest
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    """JSON."""
+    is_warmup: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Values in the headers that must never be recorded, by the variable that holds each."""
 
 
 class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,12 +22,11 @@ import msgspec
 import uvloop
 
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.process import load_priority, steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import PriorityOption, Timeouts
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import Call, RequestRecord
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server, usable_cores
 from benchmarks.load.worker_scaling import call

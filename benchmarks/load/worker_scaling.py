@@ -22,13 +22,12 @@ import msgspec
 import uvloop
 
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import ClientSample
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import PacedRun, paced_server, usable_cores

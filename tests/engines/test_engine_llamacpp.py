@@ -25,7 +25,6 @@ from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
@@ -109,9 +108,8 @@ def answers(settings, directory, *requests) -> tuple[list[RequestRecord], dict]:
         async with StreamClient(url, TIMEOUTS) as client:
             await server.wait_ready(client.control)
             for request in requests:
-                call = ENGINE.request_call(request, settings)
-                prepared = Call(request=request, path=call.path, headers=call.headers, body=call.body)
-                records.append(await (await send(client, prepared, 0)).record())
+                exchange = await send(client, ENGINE.request_call(request, settings), 0)
+                records.append(await exchange.record())
             slots = (await client.control.get("/slots")).json()
         return records, next(slot for slot in slots if "params" in slot)
 

@@ -13,11 +13,10 @@ from support.servers.paced_engine import call, request, send
 from support.servers.parts_server import Writer, serving, writing
 
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.schedule import Load
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import Call, RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'

@@ -22,7 +22,6 @@ from benchctl.engines.engine import (
     LaunchSite,
     OpenAiServer,
     PromptCounter,
-    RequestCall,
     TokenizeCounter,
     own_options,
     streamed,
@@ -31,7 +30,7 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.untrusted.http import fetch, fetch_json
 
 
@@ -44,7 +43,7 @@ class Dialect(Protocol):
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Path of their counters."""
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """A request in their spelling."""
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
@@ -104,7 +103,7 @@ class AttachEngine(OpenAiServer):
         """None: nothing is started."""
         return ()
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)
         call = dialect.request_call(request, settings)
         body: dict[str, Any] = msgspec.json.decode(call.body)
@@ -159,7 +158,7 @@ class PlainOpenAi(OpenAiServer):
         """Asks as vLLM is asked: the server may be one, or imitate it, and else refuses."""
         return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
         sampling = settings.sampling
         body: dict[str, Any] = {

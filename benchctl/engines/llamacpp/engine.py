@@ -19,7 +19,6 @@ from benchctl.engines.engine import (
     LaunchSite,
     OpenAiServer,
     PostJson,
-    RequestCall,
     own_options,
     profile_errors,
     signatures,
@@ -31,7 +30,7 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.untrusted.http import fetch_json
 from benchctl.workload.tokenizers import Chat
 
@@ -147,7 +146,7 @@ class LlamaCppEngine(OpenAiServer):
             argv += ["--cache-ram", "0"]  # else it copies the content of each slot into a cache that is never used
         return (*argv, *options.extra_args)
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         options, body = settings.server, _body(request, settings.sampling)
         if isinstance(options, LlamaCppOptions):
             body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}

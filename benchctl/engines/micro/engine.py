@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchctl.engines.engine import LaunchSite, OpenAiServer, RequestCall
+from benchctl.engines.engine import LaunchSite, OpenAiServer
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 
 if TYPE_CHECKING:
     import httpx
@@ -41,7 +41,7 @@ class MicroEngine(OpenAiServer):
         """None: nothing is started."""
         return ()
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Raises EngineUnavailableError: there is nothing to ask."""
         raise EngineUnavailableError(f"engine 'micro' {_REMEDY}")
 

@@ -13,7 +13,6 @@ from benchctl.engines.engine import (
     LOOPBACK,
     JsonGetter,
     LaunchSite,
-    RequestCall,
     TokenizeCounter,
     own_options,
     phase_of,
@@ -31,7 +30,7 @@ from benchctl.engines.sglang.options import SglangOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import read_jsonl
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch, json_object
 
@@ -185,7 +184,7 @@ class SglangEngine(PythonServer):
         own["BENCHCTL_STEP_LOG"] = str(site.step_log)
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
 
     def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:

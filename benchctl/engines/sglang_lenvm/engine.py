@@ -13,7 +13,6 @@ import msgspec
 
 from benchctl.engines.engine import (
     LaunchSite,
-    RequestCall,
     check_chats,
     own_options,
     profile_errors,
@@ -40,7 +39,7 @@ from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedErro
 from benchctl.interop.lenvm_log import SAMPLER, TimingRecord, record_from, revisions_of, step_records
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import read_jsonl
-from benchctl.records.record import PreparedRequest, RequestRecord
+from benchctl.records.record import Call, PreparedRequest, RequestRecord
 from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import UnreadableError, read_json
@@ -206,7 +205,7 @@ class SglangLenvmEngine(SglangEngine):
             own["SGLANG_LVM_TIMING_INTERVAL"] = str(options.synchronised_timing_interval)
         return own | dict(options.env)
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""
         body, params = request_body(request, settings), custom_params(settings.guidance)
         body |= {} if params is None else {"custom_params": params}

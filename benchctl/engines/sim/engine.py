@@ -16,7 +16,6 @@ from benchctl.engines.engine import (
     LOOPBACK,
     LaunchSite,
     OpenAiServer,
-    RequestCall,
     TokenizeCounter,
     check_chats,
     own_options,
@@ -34,7 +33,7 @@ from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import Flag, option_text
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepRecord
 from benchctl.steptime.model import read_model
 from benchctl.steptime.work import Deployment
@@ -107,7 +106,7 @@ class SimEngine(OpenAiServer):
     def time_scale(self, settings: VariantSettings) -> float:
         return own_options(settings, SimOptions).time_scale
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         body = plain_body(request, settings) | {"return_token_ids": True}
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)

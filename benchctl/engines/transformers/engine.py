@@ -11,7 +11,6 @@ import msgspec
 from benchctl.engines.engine import (
     LOOPBACK,
     LaunchSite,
-    RequestCall,
     own_options,
     phase_of,
     profile_errors,
@@ -25,7 +24,7 @@ from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode, read_jsonl
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_bytes
 
@@ -150,7 +149,7 @@ class TransformersEngine(PythonServer):
             own["HF_HUB_OFFLINE"] = "1"
         return own | super().env(settings, site)
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; our own servers hold one model, which the request need not name."""
         options, config = settings.server, _sampling_config(settings.sampling)
         config["eos_token_id"] = -1 if request.ignore_eos else list(limits_of(settings.model).eos_token_ids)

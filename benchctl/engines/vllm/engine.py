@@ -11,7 +11,6 @@ from benchctl.engines.engine import (
     LOOPBACK,
     JsonGetter,
     LaunchSite,
-    RequestCall,
     TokenizeCounter,
     own_options,
     plain_body,
@@ -27,7 +26,7 @@ from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.steps import effective, read_vllm_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch_json
 
@@ -235,7 +234,7 @@ class VllmEngine(PythonServer):
             own["BENCHCTL_CORRECTS_CPU_SAMPLING"] = "1"
         return plugged_in(own, _INSIDE, _PLUGINS, allowed_in="VLLM_PLUGINS")
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})
 
     def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:

@@ -11,7 +11,7 @@ import msgspec
 
 from benchctl import __version__
 from benchctl.costs.config_json import ConfigKeys, shape_from_config
-from benchctl.engines.engine import LaunchSite, RequestCall, own_options, profile_errors
+from benchctl.engines.engine import LaunchSite, own_options, profile_errors
 from benchctl.engines.hub import context_of, pair_remedy
 from benchctl.engines.vllm.engine import SIGNATURES, VllmEngine
 from benchctl.engines.vllm.steps import read_numbered_steps
@@ -21,7 +21,7 @@ from benchctl.guided.parameter_table import VLLM_PREFIX
 from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
 
@@ -244,7 +244,7 @@ class VllmLenvmEngine(VllmEngine):
             own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
         return own
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call

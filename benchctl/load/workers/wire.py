@@ -13,10 +13,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from benchctl.load.exchange import Call
 from benchctl.load.tally import Activity
 from benchctl.profile.sections import PriorityOption
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 
 M = TypeVar("M")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import uvloop
 
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.process import load_priority, steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.workers.wire import (
@@ -33,6 +32,7 @@ from benchctl.load.workers.wire import (
 )
 from benchctl.profile.model import Arrival
 from benchctl.profile.sections import Timeouts
+from benchctl.records.record import Call
 from benchctl.records.schema import ClientSample
 
 

@@ -21,7 +21,6 @@ import msgspec
 
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import LoadSize, expected_cores, max_open
-from benchctl.load.exchange import Call
 from benchctl.load.process import load_priority
 from benchctl.load.schedule import LEAD_NS, Load
 from benchctl.load.tally import Activity, LoadSummary, Tally
@@ -40,7 +39,7 @@ from benchctl.load.workers.wire import (
 )
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.sections import PriorityOption, Timeouts
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 

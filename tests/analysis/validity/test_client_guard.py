@@ -15,7 +15,6 @@ from benchctl.analysis.metrics.arrivals import BEAT_NS, bunching_warnings, earli
 from benchctl.analysis.metrics.client import busy_cores
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
-from benchctl.engines.engine import RequestCall
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.load import sockets
 from benchctl.load.client import StreamClient
@@ -26,7 +25,7 @@ from benchctl.profile.model import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode
 from benchctl.records.loaded import LoadedRun, load_results, load_run
-from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord
+from benchctl.records.record import Call, ChoiceRecord, RequestError, RequestRecord, RunRecord
 from benchctl.records.schema import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
 from benchctl.units import NS_PER_MS, NS_PER_S
@@ -627,6 +626,6 @@ def test_a_run_whose_schedule_was_not_kept_is_suspect(tmp_path):
 class SlowToAsk(PacedEngine):
     """An engine whose requests take long to write."""
 
-    def request_call(self, request, settings) -> RequestCall:
+    def request_call(self, request, settings) -> Call:
         time.sleep(0.015)
         return super().request_call(request, settings)

@@ -13,13 +13,13 @@ from support.servers.paced_engine import planned, profile, request, send
 from support.servers.stubborn_engine import CORE, StubbornEngine, launch, processes_of, wait_until
 
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.tally import Activity
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.stall import silence_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
+from benchctl.records.record import Call
 from benchctl.units import NS_PER_MS
 
 

@@ -5,22 +5,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, raw_step_log
+from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call, Exchange
+from benchctl.load.exchange import Exchange
 from benchctl.load.failures import CANCELLED
 from benchctl.measure.server.resources import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import Timeouts
 from benchctl.records.files import read_jsonl
-from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.record import Call, PlannedRun, PreparedRequest
 from benchctl.records.schema import StepRecord
 
 SERVER = Path(__file__).parent / "programs" / "paced_server.py"
@@ -70,7 +70,7 @@ class PacedEngine:
     def request_call(self, request: PreparedRequest, settings: Any) -> Any:
         body = {"prompt": request.prompt, "max_tokens": request.max_tokens, "n": request.n}
         headers = {"x-request-id": request.request_id}
-        return RequestCall(path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
+        return Call(request=request, path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
 
     def prompt_counter(self, settings: Any) -> None:
         return None
@@ -155,8 +155,7 @@ def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
 
 def call(asked: PreparedRequest, *, is_warmup: bool = False) -> Call:
     """``asked`` in the paced server's dialect, ready to be sent."""
-    spoken = PacedEngine(truth=Path()).request_call(asked, None)
-    return Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body, is_warmup=is_warmup)
+    return replace(PacedEngine(truth=Path()).request_call(asked, None), is_warmup=is_warmup)
 
 
 async def send(client: StreamClient, call: Call, scheduled_ns: int) -> Exchange:

@@ -12,10 +12,10 @@ import psutil
 from support.servers import paced_engine
 from support.servers.paced_engine import PacedEngine
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall
+from benchctl.engines.engine import Diagnosis, LaunchSite
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import Launch
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Call, PreparedRequest
 
 SERVER = Path(__file__).parent / "programs" / "stubborn_server.py"
 CORE = "Stubborn::EngineCore"
@@ -41,7 +41,7 @@ class StubbornEngine(PacedEngine):
     def request_call(self, request: PreparedRequest, settings: Any) -> Any:
         body = {"prompt": request.prompt or "{}", "max_tokens": request.max_tokens, "n": request.n}
         headers = {"x-request-id": request.request_id}
-        return RequestCall(path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
+        return Call(request=request, path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         return next((found for text, found in _SIGNATURES.items() if text in log_tail), None)
