@@ -11,7 +11,6 @@ states all of them needs no file to mean something, in a profile or in a step-ti
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,6 +18,9 @@ from benchctl.costs.model_shape import Precision
 from benchctl.errors import UsageError
 from benchctl.units import GIGA, TERA
 from benchctl.untrusted.text import visible_value
+
+_FASTER: Final = ("fp8", "int8", "fp4")
+"""Arithmetic that some devices compute faster than bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,55 +64,47 @@ class Hardware:
 
         A device without 4-bit products computes them in 8 bits.
         """
-        faster = {"bfloat16": None, "fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s}
-        rate = (self.fp4_flops_per_s or self.fp8_flops_per_s) if precision == "fp4" else faster[precision]
-        return rate or self.peak_flops_per_s
+        rates = {
+            "bfloat16": None,
+            "fp8": self.fp8_flops_per_s,
+            "int8": self.int8_flops_per_s,
+            "fp4": self.fp4_flops_per_s or self.fp8_flops_per_s,
+        }
+        return rates[precision] or self.peak_flops_per_s
 
     def times(self, devices: int) -> "Hardware":
         """So many devices that share each layer, as one with the sum of their peaks."""
-
-        def sum_of(rate: float | None) -> float | None:
-            return None if rate is None else devices * rate
-
-        return replace(
-            self,
-            name=f"{devices} x {self.name}",
-            peak_flops_per_s=devices * self.peak_flops_per_s,
-            bandwidth_bytes_per_s=devices * self.bandwidth_bytes_per_s,
-            memory_bytes=None if self.memory_bytes is None else devices * self.memory_bytes,
-            fp8_flops_per_s=sum_of(self.fp8_flops_per_s),
-            int8_flops_per_s=sum_of(self.int8_flops_per_s),
-            fp4_flops_per_s=sum_of(self.fp4_flops_per_s),
+        names = (
+            *("peak_flops_per_s", "bandwidth_bytes_per_s", "memory_bytes"),
+            *(f"{precision}_flops_per_s" for precision in _FASTER),
         )
+        sums = {name: devices * peak for name in names if (peak := getattr(self, name)) is not None}
+        return replace(self, name=f"{devices} x {self.name}", **sums)
 
 
 def _device(
-    name: str, tflops_per_s: float, gb_per_s: float, memory_gb: int, source: str, **more: float
+    name: str,
+    tflops_per_s: float,
+    gb_per_s: float,
+    memory_gb: float | None,
+    source: str,
+    measured_at: str | None = None,
+    **further: float,
 ) -> Hardware:
-    """Further TFLOP/s by the name of their arithmetic; ``link`` in GB/s."""
-    device = Hardware(
+    """A device of these TFLOP/s of bfloat16, GB/s and GB.
+
+    ``further`` has TFLOP/s by the name of their arithmetic, and ``link`` in GB/s.
+    """
+    link = {"link_bytes_per_s": further.pop("link") * GIGA} if "link" in further else {}
+    return Hardware(
         name=name,
         peak_flops_per_s=tflops_per_s * TERA,
         bandwidth_bytes_per_s=gb_per_s * GIGA,
-        memory_bytes=round(memory_gb * GIGA),
+        memory_bytes=None if memory_gb is None else round(memory_gb * GIGA),
         source=source,
-    )
-    return _with_further_peaks(device, more)
-
-
-def _with_further_peaks(device: Hardware, peaks: Mapping[str, float]) -> Hardware:
-    """The device with TFLOP/s by the name of their arithmetic, and ``link`` in GB/s."""
-    unit_of = {"link": GIGA}
-
-    def rate(name: str) -> float | None:
-        return peaks[name] * unit_of.get(name, TERA) if name in peaks else None
-
-    return replace(
-        device,
-        fp8_flops_per_s=rate("fp8"),
-        int8_flops_per_s=rate("int8"),
-        fp4_flops_per_s=rate("fp4"),
-        link_bytes_per_s=rate("link") or device.link_bytes_per_s,
+        measured_at=measured_at,
+        **link,
+        **{f"{precision}_flops_per_s": rate * TERA for precision, rate in further.items()},
     )
 
 
@@ -164,8 +158,6 @@ _DEVICE_NAMES: Final = tuple(
 """Drivers' names of devices. Whole names, specific before general: a slice of a device (MIG), a laptop part or a
 relative (GH200, L40) has other peaks and must not match."""
 
-_FURTHER_PEAKS: Final = frozenset({"fp8", "int8", "fp4", "link"})
-"""Parts of stated peaks that have a name."""
 _TIME: Final = re.compile(r"\d{8}T\d{6}Z")
 
 
@@ -214,18 +206,12 @@ def _stated_peaks(text: str) -> Hardware:
     except ValueError:
         numbers, more = [], {}
     is_positive = all(0 < number < math.inf for number in (*numbers, *more.values()))
-    is_known = more.keys() <= _FURTHER_PEAKS and (measured_at is None or _TIME.fullmatch(measured_at))
+    is_known = more.keys() <= {*_FASTER, "link"} and (measured_at is None or _TIME.fullmatch(measured_at))
     if not (name.strip() and len(numbers) in {2, 3} and is_positive and is_known):
         raise UsageError(
             f"hardware {visible_value(text)}: give a name and two positive numbers, TFLOP/s of bfloat16 and "
             "GB/s of memory, such as cpu:1.5:80"
         )
-    device = Hardware(
-        name=text.strip(),
-        peak_flops_per_s=numbers[0] * TERA,
-        bandwidth_bytes_per_s=numbers[1] * GIGA,
-        memory_bytes=round(numbers[2] * GIGA) if len(numbers) > 2 else None,
-        source="stated by the user" if measured_at is None else f"measured at {measured_at}",
-        measured_at=measured_at,
-    )
-    return _with_further_peaks(device, more)
+    memory_gb = numbers[2] if len(numbers) > 2 else None
+    source = "stated by the user" if measured_at is None else f"measured at {measured_at}"
+    return _device(text.strip(), numbers[0], numbers[1], memory_gb, source, measured_at, **more)

@@ -1,41 +1,71 @@
-"""Model shapes: the dimensions of a decoder-only transformer, and their FLOPs and bytes per token."""
+"""Model shapes: the dimensions of a decoder-only transformer, and their FLOPs and bytes per token.
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+Described are dense blocks and blocks with experts (``MoeShape``), all with a gate, under ordinary (multi-head,
+grouped-query) or latent attention (``LatentShape``). ``shapes.py`` finds the shape of a model.
+
+A multiply-add counts as two FLOPs. Norms, rotations, softmax, activations and biases are left out, as usual:
+they are below one percent of the matrix products. Attention is that over the whole context: for a layer with a
+sliding window or chunks it is an upper bound.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from benchctl.errors import UsageError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
+"""One batch, or many at once."""
+Head: TypeAlias = Literal["lm_head", "value_head"]
 Precision: TypeAlias = Literal["bfloat16", "fp8", "int8", "fp4"]
 """Arithmetic of matrix products."""
-
 WeightFormat: TypeAlias = Literal["bfloat16", "fp8", "fp8-stored", "int8", "int8-stored", "int4", "fp4"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredWeights:
-    """``bytes_per_param`` with scales; ``precision`` of the products with these weights."""
+class StoredWeights(NamedTuple):
+    """Bytes of each weight with the scales of its group, and the precision of the products with these weights.
+
+    A format that is only stored (``int4``) is widened to bfloat16 before it is multiplied; one that is also
+    computed in (``fp8``, ``int8``) uses the device's faster peak, if it has one.
+    """
 
     bytes_per_param: float
     precision: Precision = "bfloat16"
 
 
 WEIGHT_FORMATS: Final[dict[WeightFormat, StoredWeights]] = {
-    "bfloat16": StoredWeights(bytes_per_param=2.0),
+    "bfloat16": StoredWeights(2.0),
     # One 32-bit scale for a block of 128 times 128; one for each row or tensor is less still.
-    "fp8": StoredWeights(bytes_per_param=1.0 + 4 / 128**2, precision="fp8"),
-    "fp8-stored": StoredWeights(bytes_per_param=1.0 + 4 / 128**2),
-    "int8": StoredWeights(bytes_per_param=1.0, precision="int8"),
-    "int8-stored": StoredWeights(bytes_per_param=1.0),
+    "fp8": StoredWeights(1.0 + 4 / 128**2, "fp8"),
+    "fp8-stored": StoredWeights(1.0 + 4 / 128**2),
+    "int8": StoredWeights(1.0, "int8"),
+    "int8-stored": StoredWeights(1.0),
     # Groups of 128 with a 16-bit scale and a 4-bit zero.
-    "int4": StoredWeights(bytes_per_param=0.5 + 2.5 / 128),
+    "int4": StoredWeights(0.5 + 2.5 / 128),
     # Groups of 16 with an 8-bit scale (NVFP4); those of MXFP4 have 32.
-    "fp4": StoredWeights(bytes_per_param=0.5 + 1 / 16, precision="fp4"),
+    "fp4": StoredWeights(0.5 + 1 / 16, "fp4"),
 }
+
+
+def at_least(quantity: Quantity, bound: float) -> Quantity:
+    """The greater of a quantity and a bound, element by element."""
+    if isinstance(quantity, float | int):
+        return max(quantity, bound)
+    return quantity.clip(min=bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """Dimensions of a latent attention.
+    """Multi-head latent attention: dimensions, weights, and the two ways to compute it.
+
+    The cache holds one vector of r + R elements for each token, from which the keys and values of all heads follow
+    by up-projection. An engine computes a prompt with keys and values projected up (*expanded*: heads of P + R and
+    V) and a decoding token against the cached vectors themselves (*absorbed*: the query is projected down instead,
+    and heads are r + R and r wide). Both need the same projections for each new token, H r (P + V); they differ in
+    the work for each position attended to. Source: DeepSeek-V2 (arXiv 2405.04434) and the MLA backend of vLLM.
 
     ``kv_rank`` is r (``kv_lora_rank``), ``rope_dim`` R, ``nope_dim`` P and ``value_dim`` V of each head.
     ``q_rank`` is that of the query's own low-rank projection, or None for a full one: it must not be taken for
@@ -48,18 +78,12 @@ class LatentShape:
     nope_dim: int
     value_dim: int
 
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if (type(value) is not int or value < 1) and not (name == "q_rank" and value is None):
-                raise UsageError(f"latent attention: {name} is {value!r}; it must be a positive whole number")
-
     def replicated_params(self, hidden: int) -> int:
         """Weights that every device of a tensor-parallel group holds whole: the projections down.
 
         d (r + R), and d q of a low-rank query.
         """
-        return hidden * (self.kv_rank + self.rope_dim) + (hidden * self.q_rank if self.q_rank else 0)
+        return hidden * (self.kv_rank + self.rope_dim + (self.q_rank or 0))
 
     def head_params(self, hidden: int, heads: int) -> int:
         """Weights that are divided by head: query, keys and values up, output.
@@ -68,10 +92,6 @@ class LatentShape:
         """
         query = (self.q_rank or hidden) * (self.nope_dim + self.rope_dim)
         return heads * (query + self.kv_rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden)
-
-    def norm_params(self) -> int:
-        """Norms of the low-rank vectors."""
-        return self.kv_rank + (self.q_rank or 0)
 
     def cache_elements(self) -> int:
         """Elements that the cache holds for one token of one layer: r + R, on every device."""
@@ -90,14 +110,6 @@ class LatentShape:
         return 2 * heads * self.kv_rank * (self.nope_dim + self.value_dim)
 
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
-"""One batch, or many at once."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeShape:
     """The blocks with experts of a model: ``layers`` of its layers have them, the others are dense.
@@ -105,6 +117,11 @@ class MoeShape:
     ``shared_ffn`` is the width of all experts that every token passes, together; 0 without any. ``groups`` and
     ``groups_per_token`` are those of group-limited routing: a token's experts come from so many of the groups.
     ``has_shared_gate`` and ``has_routing_bias`` add parameters that cost nothing.
+
+    Each of T tokens chooses k of N experts. The number of distinct experts, whose weights a forward pass has to
+    read, is at most N and, with any token, at least k. ``linear_experts`` counts too many once k T is about N / 2.
+    Tokens count, not requests: a prompt of 1,024 tokens reads nearly all experts.
+    ``docs/design/step-time-model.md`` compares both rules with measured kernels.
     """
 
     layers: int
@@ -117,16 +134,6 @@ class MoeShape:
     has_shared_gate: bool = False
     has_routing_bias: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("layers", "experts", "experts_per_token", "expert_ffn", "groups", "groups_per_token"):
-            if type(value := getattr(self, name)) is not int or value < 1:
-                raise UsageError(f"experts: {name} is {value!r}; it must be a positive whole number")
-        if self.experts_per_token > self.experts:
-            raise UsageError(
-                f"experts: each token chooses {self.experts_per_token} of {self.experts}; it cannot choose more "
-                "than there are"
-            )
-
     def expert_params(self, hidden: int) -> int:
         """Weights of one expert: gate, up and down projection, 3 d d_e."""
         return 3 * hidden * self.expert_ffn
@@ -135,41 +142,19 @@ class MoeShape:
         """Weights of the shared experts and the router of one layer: 3 d d_s + d N."""
         return 3 * hidden * self.shared_ffn + hidden * self.experts
 
-    def active_params(self, hidden: int) -> int:
-        """Weights of one layer that a token is multiplied with: k experts, the shared ones and the router."""
-        return self.experts_per_token * self.expert_params(hidden) + self.shared_params(hidden)
-
     def params(self, hidden: int) -> int:
         """All weights of one layer's block."""
-        gate = hidden if self.has_shared_gate else 0
-        bias = self.experts if self.has_routing_bias else 0
-        return self.experts * self.expert_params(hidden) + self.shared_params(hidden) + gate + bias
+        gate_and_bias = hidden * self.has_shared_gate + self.experts * self.has_routing_bias
+        return self.experts * self.expert_params(hidden) + self.shared_params(hidden) + gate_and_bias
 
     def linear_experts(self, tokens: Quantity) -> Quantity:
         """Distinct experts that tokens read if no two of them share one: min(N, k T)."""
-        return at_most(tokens * self.experts_per_token, self.experts)
+        return self.experts - at_least(self.experts - tokens * self.experts_per_token, 0.0)
 
     def uniform_experts(self, tokens: Quantity) -> Quantity:
         """Expected distinct experts of independent, equally likely choices: N (1 - (1 - k / N)^T)."""
         unread_frac: Quantity = (1 - self.experts_per_token / self.experts) ** tokens
         return self.experts - self.experts * unread_frac
-
-
-def at_most(quantity: Quantity, bound: float) -> Quantity:
-    """The lesser of a quantity and a bound, element by element."""
-    if isinstance(quantity, float | int):
-        return min(quantity, bound)
-    return quantity.clip(max=bound)
-
-
-def at_least(quantity: Quantity, bound: float) -> Quantity:
-    """The greater of a quantity and a bound, element by element."""
-    if isinstance(quantity, float | int):
-        return max(quantity, bound)
-    return quantity.clip(min=bound)
-
-
-Head: TypeAlias = Literal["lm_head", "value_head"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +186,10 @@ class ModelShape:
     weight_format: WeightFormat = "bfloat16"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and (type(value) is not int or value < 1):
-                raise UsageError(
-                    f"shape {self.name!r}: {field.name} is {value!r}; it must be a positive whole number"
-                )
         if self.q_heads % self.kv_heads:
             raise UsageError(
                 f"shape {self.name!r}: {self.q_heads} query heads do not divide among {self.kv_heads} key-value "
                 "heads; kv_heads must divide q_heads"
-            )
-        if self.moe is not None and self.moe.layers > self.layers:
-            raise UsageError(
-                f"shape {self.name!r}: {self.moe.layers} of {self.layers} layers have experts; there cannot be more"
             )
 
     @property
@@ -230,9 +205,16 @@ class ModelShape:
 
     def static_params(self) -> int:
         """Weights of projections that any pass reads: attention, dense blocks, shared experts and routers."""
-        dense = self.dense_layers * 3 * self.hidden * self.ffn
         shared = self.moe.layers * self.moe.shared_params(self.hidden) if self.moe is not None else 0
-        return self.layers * self.attention_params() + dense + shared
+        return self._attention_and_dense_params() + shared
+
+    def projection_params(self) -> int:
+        """Weights of all projections, every expert included; routers and their gates as well."""
+        experts = self.moe.layers * self.moe.params(self.hidden) if self.moe is not None else 0
+        return self._attention_and_dense_params() + experts
+
+    def _attention_and_dense_params(self) -> int:
+        return self.layers * self.attention_params() + self.dense_layers * 3 * self.hidden * self.ffn
 
     def expert_params(self) -> int:
         """Weights of one routed expert in every layer that has experts; 0 for a dense model."""
@@ -284,22 +266,14 @@ class ModelShape:
         A tied embedding is counted once. A value model keeps its embedding and no vocabulary head.
         """
         embedding = self.vocab * self.hidden
-        untied = embedding if self.head == "lm_head" and not self.tied_embeddings else 0
-        value_head = (self.hidden + 1) ** 2 if self.head == "value_head" else 0
-        return embedding + untied + value_head + self.projection_params() + self._small_params()
-
-    def projection_params(self) -> int:
-        """Weights of all projections, every expert included; routers and their gates as well."""
-        dense = self.dense_layers * 3 * self.hidden * self.ffn
-        experts = self.moe.layers * self.moe.params(self.hidden) if self.moe is not None else 0
-        return self.layers * self.attention_params() + dense + experts
-
-    def _small_params(self) -> int:
-        """Biases and norms."""
+        head = 0 if self.tied_embeddings else embedding
+        if self.head == "value_head":
+            head = (self.hidden + 1) ** 2
         biases = self.head_dim * (self.q_heads + 2 * self.kv_heads) if self.qkv_bias else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        latent_norms = self.latent.norm_params() if self.latent is not None else 0
-        return self.layers * (biases + norms + latent_norms) + self.hidden
+        if self.latent is not None:
+            norms += self.latent.kv_rank + (self.latent.q_rank or 0)
+        return embedding + head + self.projection_params() + self.layers * (biases + norms) + self.hidden
 
     def weight_bytes(self, bytes_per_param: float | None = None) -> int:
         """Memory that all parameters occupy: projections in their format, everything else in 2 bytes.

@@ -1,12 +1,20 @@
-"""FLOPs and bytes of forward passes, and the least time of a step with and without guidance."""
+"""FLOPs and bytes of forward passes, and the least time of a decode step with and without guidance.
+
+F = linear T + attention P + head R   (T tokens forwarded, P positions that they see together, R rows with a head)
+M = weights + kv K                    (weights are read once, K tokens of key-value cache are read or written)
+time >= max(F / peak, M / bandwidth)
+
+A bound and never a measurement: no host, no launches, no norms, and all of the data sheet's peaks. Weights have the
+bytes of their format, elements of the cache two. Of experts, those are read that T tokens choose, if each choice is
+independent and equally likely (``MoeShape``).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.model_shape import ModelShape, Precision, at_least
-from benchctl.errors import UsageError
 from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -15,6 +23,17 @@ if TYPE_CHECKING:
 
 Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
 """One pass, or many at once."""
+Scoring: TypeAlias = Literal["reuse", "recompute", "two-phase"]
+"""The way in which prefixes of the value model grow by the token that was drawn."""
+
+LAYER_OPERATIONS: Final = 9
+"""Operations that one layer of a value model's pass launches, with benchctl's kernels."""
+STEP_OPERATIONS: Final = 23
+"""Operations of a guided step beside the layers, with one pass."""
+SECOND_PASS_OPERATIONS: Final = 11
+"""Those that a second pass adds beside its layers."""
+LOGIT_BYTES: Final = 2 * 4
+"""Bytes that guidance moves for each logit of a row."""
 
 
 def forward_flops(
@@ -43,9 +62,15 @@ def weight_read_bytes(shape: ModelShape, bytes_per_param: float | None = None) -
     The embedding is a gather of a few rows and is not counted, unless it is tied and thus read as the head.
     ``bytes_per_param`` replaces the format of the projections and the 2 bytes of the head.
     """
-    head_bytes = 2 if bytes_per_param is None else bytes_per_param
-    param_bytes = shape.param_bytes() if bytes_per_param is None else bytes_per_param
+    param_bytes, head_bytes = (
+        (shape.param_bytes(), 2) if bytes_per_param is None else (bytes_per_param, bytes_per_param)
+    )
     return round(shape.static_params() * param_bytes + shape.head_flops() // 2 * head_bytes)
+
+
+def roofline_ns(flops: float, num_bytes: float, hardware: Hardware, precision: Precision = "bfloat16") -> int:
+    """max(flops / peak, bytes / bandwidth), in nanoseconds."""
+    return round(max(flops / hardware.peak_of(precision), num_bytes / hardware.bandwidth_bytes_per_s) * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +115,6 @@ def pass_time(
         prefixes_s=prefix_bytes / bandwidth,
         compute_s=flops / hardware.peak_of(shape.precision),
     )
-
-
-def roofline_ns(flops: float, num_bytes: float, hardware: Hardware, precision: Precision = "bfloat16") -> int:
-    """max(flops / peak, bytes / bandwidth), in nanoseconds."""
-    return round(max(flops / hardware.peak_of(precision), num_bytes / hardware.bandwidth_bytes_per_s) * NS_PER_S)
-
-
-Scoring: TypeAlias = Literal["reuse", "recompute", "two-phase"]
-"""The way in which prefixes of the value model grow by the token that was drawn."""
-
-LAYER_OPERATIONS: Final = 9
-"""Operations that one layer of a value model's pass launches, with benchctl's kernels."""
-STEP_OPERATIONS: Final = 23
-"""Operations of a guided step beside the layers, with one pass."""
-SECOND_PASS_OPERATIONS: Final = 11
-"""Those that a second pass adds beside its layers."""
-LOGIT_BYTES: Final = 2 * 4
-"""Bytes that guidance moves for each logit of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,32 +180,57 @@ def guided_floor(
 ) -> GuidedFloor:
     """The least time of a decode step of ``batch`` rows with ``context`` tokens each and ``candidates`` to score.
 
-    The value model is charged its value head whatever its shape says. ``unscored_frac`` of the rows need no scores.
-    ``launch_s`` is the time that the host needs to launch an operation, None where passes are replayed. Raises
-    UsageError for counts out of range.
+        ratio = (base + value model + sampling + launches) / base
+        base, value model: max(bytes / bandwidth, FLOPs / peak) of each forward pass
+
+    A floor by peaks and no prediction: nothing reaches all of a data sheet's peaks, and how far a server stays
+    behind them was not part of it. Measured peaks give a closer one. It holds for steady decode of rows that all
+    ask for guidance, each with c tokens in the cache before the step and k candidates. Assumed are
+
+    * weights that are read once by each pass, whatever its batch, in the format of each shape;
+    * prefixes that are read once for each row and pass, not once for each candidate, and new tokens that are
+      written; elements of two bytes;
+    * the share ``unscored_frac`` of the rows needs no scores in a step (one candidate, or too little entropy).
+      Their token goes through the value model in a later pass, as a missing one;
+    * one pass over the value model, one after the other with the base model on one device. With ``reuse`` it has k
+      tokens for each scored row, because the keys and values of the drawn candidate are kept, and the missing
+      ones; with ``recompute`` k for each scored row and one missing one for each row; in ``two-phase`` the missing
+      ones go in a pass of their own before;
+    * logits in float32 that guidance reads once and writes once. The sampler itself is in neither step;
+    * at k = 1 no guidance: there is nothing to choose from, and servers take the most probable token.
+
+    Launches count where passes are not replayed as CUDA graphs, ``launch_s`` seconds of the host each: it launches
+    the operations of the guidance from the moment at which the base model's logits are there, and what it needs for
+    that beyond the time in which the device computes them is added. The value model is charged its value head
+    whatever its shape says.
     """
-    _check(batch, candidates, context, scoring, unscored_frac, launch_s)
     length = context + 1  # with the newest token
-    base_pass = pass_time(
-        base,
-        hardware,
-        tokens=float(batch),
-        kv_tokens=batch * (length + 1),
-        positions=0.0,
-        decode_positions=batch * length,
-        heads=float(batch),
-    )
+
+    def decode_pass(shape: ModelShape, rows: float, tokens: float, heads: float) -> PassTime[float]:
+        """A pass of so many tokens behind the prefixes of ``rows``."""
+        return pass_time(
+            shape,
+            hardware,
+            tokens=tokens,
+            kv_tokens=rows * length + tokens,
+            positions=0.0,
+            decode_positions=tokens * length,
+            heads=heads,
+        )
+
+    base_pass = decode_pass(base, batch, float(batch), float(batch))
     if candidates == 1:
         return GuidedFloor(base=base_pass)
     scored_rows = batch * (1 - unscored_frac)
     scored, missing = scored_rows * candidates, batch * (unscored_frac if scoring == "reuse" else 1.0)
-    passes = [(scored_rows, missing, scored)]
+    passes = [(scored_rows, missing + scored, scored)]
     if scoring == "two-phase":
-        passes = [(float(batch), missing, 0.0), (scored_rows, 0.0, scored)]
+        passes = [(float(batch), missing, 0.0), (scored_rows, scored, scored)]
     shape = value_model.as_value_model()
-    value = tuple(_value_pass(shape, hardware, length, *each) for each in passes)
+    value = tuple(decode_pass(shape, *each) for each in passes)
     sampling_s = batch * base.vocab * LOGIT_BYTES / hardware.bandwidth_bytes_per_s
-    num_operations = _num_operations(shape, len(value))
+    num_operations = STEP_OPERATIONS + len(value) * shape.layers * LAYER_OPERATIONS
+    num_operations += (len(value) - 1) * SECOND_PASS_OPERATIONS
     device_s = sampling_s + sum(each.floor_s for each in value)
     return GuidedFloor(
         base=base_pass,
@@ -208,40 +240,3 @@ def guided_floor(
         num_operations=num_operations,
         launches_s=0.0 if launch_s is None else max(0.0, num_operations * launch_s - device_s),
     )
-
-
-def _value_pass(
-    shape: ModelShape, hardware: Hardware, length: float, rows: float, missing: float, scored: float
-) -> PassTime[float]:
-    tokens = missing + scored
-    return pass_time(
-        shape,
-        hardware,
-        tokens=tokens,
-        kv_tokens=rows * length + tokens,
-        positions=0.0,
-        decode_positions=tokens * length,
-        heads=scored,
-    )
-
-
-def _num_operations(shape: ModelShape, num_passes: int) -> int:
-    return (
-        STEP_OPERATIONS + num_passes * shape.layers * LAYER_OPERATIONS + (num_passes - 1) * SECOND_PASS_OPERATIONS
-    )
-
-
-def _check(
-    batch: int, candidates: int, context: float, scoring: str, unscored_frac: float, launch_s: float | None
-) -> None:
-    for name, number in (("batch", batch), ("candidates", candidates)):
-        if number < 1:
-            raise UsageError(f"{name} is {number}; a guided step has 1 or more")
-    if not context >= 0:
-        raise UsageError(f"context is {context}; give the tokens of a prefix, 0 or more")
-    if scoring not in get_args(Scoring):
-        raise UsageError(f"scoring is {scoring!r}; choose one of {', '.join(get_args(Scoring))}")
-    if not 0 <= unscored_frac <= 1:
-        raise UsageError(f"unscored_frac is {unscored_frac}; give the share of rows without scores, from 0 to 1")
-    if launch_s is not None and not launch_s >= 0:
-        raise UsageError(f"launch_s is {launch_s}; give the seconds that the host needs for a launch, 0 or more")

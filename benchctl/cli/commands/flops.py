@@ -39,7 +39,6 @@ from benchctl.profile.choices import (
 )
 from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Column, Table, table_of
-from benchctl.steptime.speculation_law import steps_by_length, survival
 from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S, four_digits, signed_three_digits
 
 _NO_MODEL = "none"
@@ -205,6 +204,8 @@ def _expected_counts(
     """Expected counts: with drafts of a server with bonus tokens, each sequence to its own end."""
     totals, decoded = lengths.totals(), [max(output - 1, 0) for _, output in lengths.sequences]
     if accepted is not None:
+        from benchctl.steptime.speculation_law import steps_by_length, survival  # numpy, needed for drafts alone
+
         steps = steps_by_length(max(decoded), accepted, bonus=True)
         num_steps = sum(steps[tokens] for tokens in decoded)
         return StepLogCounts(
