@@ -15,12 +15,19 @@ import polars as pl
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.steptime.calibrate import solve_scales
-from benchctl.steptime.operators.expert_block import ExpertBlock, expert_block_columns
-from benchctl.steptime.operators.gemm import Gemm, gemm_columns
-from benchctl.steptime.operators.latent_decode import LatentDecode, latent_decode_columns
-from benchctl.steptime.operators.operator_fit import fit_operator, halves, mape_frac
 from benchctl.steptime.peaks import kernel_name, moved_bytes
 from benchmarks.common.table import show
+from benchmarks.steptime.operator_models import (
+    ExpertBlock,
+    Gemm,
+    LatentDecode,
+    expert_block_columns,
+    fit_operator,
+    gemm_columns,
+    halves,
+    latent_decode_columns,
+    mape_frac,
+)
 
 GOALS = {"experts": 0.15, "latent decode": 0.15, "all-reduce": 0.15, "matrix products, H100 to A100": 0.10}
 GPUS = ("h100", "a100")

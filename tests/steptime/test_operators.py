@@ -10,16 +10,25 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.operators.expert_block import COLUMNS, ExpertBlock, expert_block_columns
-from benchctl.steptime.operators.gemm import Gemm, gemm_columns
-from benchctl.steptime.operators.latent_decode import LatentDecode, latent_decode_columns
-from benchctl.steptime.operators.operator_fit import OperatorTime, fit_operator, halves, mape_frac
-from benchctl.steptime.operators.routing import power_law_load
 from benchctl.steptime.peaks import all_reduce_us, kernel_name
+from benchmarks.steptime.operator_models import (
+    EXPERT_COLUMNS,
+    ExpertBlock,
+    Gemm,
+    LatentDecode,
+    OperatorTime,
+    expert_block_columns,
+    fit_operator,
+    gemm_columns,
+    halves,
+    latent_decode_columns,
+    mape_frac,
+    power_law_load,
+)
 from benchmarks.steptime.operators import results
 
 H100 = hardware_for("h100-sxm")
-DATA = Path(__file__).parents[3] / "../shared/data"
+DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 @pytest.mark.slow
@@ -87,13 +96,13 @@ def test_a_block_of_experts_reads_those_that_it_reaches() -> None:
             alpha=np.array([1.01]),
         )
 
-    many = dict(zip(COLUMNS, expert_block_columns(calls(4096, 1), H100)[0], strict=True))
+    many = dict(zip(EXPERT_COLUMNS, expert_block_columns(calls(4096, 1), H100)[0], strict=True))
     assert many["weights"] == pytest.approx(8 * 3 * 4096 * 14336 * 2 / 3350e9 * 1e6)
     assert many["tuned"] == 0  # no tuned kernel for whole experts of Mixtral
     assert many["untuned"] == pytest.approx(4096 * 2 * 6 * 4096 * 14336 / 989.4e12 * 1e6, rel=0.02)
-    halved = dict(zip(COLUMNS, expert_block_columns(calls(4096, 2), H100)[0], strict=True))
+    halved = dict(zip(EXPERT_COLUMNS, expert_block_columns(calls(4096, 2), H100)[0], strict=True))
     assert (halved["untuned"], halved["tuned"]) == (0, pytest.approx(many["untuned"] / 2))
-    one = dict(zip(COLUMNS, expert_block_columns(calls(1, 1), H100)[0], strict=True))
+    one = dict(zip(EXPERT_COLUMNS, expert_block_columns(calls(1, 1), H100)[0], strict=True))
     assert one["weights"] == pytest.approx(many["weights"] / 4)
 
 
