@@ -40,7 +40,6 @@ from benchctl.steptime.layers import (
     SkewedBatch,
     SkewTable,
     Surface,
-    VerificationTable,
     fits,
 )
 from benchctl.units import GIB, NS_PER_US
@@ -208,14 +207,16 @@ def _attention(path: Path, cells: Mapping[AttentionCell, float]) -> AttentionTab
         raise UsageError(f"{path}: {error}") from error
 
 
-def _verification(path: Path, cells: Mapping[float, Mapping[AttentionCell, float]]) -> VerificationTable | None:
+def _verification(
+    path: Path, cells: Mapping[float, Mapping[AttentionCell, float]]
+) -> dict[float, AttentionTable] | None:
     """Decoding rows alone by their query tokens; None where none has several."""
     rows_alone = {
         query_tokens: {cell: time_us for cell, time_us in of_tokens.items() if not cell.chunk}
         for query_tokens, of_tokens in cells.items()
     }
     tables = {query_tokens: _attention(path, alone) for query_tokens, alone in rows_alone.items() if alone}
-    return VerificationTable(tables) if max(tables, default=1.0) > 1 else None
+    return tables if max(tables, default=1.0) > 1 else None
 
 
 def _header(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from benchctl.profile.choices import COST_MODELS
 from benchctl.records.peaks import resolved_hardware
 from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
-from benchctl.steptime.speculation.server_steps import Backfill
+from benchctl.steptime.work import Backfill
 
 log = logging.getLogger("benchctl.sim")
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 from benchctl.errors import UsageError
 from benchctl.profile.choices import CostModelName, simulation_error
 from benchctl.profile.engine_options import option_text
-from benchctl.steptime.speculation.server_steps import Backfill
+from benchctl.steptime.work import Backfill
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]

@@ -1,16 +1,54 @@
-"""Step time from measured tables of a model's layers."""
+"""Step time from measured tables of a model's layers: interpolation, and the sum over a forward pass.
+
+    step = once(T) + sum over layers of (linear(T) + attention + experts(T)) + head(R) + collectives
+
+T is the number of tokens that the device computes: those of the step, padded to the next captured graph size where
+the engine replays graphs. R is the number of rows, whose logits an engine computes even for a prompt that does not
+end in this step. Tables hold the time of kernels alone; the launches of a captured graph, and a scheduler that
+plans the next step meanwhile, add nothing to it.
+
+Collectives of a ring of k devices with latency l and bandwidth w, for b bytes: an all-reduce takes 2 (k - 1) hops
+of l + b / k / w, an all-gather of shards of b bytes k - 1 hops of l + b / w. A forward pass has two all-reduces of
+the hidden states in each layer, one after the embedding, and one gather of the logits.
+"""
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from functools import cache
+from itertools import product
 from statistics import median
 from typing import Final, NamedTuple
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.units import US_PER_S
+
+ONCE: Final = frozenset({"embedding", "final_layernorm"})
+"""Layers that a forward pass runs once."""
+TWICE: Final = frozenset({"layernorm"})
+"""Layers that run before attention and again before the feed-forward block; any other runs once in each layer."""
+MLP: Final = frozenset({"gate_up_proj", "act_fn", "down_proj"})
+"""Layers in whose place some layers of a model have a block of experts."""
+_BYTES: Final = 2
+"""Bytes of an activation, bfloat16."""
+_MOST_CELLS: Final = 1_000_000
+"""Far above measured grids, which have some ten thousand."""
+SPREADS: Final = (0.05, 0.15, 0.4, 0.7, 1.0)
+"""Upper ends of the classes of spread."""
+MOST_DEVIATION: Final = 0.25
+"""Largest median deviation of a skew table's own controls from the grid of attention, as a share."""
+
+
+def bracket(xs: Sequence[float], x: float) -> tuple[int, int, float]:
+    """Two neighbours of ``x`` among at least two places, and its share of the way between them.
+
+    The share is below 0 or above 1 beyond the ends, where the outer two places are the neighbours.
+    """
+    high = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+    low = high - 1
+    return low, high, (x - xs[low]) / (xs[high] - xs[low])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +79,19 @@ class Line:
         if len(self.xs) == 1:
             return self.ys[0]
         low, high, share = bracket(self.xs, x)
-        low_y, high_y = self.ys[low], self.ys[high]
+        rise = self.ys[high] - self.ys[low]
         if share < 0:
-            return max(low_y + min(share * (high_y - low_y), 0.0), 0.0)
+            return max(self.ys[low] + min(share * rise, 0.0), 0.0)
         if share > 1:
-            return high_y + max((share - 1) * (high_y - low_y), 0.0)
-        return low_y + share * (high_y - low_y)
+            return self.ys[high] + max((share - 1) * rise, 0.0)
+        return self.ys[low] + share * rise
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
     """Lines over y, side by side at places on x; between two of them time is linear in x as well."""
 
-    lines: tuple[tuple[float, Line], ...]
+    lines: Mapping[float, Line]
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float, float]]) -> "Surface":
@@ -62,32 +100,12 @@ class Surface:
         for x, y, time_us in points:
             of_x.setdefault(x, []).append((y, time_us))
         if not of_x:
-            Line.through(())
-        return cls(tuple((x, Line.through(of_x[x])) for x in sorted(of_x)))
+            raise UsageError("no block of experts is measured; measure at least one number of tokens and experts")
+        return cls({x: Line.through(on_line) for x, on_line in of_x.items()})
 
     def at(self, x: float, y: float) -> float:
         """The value at ``x`` and ``y``."""
-        return Line.through((mark, line.at(y)) for mark, line in self._around(x)).at(x)
-
-    def _around(self, x: float) -> tuple[tuple[float, Line], ...]:
-        if len(self.lines) == 1:
-            return self.lines
-        low, high, _ = bracket(tuple(mark for mark, _ in self.lines), x)
-        return self.lines[low], self.lines[high]
-
-
-def bracket(xs: tuple[float, ...], x: float) -> tuple[int, int, float]:
-    """Two neighbours of ``x`` among at least two places, and its share of the way between them.
-
-    The share is below 0 or above 1 beyond the ends, where the outer two places are the neighbours.
-    """
-    high = min(max(bisect_left(xs, x), 1), len(xs) - 1)
-    low = high - 1
-    return low, high, (x - xs[low]) / (xs[high] - xs[low])
-
-
-_MOST_CELLS: Final = 1_000_000
-"""Far above measured grids, which have some ten thousand."""
+        return Line.through((place, line.at(y)) for place, line in self.lines.items()).at(x)
 
 
 class AttentionCell(NamedTuple):
@@ -109,138 +127,115 @@ class DecodeLine(NamedTuple):
 
 
 class AttentionTable:
-    """Time of one layer's attention in microseconds, anywhere.
+    """Time of one layer's attention in microseconds, anywhere on a measured grid and beyond it.
+
+    The axes are the new tokens of prompts in a step (chunk), the history that they attend to, the number of
+    decoding rows, and their mean context. Several chunks in one step are one chunk of all their tokens, with the
+    history that gives the same number of attended positions: with c_i new tokens after k_i cached ones,
+
+        chunk = sum c_i        history = sum c_i (k_i + c_i / 2) / chunk - chunk / 2
+
+    A single chunk has its own history. Short prompts together attend to less than one prompt of their summed
+    length, so their history is below 0; there, time falls along the line from history 0 to one of a chunk.
 
     Cells that were not measured (their key-value memory did not fit, say) are filled when the table is made: along
     contexts, then rows, then histories, then chunks, by the line through the cells that were.
     """
 
     def __init__(self, times_us: Mapping[AttentionCell, float]) -> None:
-        """Raises UsageError when the cells are too few to fill the grid from."""
-        self._chunks: Final = _axis({cell.chunk for cell in times_us} | {0.0})
-        self._histories: Final = _axis(cell.history for cell in times_us if cell.chunk)
-        self._rows: Final = _axis({cell.rows for cell in times_us} | {0.0})
-        self._contexts: Final = _axis(cell.context for cell in times_us if cell.rows)
-        self._check_size()
-        self._times_us: Final = self._filled(times_us)
-
-    def _check_size(self) -> None:
-        """Raise UsageError for a grid that no measurement is meant to fill: rows without a common place."""
-        marks = [len(axis) for axis in (self._chunks, self._histories, self._rows, self._contexts)]
-        if math.prod(marks) > _MOST_CELLS:
+        """Raises UsageError when the cells are too few to fill the grid from, or have no common places."""
+        axes = (
+            {0.0} | {cell.chunk for cell in times_us},
+            {cell.history for cell in times_us if cell.chunk} or {0.0},
+            {0.0} | {cell.rows for cell in times_us},
+            {cell.context for cell in times_us if cell.rows} or {0.0},
+        )
+        self._axes: Final = tuple(tuple(sorted(axis)) for axis in axes)
+        sizes = [len(axis) for axis in self._axes]
+        if math.prod(sizes) > _MOST_CELLS:
             raise UsageError(
-                f"attention: {' x '.join(map(str, marks))} values make {math.prod(marks):,} cells of a grid, "
+                f"attention: {' x '.join(map(str, sizes))} values make {math.prod(sizes):,} cells of a grid, "
                 f"over {_MOST_CELLS:,}; measure the same few values of each column with those of the others"
             )
+        self._times_us: Final = self._filled(times_us)
+        if (missing := math.prod(sizes) - len(self._times_us)) > 0:
+            raise UsageError(
+                f"attention: {missing} of {math.prod(sizes)} cells of the grid are neither measured nor on a line "
+                "of two measured ones; measure at least two values of each column"
+            )
+
+    def _filled(self, times_us: Mapping[AttentionCell, float]) -> dict[tuple[float, ...], float]:
+        """The time of every cell of the grid that is measured or on a line of two that are."""
+        measured = {tuple(cell): time_us for cell, time_us in times_us.items()} | {(0.0, 0.0, 0.0, 0.0): 0.0}
+        grid: dict[tuple[float, ...], float] = {}
+        for chunk, history, rows, context in product(*self._axes):
+            time_us = measured.get((chunk, history if chunk else 0.0, rows, context if rows else 0.0))
+            if time_us is not None:
+                grid[chunk, history, rows, context] = time_us
+        for axis in (3, 2, 1, 0):
+            lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
+            for cell, time_us in grid.items():
+                lines.setdefault((*cell[:axis], *cell[axis + 1 :]), []).append((cell[axis], time_us))
+            for others, points in lines.items():
+                if 2 <= len(points) < len(self._axes[axis]):
+                    line = Line.through(points)
+                    for mark in self._axes[axis]:
+                        grid.setdefault((*others[:axis], mark, *others[axis:]), line.at(mark))
+        return grid
 
     @property
     def has_prompts(self) -> bool:
         """True if prompts were measured; without them a chunk takes no time."""
-        return len(self._chunks) > 1
+        return len(self._axes[0]) > 1
 
     def at(self, chunk: float, history: float, rows: float, context: float) -> float:
-        """Time of a step's attention in one layer, in microseconds; the module explains the arguments."""
-        if chunk and history < self._histories[0]:
-            return self._below(chunk, history, rows, context)
-        return self._between(chunk, history, rows, context)
-
-    def decode_line(self, rows: float, context: float) -> DecodeLine:
-        """Time of ``rows`` decoding rows over their mean context, on the piece that holds ``context``."""
-        first = self._contexts[0]
-        if context < first or len(self._contexts) == 1:
-            time_us = self._between(0.0, 0.0, rows, first)
-            return DecodeLine(time_us, 0.0, 0.0, first if len(self._contexts) > 1 else None)
-        low, high, share = bracket(self._contexts, context)
-        if share == 1 and high + 1 < len(self._contexts):
-            low, high = high, high + 1
-        start, end = self._contexts[low], self._contexts[high]
-        start_us, end_us = (self._between(0.0, 0.0, rows, mark) for mark in (start, end))
-        slope = (end_us - start_us) / (end - start)
-        until = end if high + 1 < len(self._contexts) else None
-        return DecodeLine(start_us - slope * start, slope, start, until)
-
-    def _below(self, chunk: float, history: float, rows: float, context: float) -> float:
-        first = self._histories[0]
+        """Time of a step's attention in one layer, in microseconds; the class explains the arguments."""
+        first = self._axes[1][0]
+        if not chunk or history >= first:
+            return self._between(chunk, history, rows, context)
         start_us = self._between(chunk, first, rows, context)
         slope = (self._between(chunk, first + chunk, rows, context) - start_us) / chunk
         least_us = self._between(0.0, first, rows, context) if rows else 0.0
         return max(start_us + (history - first) * slope, least_us)
 
+    def decode_line(self, rows: float, context: float) -> DecodeLine:
+        """Time of ``rows`` decoding rows over their mean context, on the piece that holds ``context``."""
+        contexts = self._axes[3]
+        if context < contexts[0] or len(contexts) == 1:
+            time_us = self._between(0.0, 0.0, rows, contexts[0])
+            return DecodeLine(time_us, 0.0, 0.0, contexts[0] if len(contexts) > 1 else None)
+        low, high, share = bracket(contexts, context)
+        if share == 1 and high + 1 < len(contexts):
+            low, high = high, high + 1
+        start, end = contexts[low], contexts[high]
+        start_us, end_us = (self._between(0.0, 0.0, rows, mark) for mark in (start, end))
+        slope = (end_us - start_us) / (end - start)
+        until = end if high + 1 < len(contexts) else None
+        return DecodeLine(start_us - slope * start, slope, start, until)
+
     def _between(self, chunk: float, history: float, rows: float, context: float) -> float:
+        """Linear in each axis between the cells around a point, and on beyond the ends but below contexts."""
+        chunks, histories, numbers, contexts = self._axes
+        corners = product(
+            _shares(chunks, chunk),
+            _shares(histories, history if chunk else histories[0]),
+            _shares(numbers, rows),
+            _shares(contexts, max(context, contexts[0]) if rows else contexts[0]),
+        )
         time_us = 0.0
-        times = self._times_us
-        contexts = _shares(self._contexts, max(context, self._contexts[0])) if rows else ((0, 1.0),)
-        histories = _shares(self._histories, history) if chunk else ((0, 1.0),)
-        row_shares = _shares(self._rows, rows)
-        for i, chunk_share in _shares(self._chunks, chunk):
-            for j, history_share in histories:
-                outer = chunk_share * history_share
-                for k, row_share in row_shares:
-                    for m, context_share in contexts:
-                        time_us += outer * row_share * context_share * times[i][j][k][m]
+        for (c, of_chunk), (h, of_history), (n, of_rows), (k, of_context) in corners:
+            time_us += of_chunk * of_history * of_rows * of_context * self._times_us[c, h, n, k]
         return max(time_us, 0.0)
 
-    def _filled(self, times_us: Mapping[AttentionCell, float]) -> list[list[list[list[float]]]]:
-        measured = {(cell.chunk, cell.history, cell.rows, cell.context): time for cell, time in times_us.items()}
-        axes = (self._chunks, self._histories, self._rows, self._contexts)
-        grid: dict[tuple[float, ...], float] = {}
-        for chunk in self._chunks:
-            for history in self._histories:
-                for rows in self._rows:
-                    for context in self._contexts:
-                        key = (chunk, history if chunk else 0.0, rows, context if rows else 0.0)
-                        time_us = measured.get(key) if chunk or rows else 0.0
-                        if time_us is not None:
-                            grid[chunk, history, rows, context] = time_us
-        for axis in (3, 2, 1, 0):
-            _fill_along(grid, axes, axis)
-        size = 1
-        for marks in axes:
-            size *= len(marks)
-        if len(grid) < size:
-            raise UsageError(
-                f"attention: {size - len(grid)} of {size} cells of the grid are neither measured nor on a line of "
-                "two measured ones; measure at least two values of each column"
-            )
-        return [
-            [[[grid[c, h, n, k] for k in self._contexts] for n in self._rows] for h in self._histories]
-            for c in self._chunks
-        ]
 
-
-def _axis(marks: Iterable[float]) -> tuple[float, ...]:
-    """The marks of an axis in order; a table without prompts or without rows has the mark 0 alone."""
-    return tuple(sorted(set(marks))) or (0.0,)
-
-
-def _shares(marks: tuple[float, ...], mark: float) -> tuple[tuple[int, float], ...]:
-    """Indices and weights of the neighbours of a mark; beyond the ends the weights are outside of [0, 1]."""
+def _shares(marks: tuple[float, ...], mark: float) -> tuple[tuple[float, float], ...]:
+    """The neighbours of a mark and their weights; beyond the ends the weights are outside of [0, 1]."""
     if len(marks) == 1:
-        return ((0, 1.0),)
+        return ((marks[0], 1.0),)
     low, high, share = bracket(marks, mark)
-    if share == 1:
-        return ((high, 1.0),)
-    if share == 0:
-        return ((low, 1.0),)
-    return ((low, 1 - share), (high, share))
-
-
-def _fill_along(grid: dict[tuple[float, ...], float], axes: tuple[tuple[float, ...], ...], axis: int) -> None:
-    """Add the missing cells of every line of the grid along one axis that has two cells or more."""
-    lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-    for key, time_us in grid.items():
-        lines.setdefault((*key[:axis], *key[axis + 1 :]), []).append((key[axis], time_us))
-    for others, points in lines.items():
-        if 2 <= len(points) < len(axes[axis]):
-            line = Line.through(points)
-            for mark in axes[axis]:
-                grid.setdefault((*others[:axis], mark, *others[axis:]), line.at(mark))
-
-
-SPREADS: Final = (0.05, 0.15, 0.4, 0.7, 1.0)
-"""Upper ends of the classes of spread."""
-MOST_DEVIATION: Final = 0.25
-"""Largest median deviation of a table's own controls from the grid of attention, as a share."""
+    if share in {0, 1}:
+        return ((marks[high if share else low], 1.0),)
+    return ((marks[low], 1 - share), (marks[high], share))
 
 
 class SkewedBatch(NamedTuple):
@@ -257,21 +252,32 @@ class SkewedBatch(NamedTuple):
 
 
 class SkewTable:
-    """Shares by chunk, rows and spread; those of the nearest measured rows and chunk hold for all."""
+    """Attention over decoding rows of unequal contexts, from measured batches of two lengths.
+
+    The grid of attention has rows of equal contexts. A batch of unequal ones takes longer than rows of their mean,
+    since its longest row ends last, and less than rows that are all as long:
+
+        time = time(mean) + share (time(longest) - time(mean))
+
+    The share is measured: for batches of so many rows, beside a chunk of so many tokens, and with a mean that lies
+    so far from the shortest on the way to the longest context (``spread``). It is the least-squares share of all
+    measured batches alike, between 0 and 1; that of the nearest measured rows and chunk holds for all.
+    """
 
     def __init__(self, batches: Iterable[SkewedBatch]) -> None:
-        sums: dict[tuple[float, float, int], list[float]] = {}
+        sums: dict[tuple[float, float, int], tuple[float, float]] = {}
         for batch in batches:
             gap_us = batch.longest_us - batch.mean_us
             spread = (batch.mean - batch.shortest) / max(batch.longest - batch.shortest, 1.0)
-            total = sums.setdefault((batch.chunk, batch.rows, _class_of(spread)), [0.0, 0.0])
-            total[0] += gap_us * (batch.skewed_us - batch.mean_us)
-            total[1] += gap_us * gap_us
+            key = (batch.chunk, batch.rows, _class_of(spread))
+            of_product, of_square = sums.get(key, (0.0, 0.0))
+            sums[key] = (of_product + gap_us * (batch.skewed_us - batch.mean_us), of_square + gap_us * gap_us)
         self._shares: Final = {
-            key: min(max(product / square, 0.0), 1.0) for key, (product, square) in sums.items() if square
+            key: min(max(of_product / of_square, 0.0), 1.0)
+            for key, (of_product, of_square) in sums.items()
+            if of_square
         }
-        self._chunks: Final = sorted({chunk for chunk, _, _ in self._shares})
-        self._rows: Final = sorted({rows for _, rows, _ in self._shares})
+        self._chunks, self._rows = (sorted({key[axis] for key in self._shares}) for axis in (0, 1))
 
     def share(self, chunk: float, rows: float, spread: float) -> float:
         """The share of a batch; 0 for a single row and for batches that nothing like them was measured for."""
@@ -296,61 +302,12 @@ def _class_of(spread: float) -> int:
     return min(bisect_left(SPREADS, spread), len(SPREADS) - 1)
 
 
-def _nearest(marks: list[float], mark: float) -> float:
+def _nearest(marks: Sequence[float], mark: float) -> float:
     """The nearest by ratio; of two as near the lesser. No chunk at all is like none but itself."""
     if not mark:
-        return marks[0] if marks[0] == 0 else math.nan
+        return 0.0
     positive = [each for each in marks if each]
     return min(positive, key=lambda each: abs(math.log(each / mark)), default=math.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationTable:
-    """Attention of decoding rows alone, one table for each measured number of query tokens, 1 among them."""
-
-    by_query_tokens: Mapping[float, AttentionTable]
-
-    def added_us(self, query_tokens: float, rows: float, context: float) -> float:
-        """Time beyond that of one query token, in one layer and microseconds; at least 0."""
-        line = Line.through((q, table.at(0.0, 0.0, rows, context)) for q, table in self.by_query_tokens.items())
-        fewer = [q for q in line.xs if q < query_tokens]
-        return max(line.at(q) for q in (*fewer, query_tokens)) - line.at(1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyingRows:
-    """The decoding rows of one step beside a chunk: their number, and the mean of their tokens before the step.
-
-    The chunk is that of the prompts, with the positions that it attends to.
-    """
-
-    number: int
-    before: float
-    chunk_tokens: float
-    chunk_positions: float
-
-
-def arithmetic_us(attention: AttentionTable, rows: VerifyingRows, query_tokens: float) -> float:
-    """Time of the query tokens of all rows and prompts as one chunk, in one layer and microseconds."""
-    fewer = range(2, ceil(query_tokens))
-    return max(_as_chunk_us(attention, rows, q) for q in (*fewer, query_tokens))
-
-
-def _as_chunk_us(attention: AttentionTable, rows: VerifyingRows, query_tokens: float) -> float:
-    tokens = rows.number * query_tokens
-    chunk = rows.chunk_tokens + tokens
-    positions = rows.chunk_positions + tokens * (rows.before + query_tokens / 2)
-    return attention.at(chunk, positions / chunk - chunk / 2, 0.0, 0.0)
-
-
-ONCE: Final = frozenset({"embedding", "final_layernorm"})
-"""Layers that a forward pass runs once."""
-TWICE: Final = frozenset({"layernorm"})
-"""Layers that run before attention and again before the feed-forward block; any other runs once in each layer."""
-MLP: Final = frozenset({"gate_up_proj", "act_fn", "down_proj"})
-"""Layers in whose place some layers of a model have a block of experts."""
-_BYTES: Final = 2
-"""Bytes of an activation, bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,8 +326,8 @@ class LayerTables:
     """Measured layers of one model on one kind of device, at one degree of tensor parallelism.
 
     ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` a surface over tokens and the distinct
-    experts that these choose; times in microseconds. ``verification`` has decoding rows with several query tokens,
-    None where they were not measured.
+    experts that these choose; times in microseconds. ``verification`` has the attention of decoding rows alone, one
+    table for each measured number of query tokens, 1 among them; None where rows of several were not measured.
     """
 
     dense: Mapping[str, Line]
@@ -378,7 +335,7 @@ class LayerTables:
     attention: AttentionTable
     experts: Surface | None = None
     skew: SkewTable | None = None
-    verification: VerificationTable | None = None
+    verification: Mapping[float, AttentionTable] | None = None
     tensor_parallel: int = 1
     link: Link | None = None
 
@@ -391,7 +348,7 @@ class Chunks:
     """
 
     number: int = 0
-    tokens: int = 0
+    tokens: float = 0
     positions: float = 0.0
 
     @property
@@ -432,13 +389,15 @@ class LayerProfile:
         self.tables: Final = tables
         self.shape: Final = shape
         self.graph_sizes: Final = graph_sizes
-        self._of_tokens_us: Final[dict[int, float]] = {}
-        self._of_rows_us: Final[dict[int, float]] = {}
+        self.of_tokens_us: Final = cache(self._of_tokens_us)
+        """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
+        self.of_rows_us: Final = cache(self._of_rows_us)
+        """The part that depends on the number of rows alone: logits and sampling."""
 
     def step_us(self, chunks: Chunks, decodes: DecodingRows, draft_tokens: int = 0) -> float:
         """Time of one step, in which the decoding rows have so many draft tokens besides their newest.
 
-        Each of these is computed by every layer, has logits, and attends as ``verification.py`` says.
+        Each of these is computed by every layer, has logits, and attends as ``_verification_us`` says.
         """
         attention_us = self._attention_us(chunks, decodes)
         if draft_tokens:
@@ -449,7 +408,7 @@ class LayerProfile:
             + self.shape.layers * attention_us
         )
 
-    def share_of_longest(self, chunk: int, decodes: DecodingRows) -> float:
+    def share_of_longest(self, chunk: float, decodes: DecodingRows) -> float:
         """Part of the way of attention from the time of rows of the mean context to that of the longest."""
         if self.tables.skew is None or decodes.longest <= decodes.shortest:
             return 0.0
@@ -464,41 +423,51 @@ class LayerProfile:
         return time_us
 
     def _verification_us(self, single_us: float, chunks: Chunks, decodes: DecodingRows, draft_tokens: int) -> float:
-        """Attention of one layer with drafts; ``single_us`` is its time at one query token of each row."""
-        query_tokens = 1 + draft_tokens / decodes.number
-        if self.tables.verification is not None:
-            return single_us + self.tables.verification.added_us(query_tokens, decodes.number, decodes.mean)
-        rows = VerifyingRows(
-            number=decodes.number,
-            before=decodes.mean - query_tokens,
-            chunk_tokens=chunks.tokens,
-            chunk_positions=chunks.positions,
-        )
-        return max(single_us, arithmetic_us(self.tables.attention, rows, query_tokens))
+        """Attention of one layer with q = K + 1 query tokens of each row; ``single_us`` is that at one.
 
-    def of_tokens_us(self, tokens: int) -> float:
-        """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
+        Where tables have rows of several query tokens, what these take beyond one is added, on the line through
+        all measured q. Without them two other parts of the table bound the time from below. Each row still reads
+        its keys and values once, which takes as long as for one query token; and the query tokens of all rows
+        attend to as many positions as a chunk of a prompt does, whose time is measured:
+
+            time(q) = max(time(1), chunk of n q tokens that attends to n q (S + q / 2) positions)
+
+        with n rows of S tokens each before the step. A kernel that overlaps reading and arithmetic, and whose tiles
+        the few query tokens of a row fill, reaches this bound; others take longer. Rows are taken to be of equal
+        length and to have equally many drafts, and a batch of unequal contexts to gain what one of their mean does.
+        Neither falls with q: less work never takes longer, whatever the noise of a table says.
+        """
+        rows, query_tokens = decodes.number, 1 + draft_tokens / decodes.number
+        if self.tables.verification is not None:
+            line = Line.through(
+                (q, table.at(0.0, 0.0, rows, decodes.mean)) for q, table in self.tables.verification.items()
+            )
+            fewer = [q for q in line.xs if q < query_tokens]
+            return single_us + max(line.at(q) for q in (*fewer, query_tokens)) - line.at(1.0)
+        before = decodes.mean - query_tokens
+
+        def as_chunk_us(query_tokens: float) -> float:
+            tokens = rows * query_tokens
+            positions = chunks.positions + tokens * (before + query_tokens / 2)
+            both = Chunks(tokens=chunks.tokens + tokens, positions=positions)
+            return self.tables.attention.at(both.tokens, both.history, 0.0, 0.0)
+
+        return max(single_us, *map(as_chunk_us, (*range(2, math.ceil(query_tokens)), query_tokens)))
+
+    def _of_tokens_us(self, tokens: float) -> float:
         index = bisect_left(self.graph_sizes, tokens)
         if index < len(self.graph_sizes):
             tokens = self.graph_sizes[index]
-        time_us = self._of_tokens_us.get(tokens)
-        if time_us is None:
-            bytes_per_hop = tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
-            time_us = sum(self._times_run(name) * line.at(tokens) for name, line in self.tables.dense.items())
-            time_us += self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop)
-            self._of_tokens_us[tokens] = time_us
+        bytes_per_hop = tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
+        time_us = sum(self._times_run(name) * line.at(tokens) for name, line in self.tables.dense.items())
+        time_us += self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop)
         return time_us
 
-    def of_rows_us(self, rows: int) -> float:
-        """The part that depends on the number of rows alone: logits and sampling."""
-        time_us = self._of_rows_us.get(rows)
-        if time_us is None:
-            shard_bytes = rows * self.shape.vocab * _BYTES / self.tables.tensor_parallel
-            time_us = sum(line.at(rows) for line in self.tables.per_sequence.values()) + self._hops_us(shard_bytes)
-            self._of_rows_us[rows] = time_us
-        return time_us
+    def _of_rows_us(self, rows: int) -> float:
+        shard_bytes = rows * self.shape.vocab * _BYTES / self.tables.tensor_parallel
+        return sum(line.at(rows) for line in self.tables.per_sequence.values()) + self._hops_us(shard_bytes)
 
-    def _experts_us(self, tokens: int) -> float:
+    def _experts_us(self, tokens: float) -> float:
         """All blocks of experts, with tokens that choose theirs uniformly."""
         moe, table = self.shape.moe, self.tables.experts
         if moe is None or table is None:

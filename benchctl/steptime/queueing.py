@@ -1,4 +1,29 @@
-"""Load of a server before it is measured: Little's law over a step-time model."""
+"""Load of a server before it is measured: Little's law over a step-time model, as a fixed point.
+
+A server with continuous batching works on one step after another. A request with P prompt and O output tokens takes
+part in k steps with chunks of its prompt, and in O - 1 decoding steps. Its chunks add p = t(N rows and chunks) -
+t(N rows) to steps that decode N rows.
+
+Open load, lambda requests per second that arrive at random: their prompts take the share lambda p of all time, and
+a row shares its steps with N others on average, so that it advances by one token every
+
+    u = t(N + 1) / (1 - lambda p),        N = lambda ((O - 1) u + lambda p^2)     (Little's law over the rows),
+
+where lambda p prompts arrived while a row's own was computed and now delay it. The smallest solution N is the load.
+A prompt waits for half of a step, and for the prompts before it as in
+a queue with random arrivals and constant service: (lambda p) p / (2 (1 - lambda p)).
+
+Closed loop of C requests: of the steps that a request takes part in, O - 1 + k, each serves C requests, and k of
+them carry its prompt, so that with X requests per second
+
+    1 / X = p + k t(C - 1) + ((O - 1 + k) / C - k) t(C).
+
+A server completes no more than X of the largest batch that its limits and its memory allow; the offered rate over
+that is the utilisation.
+
+Mean lengths stand for their distributions, and t is taken at the mean batch: a prediction for planning, which the
+simulator refines.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,13 +35,18 @@ from benchctl.errors import UsageError
 from benchctl.steptime.work import Deployment, StepWork, one_step
 from benchctl.units import NS_PER_S, US_PER_S
 
+if TYPE_CHECKING:
+    from benchctl.steptime.model import StepTimeModel
+
 StepSeconds: TypeAlias = Callable[[StepWork], float]
 """Duration of a step in seconds, from its work."""
-
 
 DEFAULT_MAX_NUM_SEQS: Final = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 8192
 """Limits of a step where nothing states them; those of vLLM."""
+MEMORY_SHARE: Final = 0.9
+"""Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default."""
+_MOST_BUSY: Final = 0.999
 _GRID_POINTS: Final = 48
 _GRID_SPREAD: Final = 7.0
 """The grid of batches is geometric: its last interval is about e^7 times its first."""
@@ -63,109 +93,6 @@ class ServerLimits:
         return max(1.0, min(float(self.max_num_seqs), fitting))
 
 
-class ServingTimes:
-    """Times of one request size on one server, as functions of the batch."""
-
-    def __init__(self, size: RequestSize, step_s: StepSeconds, limits: ServerLimits) -> None:
-        self.size = size
-        self.max_rows = limits.rows(size)
-        self._step_s = step_s
-        self._budget = limits.max_num_batched_tokens
-        self._new_tokens = max(1.0, size.prompt_tokens - size.cached_tokens)
-
-    def decode_s(self, rows: float) -> float:
-        """A step that only decodes; 0 for none."""
-        return float(self._step_s(one_step(num_decodes=rows, context=self.size.mean_context))) if rows > 0 else 0.0
-
-    def prefill_s(self, rows: float, together: float = 1.0) -> float:
-        """Time that one prompt adds to steps with ``rows`` rows, where ``together`` prompts share a step.
-
-        Below one row it is weighted between none and one: ``rows`` is the share of prompts that meet one.
-        """
-        if rows >= 1 or rows <= 0:
-            return self._added_s(max(rows, 0.0), together)
-        return (1 - rows) * self._added_s(0, together) + rows * self._added_s(1, together)
-
-    def chunks(self, rows: float) -> float:
-        """Steps that carry a part of one prompt."""
-        return float(math.ceil(self._new_tokens / self._room(rows)))
-
-    def most_together(self, rows: float) -> float:
-        """Prompts that fit into one step."""
-        return max(1.0, self._room(rows) / self._new_tokens)
-
-    def _room(self, rows: float) -> float:
-        return max(1.0, self._budget - rows)
-
-    def _added_s(self, rows: float, together: float) -> float:
-        context, alone, added_s = self.size.mean_context, self.decode_s(rows), 0.0
-        start = self.size.prompt_tokens - self._new_tokens
-        while start < self.size.prompt_tokens:
-            chunk = min(self._room(rows), self.size.prompt_tokens - start)
-            work = one_step(
-                num_decodes=rows, context=context, num_prefills=together, prompt_tokens=chunk, prompt_context=start
-            )
-            added_s += max(0.0, float(self._step_s(work)) - alone)
-            start += chunk
-        return added_s / together
-
-    def closed_rate(self, requests: float) -> float:
-        """Requests per second of a loop that keeps so many open, all of which are in the batch."""
-        rows, chunks = max(0.0, requests - 1), self.chunks(requests - 1)
-        steps = self.size.decode_steps + chunks
-        together = min(max(1.0, requests * chunks / steps), self.most_together(rows))
-        rows = min(rows, self.size.decode_steps * together / chunks)
-        shared = chunks / together
-        pure = max(0.0, steps / requests - shared)
-        return 1 / (self.prefill_s(rows, together) + shared * self.decode_s(rows) + pure * self.decode_s(requests))
-
-    def open_prefill_s(self, batch: float, rate: float) -> float:
-        """As ``prefill_s`` for prompts that arrive at this rate, of which more share a step the longer it takes."""
-        most, together = self.most_together(batch), 1.0
-        decode_s = self.decode_s(batch) if self.size.decode_steps else 0.0
-        while True:
-            prompt_s = self.prefill_s(batch, together)
-            free = 1 - rate * prompt_s
-            arrivals = rate * decode_s / free if free > 0 else math.inf
-            if arrivals <= together or together >= most:
-                return prompt_s
-            together = min(2 * together, most)
-
-    def decoding_s(self, batch: float, rate: float) -> float:
-        """Time from the first to the last token of a request that shares its steps with ``batch`` others."""
-        rows = min(batch + 1, self.max_rows)
-        prompt_s = self.open_prefill_s(rows, rate)
-        free = 1 - rate * prompt_s
-        if free <= 0:
-            return math.inf
-        return self.size.decode_steps * self.decode_s(rows) / free + rate * prompt_s * prompt_s
-
-    def needed_batch(self, batch: float, rate: float) -> float:
-        """Rows that decode at this rate while others see a batch of this size."""
-        return rate * self.decoding_s(batch, rate)
-
-    def batch_at(self, rate: float) -> float:
-        """The smallest batch that needs no more rows than itself: bracketed on a grid, then bisected."""
-        if not self.size.decode_steps:
-            return 0.0
-        low, high = 0.0, self.max_rows
-        for i in range(1, _GRID_POINTS + 1):
-            candidate = self.max_rows * math.expm1(_GRID_SPREAD * i / _GRID_POINTS) / math.expm1(_GRID_SPREAD)
-            if self.needed_batch(candidate, rate) <= candidate:
-                high = candidate
-                break
-            low = candidate
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.needed_batch(middle, rate) <= middle else (middle, high)
-        return high
-
-
-MEMORY_SHARE: Final = 0.9
-"""Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default."""
-_MOST_BUSY: Final = 0.999
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedLoad:
     """Load of a server at its steady state.
@@ -205,18 +132,17 @@ def load_at_rate(
     """
     if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
         raise UsageError(f"a rate of {rate_per_s:g} requests per second has no load; it must be above 0")
-    server = ServingTimes(size, step_s, limits or ServerLimits())
+    server = _Server(size, step_s, limits or ServerLimits())
     most = server.closed_rate(server.max_rows)
     if rate_per_s >= most:
-        return _closed_load(server, server.max_rows, utilisation=rate_per_s / most)
+        return server.closed_load(server.max_rows, utilisation=rate_per_s / most)
     batch = server.batch_at(rate_per_s)
-    prompt_s = server.open_prefill_s(batch, rate_per_s)
+    prompt_s = server.open_prompt_s(batch, rate_per_s)
     busy = min(rate_per_s * prompt_s, _MOST_BUSY)
     decode_s = server.decode_s(min(batch + 1, server.max_rows)) if size.decode_steps else 0.0
     half_step_s = min(batch, 1.0) * decode_s / 2
     queue_s = busy * prompt_s / (2 * (1 - busy))
-    return _predicted_load(
-        server,
+    return server.load(
         rate=rate_per_s,
         batch=batch,
         utilisation=rate_per_s / most,
@@ -235,43 +161,140 @@ def load_at_concurrency(
     """
     if not (concurrency >= 1 and math.isfinite(concurrency)):
         raise UsageError(f"a concurrency of {concurrency:g} has no load; it must be at least 1")
-    server = ServingTimes(size, step_s, limits or ServerLimits())
-    return _closed_load(server, min(concurrency, server.max_rows), utilisation=concurrency / server.max_rows)
+    server = _Server(size, step_s, limits or ServerLimits())
+    return server.closed_load(min(concurrency, server.max_rows), utilisation=concurrency / server.max_rows)
 
 
-def _closed_load(server: ServingTimes, requests: float, *, utilisation: float) -> PredictedLoad:
-    rate, decode_steps = server.closed_rate(requests), server.size.decode_steps
-    rows = max(0.0, requests - 1)
-    ttft_s = server.prefill_s(rows) + server.chunks(rows) * server.decode_s(rows)
-    ttft_s = min(ttft_s, requests / rate) if decode_steps else requests / rate
-    return _predicted_load(
-        server,
-        rate=rate,
-        batch=max(0.0, requests - rate * ttft_s),
-        utilisation=utilisation,
-        ttft_s=ttft_s,
-        tpot_s=(requests / rate - ttft_s) / decode_steps if decode_steps else 0.0,
-    )
+class _Server:
+    """Times of requests of one size on one server, as functions of the batch that they share."""
 
+    def __init__(self, size: RequestSize, step_s: StepSeconds, limits: ServerLimits) -> None:
+        self.size = size
+        self.max_rows = limits.rows(size)
+        self._step_s = step_s
+        self._budget = limits.max_num_batched_tokens
+        self._new_tokens = max(1.0, size.prompt_tokens - size.cached_tokens)
 
-def _predicted_load(
-    server: ServingTimes, *, rate: float, batch: float, utilisation: float, ttft_s: float, tpot_s: float
-) -> PredictedLoad:
-    size = server.size
-    e2el_s = ttft_s + size.decode_steps * tpot_s
-    return PredictedLoad(
-        concurrency=rate * e2el_s,
-        batch=batch,
-        utilisation=utilisation,
-        requests_per_s=rate,
-        max_requests_per_s=server.closed_rate(server.max_rows),
-        output_tokens_per_s=rate * size.output_tokens,
-        tokens_per_s=rate * (size.output_tokens + size.prompt_tokens),
-        kv_tokens=batch * size.mean_context,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        e2el_s=e2el_s,
-    )
+    def decode_s(self, rows: float) -> float:
+        """A step that only decodes; 0 for none."""
+        return float(self._step_s(one_step(num_decodes=rows, context=self.size.mean_context))) if rows > 0 else 0.0
+
+    def _prompt_s(self, rows: float, together: float = 1.0) -> float:
+        """Time that one prompt adds to steps with ``rows`` rows, where ``together`` prompts share a step.
+
+        Below one row it is weighted between none and one: ``rows`` is the share of prompts that meet one.
+        """
+        if 0 < rows < 1:
+            return (1 - rows) * self._prompt_s(0, together) + rows * self._prompt_s(1, together)
+        alone_s, added_s = self.decode_s(rows), 0.0
+        start = self.size.prompt_tokens - self._new_tokens
+        while start < self.size.prompt_tokens:
+            chunk = min(self._room(rows), self.size.prompt_tokens - start)
+            work = one_step(
+                num_decodes=rows,
+                context=self.size.mean_context,
+                num_prefills=together,
+                prompt_tokens=chunk,
+                prompt_context=start,
+            )
+            added_s += max(0.0, float(self._step_s(work)) - alone_s)
+            start += chunk
+        return added_s / together
+
+    def _room(self, rows: float) -> float:
+        """Prompt tokens that fit into a step beside its rows."""
+        return max(1.0, self._budget - rows)
+
+    def _chunks(self, rows: float) -> float:
+        """Steps that carry a part of one prompt."""
+        return float(math.ceil(self._new_tokens / self._room(rows)))
+
+    def _most_together(self, rows: float) -> float:
+        """Prompts that fit into one step."""
+        return max(1.0, self._room(rows) / self._new_tokens)
+
+    def closed_rate(self, requests: float) -> float:
+        """Requests per second of a loop that keeps so many open, all of which are in the batch."""
+        rows, chunks = max(0.0, requests - 1), self._chunks(requests - 1)
+        steps = self.size.decode_steps + chunks
+        together = min(max(1.0, requests * chunks / steps), self._most_together(rows))
+        rows = min(rows, self.size.decode_steps * together / chunks)
+        shared = chunks / together
+        pure = max(0.0, steps / requests - shared)
+        return 1 / (self._prompt_s(rows, together) + shared * self.decode_s(rows) + pure * self.decode_s(requests))
+
+    def closed_load(self, requests: float, *, utilisation: float) -> PredictedLoad:
+        """The load of a loop that keeps so many requests open, all of which are in the batch."""
+        rate, decode_steps, rows = self.closed_rate(requests), self.size.decode_steps, max(0.0, requests - 1)
+        e2el_s = requests / rate
+        ttft_s = self._prompt_s(rows) + self._chunks(rows) * self.decode_s(rows)
+        ttft_s = min(ttft_s, e2el_s) if decode_steps else e2el_s
+        return self.load(
+            rate=rate,
+            batch=max(0.0, requests - rate * ttft_s),
+            utilisation=utilisation,
+            ttft_s=ttft_s,
+            tpot_s=(e2el_s - ttft_s) / decode_steps if decode_steps else 0.0,
+        )
+
+    def load(self, *, rate: float, batch: float, utilisation: float, ttft_s: float, tpot_s: float) -> PredictedLoad:
+        """The load with everything that follows from these numbers."""
+        e2el_s = ttft_s + self.size.decode_steps * tpot_s
+        return PredictedLoad(
+            concurrency=rate * e2el_s,
+            batch=batch,
+            utilisation=utilisation,
+            requests_per_s=rate,
+            max_requests_per_s=self.closed_rate(self.max_rows),
+            output_tokens_per_s=rate * self.size.output_tokens,
+            tokens_per_s=rate * (self.size.output_tokens + self.size.prompt_tokens),
+            kv_tokens=batch * self.size.mean_context,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            e2el_s=e2el_s,
+        )
+
+    def open_prompt_s(self, batch: float, rate: float) -> float:
+        """Time that one prompt adds at this rate of arrivals, of which more share a step the longer it takes."""
+        most, together = self._most_together(batch), 1.0
+        decode_s = self.decode_s(batch) if self.size.decode_steps else 0.0
+        while True:
+            prompt_s = self._prompt_s(batch, together)
+            free = 1 - rate * prompt_s
+            arrivals = rate * decode_s / free if free > 0 else math.inf
+            if arrivals <= together or together >= most:
+                return prompt_s
+            together = min(2 * together, most)
+
+    def decoding_s(self, batch: float, rate: float) -> float:
+        """Time from the first to the last token of a request that shares its steps with ``batch`` others."""
+        rows = min(batch + 1, self.max_rows)
+        prompt_s = self.open_prompt_s(rows, rate)
+        free = 1 - rate * prompt_s
+        if free <= 0:
+            return math.inf
+        return self.size.decode_steps * self.decode_s(rows) / free + rate * prompt_s * prompt_s
+
+    def batch_at(self, rate: float) -> float:
+        """The smallest batch that needs no more rows than itself: bracketed on a grid, then bisected."""
+        if not self.size.decode_steps:
+            return 0.0
+
+        def is_enough(batch: float) -> bool:
+            return rate * self.decoding_s(batch, rate) <= batch
+
+        shares = (math.expm1(_GRID_SPREAD * i / _GRID_POINTS) for i in range(1, _GRID_POINTS))
+        low, high = 0.0, self.max_rows
+        for share in shares:
+            candidate = self.max_rows * share / math.expm1(_GRID_SPREAD)
+            if is_enough(candidate):
+                high = candidate
+                break
+            low = candidate
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if is_enough(middle) else (middle, high)
+        return high
 
 
 def kv_capacity_tokens(
@@ -296,10 +319,6 @@ def kv_capacity_tokens(
     return max(0.0, free / token_bytes)
 
 
-if TYPE_CHECKING:
-    from benchctl.steptime.model import StepTimeModel
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeSource:
     """The duration of a step, and its origin in words; ``is_bound`` for times that no server can undercut."""
@@ -310,16 +329,21 @@ class StepTimeSource:
     is_bound: bool = False
 
 
-def roofline_source(
-    deployment: Deployment,
-    *,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
+def step_time_source(
+    deployment: Deployment, model: "StepTimeModel | None" = None, *, max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
 ) -> StepTimeSource:
-    """The larger of compute and memory traffic at the data sheet's peaks: real steps take longer."""
+    """The step times of a fitted model or, without one, the roofline at the data sheet's peaks.
+
+    The roofline is the larger of compute and memory traffic: real steps take longer. Raises UsageError for a device
+    or a tensor-parallel size that the model was not fitted to.
+    """
     shape, hardware, devices = deployment.shape, deployment.hardware, deployment.tensor_parallel
+    if model is not None:
+        model.check_deployment(deployment)
 
     def step_s(work: StepWork) -> float:
+        if model is not None:
+            return float(model.extrapolate_us(work, deployment)) / US_PER_S
         flops = forward_flops(
             shape,
             float(work.tokens),
@@ -330,37 +354,13 @@ def roofline_source(
         num_bytes = forward_bytes(shape, float(work.context + work.tokens), float(work.tokens))
         return roofline_ns(flops, num_bytes, hardware, shape.precision) / NS_PER_S / devices
 
-    words = f"roofline of {_words(deployment)}"
-    limits = _limits(deployment, max_num_seqs, max_num_batched_tokens)
-    return StepTimeSource(step_s=step_s, words=words, limits=limits, is_bound=True)
-
-
-def fitted_source(
-    model: "StepTimeModel",
-    deployment: Deployment,
-    *,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
-) -> StepTimeSource:
-    """A fitted model; raises UsageError for a device or a tensor-parallel size that it was not fitted to."""
-    model.check_deployment(deployment)
-
-    def step_s(work: StepWork) -> float:
-        return float(model.extrapolate_us(work, deployment)) / US_PER_S
-
-    limits = _limits(deployment, max_num_seqs, max_num_batched_tokens)
-    return StepTimeSource(step_s=step_s, words=f"step-time model of {_words(deployment)}", limits=limits)
-
-
-def _words(deployment: Deployment) -> str:
-    devices = f"{deployment.tensor_parallel} x " if deployment.tensor_parallel > 1 else ""
-    return f"{deployment.shape.name} on {devices}{deployment.hardware.name}"
-
-
-def _limits(deployment: Deployment, max_num_seqs: int, max_num_batched_tokens: int) -> ServerLimits:
-    has_memory = deployment.hardware.memory_bytes is not None
-    return ServerLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_tokens=kv_capacity_tokens(deployment) if has_memory else None,
+    on_devices = f"{f'{devices} x ' if devices > 1 else ''}{hardware.name}"
+    return StepTimeSource(
+        step_s=step_s,
+        words=f"{'roofline' if model is None else 'step-time model'} of {shape.name} on {on_devices}",
+        limits=ServerLimits(
+            max_num_seqs=max_num_seqs,
+            kv_tokens=None if hardware.memory_bytes is None else kv_capacity_tokens(deployment),
+        ),
+        is_bound=model is None,
     )

@@ -1,70 +1,196 @@
-"""Tokens per step and speed-up of speculative decoding, from the acceptance of each drafted position."""
+"""Tokens per step and speed-up of speculative decoding, from the acceptance of each drafted position.
+
+A step verifies K drafted tokens of a sequence. It yields those before the first rejection, and one more: the token
+that replaces the rejected one or, if all are accepted, the bonus token, which the verification computes anyway.
+Without a bonus token a step whose drafts are all accepted yields K.
+
+With P(i) the probability that the first i drafts are accepted:
+
+    E  = sum of P(i) for i = 0..K        with bonus token
+    E0 = sum of P(i) for i = 0..K-1      without
+
+For one acceptance a at every position these are (1 - a^(K+1)) / (1 - a) and (1 - a^K) / (1 - a) (Leviathan et al.,
+arXiv 2211.17192, equation 1). A step costs 1 + K c + d times a step without speculation, where c is the cost of one
+draft pass and d that of computing the draft's keys and values of bonus tokens, both as shares of such a step. A
+server without bonus tokens has nothing to backfill, so d counts with them alone.
+
+What follows from counts is carried as *samples*: an array with the value first, then draws of what it can be.
+Formulas hold for numbers and for samples alike; ``estimate`` turns samples into a value with its interval.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv
 
 from benchctl.errors import UsageError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Samples: TypeAlias = npt.NDArray[np.float64]
+"""A value and, where there are any, its draws."""
+Quantity = TypeVar("Quantity", float, npt.NDArray[np.float64])
+"""One number, or samples."""
 
-Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
-"""One number, or one for each of many draws."""
-Cost_co = TypeVar("Cost_co", covariant=True)
+NUM_DRAWS: Final = 4000
+LEVEL: Final = 0.95
+"""Of every interval that follows from counts."""
+_LEVELS: Final = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+LONGEST: Final = 128
+"""Draft tokens at most: the best and the break-even length are looked for up to here."""
+_BISECTIONS: Final = 60
 
 
-class StepCost(Protocol[Cost_co]):
-    """The cost of a step that drafts: one number, or draws of it."""
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number, and the interval of 95 % where it follows from counts; bounds are None where it does not."""
 
-    def step(self, num_draft_tokens: int, *, bonus: bool) -> Cost_co:
-        """Duration of a step with so many drafts over that of one without speculation: 1 + K c + d."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def log_half_width(self) -> float | None:
+        """Half the interval as a logarithm; None without a positive one."""
+        if self.low is None or self.high is None or self.low <= 0:
+            return None
+        return math.log(self.high / self.low) / 2
+
+    def times(self, factor: float) -> "Estimate":
+        """The estimate of a positive multiple."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Estimate(self.value * factor, low, high)
+
+
+def estimate(samples: Samples) -> Estimate:
+    """The value with the quantiles of its draws.
+
+    Draw i of n, in order, stands for the level (i - 1/2) / n. The interval always contains the value: where all
+    drafts were accepted, the posterior's quantiles would not.
+    """
+    value = float(samples[0])
+    if len(samples) == 1:
+        return Estimate(value)
+    low, high = np.quantile(samples[1:], _LEVELS, method="hazen")
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def quotient(above: Estimate, below: Estimate) -> Estimate:
+    """The quotient of two independent estimates: half-widths of logarithms add up in squares."""
+    value, widths = above.value / below.value, (above.log_half_width, below.log_half_width)
+    if widths[0] is None or widths[1] is None:
+        return Estimate(value)
+    factor = math.exp(math.hypot(widths[0], widths[1]))
+    return Estimate(value, value / factor, value * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCost:
-    """Times beside the verification, as shares of a step of the target model without speculation.
+class PositionCounts:
+    """Drafts judged at one position, all before it being accepted, and those of them that were accepted there."""
 
-    ``draft`` is that of one draft pass (c), ``backfill`` what a step adds to compute the draft's keys and values of
-    bonus tokens (d). Raises UsageError for a share that is negative or not a number.
-    """
-
-    draft: float
-    backfill: float = 0.0
+    accepted: int
+    judged: int
 
     def __post_init__(self) -> None:
-        for name, share in (("draft", self.draft), ("backfill", self.backfill)):
-            if not 0 <= share < float("inf"):
-                raise UsageError(
-                    f"{name} cost {share:g}: it is a share of a step without speculation, 0 or more, such as 0.05"
-                )
+        if not 0 <= self.accepted <= self.judged or not self.judged:
+            raise UsageError(
+                f"{self.accepted} accepted of {self.judged}: give counts such as 80/100, at least one draft and no "
+                "more accepted than judged"
+            )
 
-    def step(self, num_draft_tokens: int, *, bonus: bool) -> float:
-        """Duration of a step with so many drafts over that of one without speculation."""
-        return _step(num_draft_tokens, self.draft, self.backfill if bonus else 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CostDraws:
-    """Draws of both costs, where they were measured."""
-
-    draft: "NDArray[np.float64]"
-    backfill: "NDArray[np.float64]"
-
-    def step(self, num_draft_tokens: int, *, bonus: bool) -> "NDArray[np.float64]":
-        """As that of ``DraftCost``, for each draw."""
-        return _step(num_draft_tokens, self.draft, self.backfill if bonus else 0.0 * self.backfill)
+    @property
+    def acceptance(self) -> float:
+        return self.accepted / self.judged
 
 
-def _step(num_draft_tokens: int, draft: Quantity, backfill: Quantity) -> Quantity:
-    return 1.0 + num_draft_tokens * draft + (backfill if num_draft_tokens else 0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Conditional acceptance of the positions of a draft: of position i, given that all before it were accepted.
+
+    ``counts`` has the counts behind ``values`` where they were counted. Beyond the last position the last value is
+    repeated: by the meaning of ``is_constant`` (one number for every position), or else as an extrapolation. Raises
+    UsageError without values and for one outside of 0 to 1.
+    """
+
+    values: tuple[float, ...]
+    counts: tuple[PositionCounts, ...] = ()
+    is_constant: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise UsageError("no acceptance: state it as a number, a list by position, or counts such as 80/100")
+        survival(self.values)
+
+    def of(self, num_draft_tokens: int) -> tuple[float, ...]:
+        """Acceptance of each of the first K positions."""
+        return tuple(self.values[min(i, len(self.values) - 1)] for i in range(num_draft_tokens))
+
+    def is_extrapolated(self, num_draft_tokens: int) -> bool:
+        """True if the last of so many positions has the acceptance of an earlier one for want of its own."""
+        return num_draft_tokens > len(self.values) and not self.is_constant
+
+    def samples(self, num_draft_tokens: int, seed: int = 0) -> Samples:
+        """Samples of the acceptance of the first K positions, shape (K, 1 + draws); no draws unless counted.
+
+        Of the drafts whose first i - 1 tokens were accepted, n_i were judged at position i and k_i of them
+        accepted. Given n_i, k_i is binomial, and the factors of the likelihood are apart for each position, so the
+        positions have independent posteriors: beta(k_i + 1/2, n_i - k_i + 1/2) with the prior of Jeffreys. Their
+        intervals hold the true value about as often as they say (L. D. Brown, T. T. Cai, A. DasGupta, *Interval
+        estimation for a binomial proportion*, Statistical Science 16, 2001) if drafts are independent; drafts of
+        one request are more alike than those of many, which the scatter over blocks of an experiment contains.
+
+        Each position has the quantiles of its posterior at evenly spaced levels, in an order that the seed decides:
+        an interval that follows from one position is exact. The same seed gives the same draws, and those of more
+        positions begin with those of fewer.
+        """
+        values = np.array(self.of(num_draft_tokens), dtype=np.float64)[:, None]
+        if not self.counts:
+            return values
+        from scipy.special import betaincinv  # noqa: PLC0415 - 0.1 s, which what draws nothing does without
+
+        levels = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS
+        drawn = [
+            np.random.default_rng([seed, position]).permutation(
+                betaincinv(each.accepted + 0.5, each.judged - each.accepted + 0.5, levels)
+            )
+            for position, each in enumerate(self.counts)
+        ]
+        rows = np.array([drawn[min(i, len(drawn) - 1)] for i in range(num_draft_tokens)], dtype=np.float64)
+        return np.hstack([values, rows])
+
+    def survival(self, num_draft_tokens: int, seed: int = 0) -> Samples:
+        """Samples of the probability that the first i drafts are accepted, for i = 0..K, a row each."""
+        samples = self.samples(num_draft_tokens, seed)
+        return np.vstack([np.ones_like(samples[:1]), np.cumprod(samples, axis=0, dtype=np.float64)])
+
+
+def stated(values: Sequence[float]) -> Acceptance:
+    """One number for every position, or a list by position."""
+    return Acceptance(values=tuple(values), is_constant=len(values) == 1)
+
+
+def counted(counts: Sequence[PositionCounts]) -> Acceptance:
+    """Accepted of judged at each position."""
+    return Acceptance(values=tuple(each.acceptance for each in counts), counts=tuple(counts))
+
+
+def of_counters(num_drafts: int, accepted: Sequence[int]) -> Acceptance:
+    """Counters of an engine: drafts, and how many of them were accepted up to each position.
+
+    Those judged at a position are those accepted at the one before, so every draft must have as many tokens. A
+    position that no draft reached ends the list. Raises UsageError for counts that increase.
+    """
+    reached = (num_drafts, *accepted)
+    for position, (before, here) in enumerate(pairwise(reached), start=1):
+        if here > before:
+            raise UsageError(
+                f"{here} drafts accepted at position {position} and {before} before it: counters by position never "
+                "increase, as a token counts only if all before it are accepted"
+            )
+    return counted([PositionCounts(accepted=here, judged=before) for before, here in pairwise(reached) if before])
 
 
 def survival(acceptance: Sequence[float]) -> tuple[float, ...]:
@@ -115,184 +241,65 @@ def token_probabilities(acceptance: Sequence[float], *, bonus: bool) -> tuple[fl
     return (0.0, *(here - following for here, following in zip(reached, (*reached[1:], 0.0), strict=True)))
 
 
-def acceptance_rate(tokens: Quantity, num_draft_tokens: int) -> Quantity:
-    """Accepted tokens over draft tokens, (E - 1) / K, from the tokens per step with bonus."""
-    return (tokens - 1.0) / num_draft_tokens
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """Times beside the verification, as shares of a step of the target model without speculation.
+
+    ``draft`` is that of one draft pass (c), ``backfill`` what a step adds to compute the draft's keys and values of
+    bonus tokens (d); both are numbers, or samples where they were measured. Raises UsageError for a share that is
+    negative or not a number.
+    """
+
+    draft: float | Samples
+    backfill: float | Samples = 0.0
+
+    def __post_init__(self) -> None:
+        for name, share in (("draft", self.draft), ("backfill", self.backfill)):
+            if not (np.all(share >= 0) and np.all(share < math.inf)):
+                raise UsageError(
+                    f"{name} cost {share:g}: it is a share of a step without speculation, 0 or more, such as 0.05"
+                )
+
+    def step(self, num_draft_tokens: int, *, bonus: bool) -> Any:
+        """Duration of a step with so many drafts over that of one without speculation: 1 + K c + d."""
+        return 1.0 + num_draft_tokens * self.draft + (self.backfill if bonus and num_draft_tokens else 0.0)
 
 
-def system_efficiency(tokens: Quantity, num_draft_tokens: int) -> Quantity:
-    """Tokens of a step over the most that it can yield, E / (K + 1), as version 0 of vLLM logged it."""
-    return tokens / (num_draft_tokens + 1.0)
-
-
-def speed_up(tokens: Quantity, num_draft_tokens: int, cost: "StepCost[Quantity]", *, bonus: bool) -> Quantity:
+def speed_up(tokens: Quantity, num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> Quantity:
     """Tokens per second over those without speculation, E / (1 + K c + d).
 
     A verification is taken to last as long as a step without drafts, which holds while the batch is so small that
-    weights and caches bound it; ``batch_load`` has the rest.
+    weights and caches bound it; ``speculation_load`` has the rest.
     """
-    return tokens / cost.step(num_draft_tokens, bonus=bonus)
+    gain: Quantity = tokens / cost.step(num_draft_tokens, bonus=bonus)
+    return gain
 
 
-def backfill_limit(
-    tokens: Quantity, tokens_without: Quantity, num_draft_tokens: int, cost: "StepCost[Quantity]"
-) -> Quantity:
+def backfill_limit(tokens: Quantity, tokens_without: Quantity, num_draft_tokens: int, cost: DraftCost) -> Quantity:
     """Cost of the backfill at which bonus tokens gain nothing: (1 + K c) (E / E0 - 1), as a share of a step."""
-    return cost.step(num_draft_tokens, bonus=False) * (tokens / tokens_without - 1.0)
+    limit: Quantity = cost.step(num_draft_tokens, bonus=False) * (tokens / tokens_without - 1.0)
+    return limit
 
 
-Draws: TypeAlias = npt.NDArray[np.float64]
-"""One value for each of ``NUM_DRAWS`` draws."""
+def break_even_acceptance(num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> float | None:
+    """The acceptance at every position at which K drafts gain nothing: E = 1 + K c + d.
 
-NUM_DRAWS: Final = 4000
-LEVEL: Final = 0.95
-"""Of every interval that follows from counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionCounts:
-    """Drafts judged at one position, all before it being accepted, and those of them that were accepted there."""
-
-    accepted: int
-    judged: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.accepted <= self.judged or not self.judged:
-            raise UsageError(
-                f"{self.accepted} accepted of {self.judged}: give counts such as 80/100, at least one draft and no "
-                "more accepted than judged"
-            )
-
-    @property
-    def acceptance(self) -> float:
-        return self.accepted / self.judged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """Conditional acceptance of the positions of a draft: of position i, given that all before it were accepted.
-
-    ``counts`` has the counts behind ``values`` where they were counted. Beyond the last position the last value is
-    repeated: by the meaning of ``is_constant`` (one number for every position), or else as an extrapolation. Raises
-    UsageError without values and for one outside of 0 to 1.
+    None where even drafts that are all accepted do not pay.
     """
+    step: float = cost.step(num_draft_tokens, bonus=bonus)
 
-    values: tuple[float, ...]
-    counts: tuple[PositionCounts, ...] = ()
-    is_constant: bool = False
+    def gain(acceptance: float) -> float:
+        return tokens_per_step((acceptance,) * num_draft_tokens, bonus=bonus) - step
 
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise UsageError("no acceptance: state it as a number, a list by position, or counts such as 80/100")
-        survival(self.values)
-
-    def of(self, num_draft_tokens: int) -> tuple[float, ...]:
-        """Acceptance of each of the first K positions."""
-        return tuple(self.values[min(i, len(self.values) - 1)] for i in range(num_draft_tokens))
-
-    def is_extrapolated(self, num_draft_tokens: int) -> bool:
-        """True if the last of so many positions has the acceptance of an earlier one for want of its own."""
-        return num_draft_tokens > len(self.values) and not self.is_constant
-
-    def draws(self, num_draft_tokens: int, seed: int = 0) -> tuple[Draws, ...]:
-        """Draws of the acceptance of each of the first K positions; empty where it was stated, not counted.
-
-        Each position has the quantiles of its posterior at evenly spaced levels, in an order that the seed decides:
-        an interval that follows from one position is exact. The same seed gives the same draws, and those of more
-        positions begin with those of fewer.
-        """
-        if not self.counts:
-            return ()
-        levels = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS
-        drawn = [
-            np.random.default_rng([seed, position]).permutation(
-                betaincinv(each.accepted + 0.5, each.judged - each.accepted + 0.5, levels)
-            )
-            for position, each in enumerate(self.counts)
-        ]
-        return tuple(drawn[min(i, len(drawn) - 1)] for i in range(num_draft_tokens))
-
-    def survival_draws(self, num_draft_tokens: int, seed: int = 0) -> tuple[Draws, ...]:
-        """Draws of the probability that the first i drafts are accepted, for i = 0..K; empty without counts."""
-        positions = self.draws(num_draft_tokens, seed)
-        return tuple(np.cumprod((np.ones(NUM_DRAWS), *positions), axis=0)) if positions else ()
-
-
-def stated(values: Sequence[float]) -> Acceptance:
-    """One number for every position, or a list by position."""
-    return Acceptance(values=tuple(values), is_constant=len(values) == 1)
-
-
-def counted(counts: Sequence[PositionCounts]) -> Acceptance:
-    """Accepted of judged at each position."""
-    return Acceptance(values=tuple(each.acceptance for each in counts), counts=tuple(counts))
-
-
-def of_counters(num_drafts: int, accepted: Sequence[int]) -> Acceptance:
-    """Counters of an engine: drafts, and how many of them were accepted up to each position.
-
-    Those judged at a position are those accepted at the one before, so every draft must have as many tokens. A
-    position that no draft reached ends the list. Raises UsageError for counts that increase.
-    """
-    reached = (num_drafts, *accepted)
-    for position, (before, here) in enumerate(pairwise(reached), start=1):
-        if here > before:
-            raise UsageError(
-                f"{here} drafts accepted at position {position} and {before} before it: counters by position never "
-                "increase, as a token counts only if all before it are accepted"
-            )
-    return counted([PositionCounts(accepted=here, judged=before) for before, here in pairwise(reached) if before])
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number, and the interval of 95 % where it follows from counts; bounds are None where it does not."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def log_half_width(self) -> float | None:
-        """Half the interval as a logarithm; None without a positive one."""
-        if self.low is None or self.high is None or self.low <= 0:
-            return None
-        return math.log(self.high / self.low) / 2
-
-    def times(self, factor: float) -> "Estimate":
-        """The estimate of a positive multiple."""
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
-        return Estimate(self.value * factor, low, high)
-
-
-def estimate(value: float, draws: Draws | None) -> Estimate:
-    """The value with the quantiles of its draws.
-
-    Draw i of n, in order, stands for the level (i - 1/2) / n. The interval always contains the value: where all
-    drafts were accepted, the posterior's quantiles would not.
-    """
-    if draws is None:
-        return Estimate(value)
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="hazen")
-    return Estimate(value, min(float(low), value), max(float(high), value))
-
-
-def quotient(above: Estimate, below: Estimate) -> Estimate:
-    """The quotient of two independent estimates: half-widths of logarithms add up in squares."""
-    value, widths = above.value / below.value, (above.log_half_width, below.log_half_width)
-    if widths[0] is None or widths[1] is None:
-        return Estimate(value)
-    factor = math.exp(math.hypot(widths[0], widths[1]))
-    return Estimate(value, value / factor, value * factor)
-
-
-Lengths: TypeAlias = npt.NDArray[np.intp]
-_ByDrafts: TypeAlias = Sequence[Any]
-"""Tokens per step for K = 0, 1, ...: numbers, or arrays of draws."""
-
-LONGEST: Final = 128
-"""Draft tokens at most: the best and the break-even length are looked for up to here."""
-_BISECTIONS: Final = 60
+    low, high = 0.0, 1.0
+    if gain(high) <= 0:
+        return None
+    if gain(low) >= 0:
+        return low
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gain(middle) > 0 else (middle, high)
+    return high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +319,9 @@ class DraftLength:
     speed_up: Estimate
     speed_up_without_bonus: Estimate
     acceptance_rate: Estimate
+    """Accepted tokens over draft tokens, (E - 1) / K."""
     system_efficiency: Estimate
+    """Tokens of a step over the most that it can yield, E / (K + 1), as version 0 of vLLM logged it."""
     backfill_limit: Estimate
     """Cost of a backfill, as a share of a step, from which on bonus tokens do not pay."""
     break_even_acceptance: float | None
@@ -336,14 +345,18 @@ class WholeEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationLaw:
-    """The law at several draft lengths; ``bonus`` says which server ``best`` and ``break_even`` are of."""
+    """The law at several draft lengths; ``bonus`` says which server ``best`` and ``break_even`` are of.
+
+    The gain rises with K as long as one more draft is worth its cost, and then falls, so there is one best K and
+    beyond it a largest K that is not slower than no speculation.
+    """
 
     acceptance: Acceptance
     cost: DraftCost
     bonus: bool
     lengths: tuple[DraftLength, ...]
     best: WholeEstimate
-    """Draft tokens of the largest speed-up; 0 where speculation never pays."""
+    """Draft tokens of the largest speed-up, the fewest where several have it; 0 where speculation never pays."""
     best_speed_up: Estimate
     """At ``best``, which stays the same in all draws."""
     break_even: WholeEstimate
@@ -357,139 +370,61 @@ def law_at(
     *,
     bonus: bool = True,
     seed: int = 0,
-    cost_draws: CostDraws | None = None,
+    cost_samples: DraftCost | None = None,
 ) -> SpeculationLaw:
     """The law at each of these draft lengths.
 
-    ``cost_draws`` carries the uncertainty of measured costs into intervals, beside that of a counted acceptance.
+    ``cost_samples`` carries the uncertainty of measured costs into intervals, beside that of a counted acceptance.
     Raises UsageError for a length that is not from 1 to ``LONGEST``.
     """
     for num in draft_tokens:
         if not 1 <= num <= LONGEST:
             raise UsageError(f"{num} draft tokens: a step drafts from 1 to {LONGEST}")
-    curves = _Curves(acceptance, cost, seed, cost_draws)
-    best = _best_length(curves, bonus=bonus)
+    positions, reached = acceptance.samples(LONGEST, seed), acceptance.survival(LONGEST, seed)
+    tokens, plain = (tokens_by_drafts(tuple(reached), bonus=each) for each in (True, False))
+    costs = cost if cost_samples is None else cost_samples
+
+    def gain(num: int, *, bonus: bool) -> Samples:
+        return speed_up((tokens if bonus else plain)[num], num, costs, bonus=bonus)
+
+    def length(num: int) -> DraftLength:
+        return DraftLength(
+            num_draft_tokens=num,
+            acceptance=estimate(positions[num - 1]),
+            survival=estimate(reached[num]),
+            tokens=estimate(tokens[num]),
+            tokens_without_bonus=estimate(plain[num]),
+            bonus_ratio=estimate(tokens[num] / plain[num]),
+            speed_up=estimate(gain(num, bonus=True)),
+            speed_up_without_bonus=estimate(gain(num, bonus=False)),
+            acceptance_rate=estimate((tokens[num] - 1.0) / num),
+            system_efficiency=estimate(tokens[num] / (num + 1.0)),
+            backfill_limit=estimate(backfill_limit(tokens[num], plain[num], num, costs)),
+            break_even_acceptance=break_even_acceptance(num, cost, bonus=bonus),
+            is_extrapolated=acceptance.is_extrapolated(num),
+        )
+
+    gains = np.array([gain(num, bonus=bonus) for num in range(LONGEST + 1)])
+    pays = gains > 1
+    last_that_pays = LONGEST - np.argmax(pays[::-1], axis=0)
+    best = _whole(gains.argmax(axis=0))
     return SpeculationLaw(
         acceptance=acceptance,
         cost=cost,
         bonus=bonus,
-        lengths=tuple(_length(curves, num, bonus=bonus) for num in draft_tokens),
+        lengths=tuple(length(num) for num in draft_tokens),
         best=best,
-        best_speed_up=curves.estimate(lambda at: at.gain(best.value, bonus=bonus)),
-        break_even=_break_even_length(curves, bonus=bonus),
+        best_speed_up=estimate(gains[best.value]),
+        break_even=_whole(np.where(pays.any(axis=0), last_that_pays, 0)),
     )
 
 
-def break_even_acceptance(num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> float | None:
-    """The acceptance at every position at which K drafts gain nothing: E = 1 + K c + d.
-
-    None where even drafts that are all accepted do not pay.
-    """
-    step = cost.step(num_draft_tokens, bonus=bonus)
-    low, high = 0.0, 1.0
-    if tokens_per_step((high,) * num_draft_tokens, bonus=bonus) <= step:
-        return None
-    if tokens_per_step((low,) * num_draft_tokens, bonus=bonus) >= step:
-        return low
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        pays = tokens_per_step((middle,) * num_draft_tokens, bonus=bonus) > step
-        low, high = (low, middle) if pays else (middle, high)
-    return high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """Survival and tokens per step for K = 0..``LONGEST``, with the costs: numbers, or arrays of draws."""
-
-    positions: _ByDrafts
-    survival: _ByDrafts
-    tokens: _ByDrafts
-    plain: _ByDrafts
-    cost: Any
-
-    @classmethod
-    def of(cls, positions: _ByDrafts, survival: _ByDrafts, cost: "DraftCost | CostDraws") -> "_Curve":
-        return cls(
-            positions=positions,
-            survival=survival,
-            tokens=tokens_by_drafts(survival, bonus=True),
-            plain=tokens_by_drafts(survival, bonus=False),
-            cost=cost,
-        )
-
-    def gain(self, num: int, *, bonus: bool) -> Any:
-        return speed_up((self.tokens if bonus else self.plain)[num], num, self.cost, bonus=bonus)
-
-
-class _Curves:
-    """The law at the values of the acceptance and of the costs, and at each draw of them."""
-
-    def __init__(self, acceptance: Acceptance, cost: DraftCost, seed: int, cost_draws: CostDraws | None) -> None:
-        self.acceptance, self.cost = acceptance, cost
-        values = acceptance.of(LONGEST)
-        self.values = _Curve.of(values, survival(values), cost)
-        drawn = acceptance.draws(LONGEST, seed)
-        self.draws = (
-            _Curve.of(drawn, acceptance.survival_draws(LONGEST, seed), cost_draws or cost) if drawn else None
-        )
-
-    def estimate(self, formula: Callable[[_Curve], Any]) -> Estimate:
-        """A formula at the values and at the draws."""
-        return estimate(formula(self.values), None if self.draws is None else formula(self.draws))
-
-    def gains(self, *, bonus: bool) -> tuple[Draws, Draws | None]:
-        """Speed-ups for K = 0..``LONGEST``, at the values and for each draw in a column of its own."""
-        numbers = range(LONGEST + 1)
-        values = np.array([self.values.gain(num, bonus=bonus) for num in numbers])
-        if self.draws is None:
-            return values, None
-        draws = self.draws
-        rows = np.broadcast_arrays(draws.survival[0], *(draws.gain(num, bonus=bonus) for num in numbers))[1:]
-        return values, np.array(rows)
-
-
-def _length(curves: _Curves, num: int, *, bonus: bool) -> DraftLength:
-    return DraftLength(
-        num_draft_tokens=num,
-        acceptance=curves.estimate(lambda at: at.positions[num - 1]),
-        survival=curves.estimate(lambda at: at.survival[num]),
-        tokens=curves.estimate(lambda at: at.tokens[num]),
-        tokens_without_bonus=curves.estimate(lambda at: at.plain[num]),
-        bonus_ratio=curves.estimate(lambda at: at.tokens[num] / at.plain[num]),
-        speed_up=curves.estimate(lambda at: at.gain(num, bonus=True)),
-        speed_up_without_bonus=curves.estimate(lambda at: at.gain(num, bonus=False)),
-        acceptance_rate=curves.estimate(lambda at: acceptance_rate(at.tokens[num], num)),
-        system_efficiency=curves.estimate(lambda at: system_efficiency(at.tokens[num], num)),
-        backfill_limit=curves.estimate(lambda at: backfill_limit(at.tokens[num], at.plain[num], num, at.cost)),
-        break_even_acceptance=break_even_acceptance(num, curves.cost, bonus=bonus),
-        is_extrapolated=curves.acceptance.is_extrapolated(num),
-    )
-
-
-def _best_length(curves: _Curves, *, bonus: bool) -> WholeEstimate:
-    """The K of the largest speed-up, the fewest drafts where several have it."""
-    values, draws = curves.gains(bonus=bonus)
-    return _whole(int(values.argmax()), None if draws is None else draws.argmax(axis=0))
-
-
-def _break_even_length(curves: _Curves, *, bonus: bool) -> WholeEstimate:
-    """The largest K with a speed-up above 1; 0 without any."""
-    values, draws = curves.gains(bonus=bonus)
-    return _whole(int(_last_above_1(values)), None if draws is None else _last_above_1(draws))
-
-
-def _last_above_1(gains: Draws) -> Lengths:
-    """Index of the last row above 1 in each column; 0 without any. Row 0 is a step without drafts."""
-    pays = gains > 1
-    last: Lengths = len(gains) - 1 - np.argmax(pays[::-1], axis=0)
-    return np.where(pays.any(axis=0), last, 0)
-
-
-def _whole(value: int, draws: Lengths | None) -> WholeEstimate:
-    if draws is None:
+def _whole(samples: npt.NDArray[np.intp]) -> WholeEstimate:
+    """The whole number with the quantiles and the shares of its draws."""
+    value, draws = int(samples[0]), samples[1:]
+    if not len(draws):
         return WholeEstimate(value=value)
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    low, high = np.quantile(draws, _LEVELS, method="inverted_cdf")
     lengths, numbers = np.unique(draws, return_counts=True)
     order = np.argsort(-numbers, kind="stable")
     shares = tuple((int(lengths[i]), float(numbers[i]) / len(draws)) for i in order)

@@ -17,6 +17,11 @@ ExpertsRead: TypeAlias = Literal["linear", "uniform", "measured"]
 """Number of experts whose weights a step reads: min(N, n k), N (1 - (1 - k / N)^n), or a table of the user's."""
 
 
+Backfill: TypeAlias = Literal["none", "expansion", "prefill"]
+"""Way in which a draft's cache gets the bonus token; ``none`` costs nothing: a draft without a cache, such as
+n-grams, or one that is a head of the target."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
     """One coefficient with its bootstrap interval; ``unit`` is empty for a factor on a time at peak."""

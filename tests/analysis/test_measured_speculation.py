@@ -112,7 +112,7 @@ def test_costs_are_found_again_and_hold_in_every_block() -> None:
     expected = costs.step(4, bonus=True)
     assert expected.value == pytest.approx(1.27, abs=0.005)
     assert expected.low < expected.value < expected.high
-    drawn = costs.draws()
+    drawn = costs.samples()
     assert drawn is not None
     low, high = np.quantile(drawn.step(4, bonus=True), [0.025, 0.975])
     assert low == pytest.approx(expected.low, abs=3e-4)
@@ -125,7 +125,7 @@ def test_costs_that_scatter_leave_the_best_length_open() -> None:
     wide = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.2, 1.02])})
     assert sharp is not None
     assert wide is not None
-    best = [law_at(acceptance, each.cost, [1], cost_draws=each.draws()).best for each in (sharp, wide)]
+    best = [law_at(acceptance, each.cost, [1], cost_samples=each.samples()).best for each in (sharp, wide)]
     assert best[0].high - best[0].low <= 1
     assert best[1].high - best[1].low > 3
 

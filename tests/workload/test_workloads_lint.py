@@ -17,14 +17,14 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.inference_perf import read_config
 from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import DATASETS
-from benchctl.steptime.queueing import RequestSize, load_at_concurrency, roofline_source
+from benchctl.steptime.queueing import RequestSize, load_at_concurrency, step_time_source
 from benchctl.steptime.work import Deployment
 from benchctl.workload.calibration import WORKLOADS
 from benchctl.workload.lint import LintOptions, computed_tokens, lint_config
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "workloads"
 H100 = LintOptions(
-    source=roofline_source(Deployment(shape=shape_for("qwen2.5-7b"), hardware=hardware_for("h100-sxm")))
+    source=step_time_source(Deployment(shape=shape_for("qwen2.5-7b"), hardware=hardware_for("h100-sxm")))
 )
 SOUND: dict[str, Any] = {
     "api": {"type": "completion", "streaming": True},

@@ -26,7 +26,6 @@ from benchctl.steptime.speculation_law import (
     LEVEL,
     NUM_DRAWS,
     Acceptance,
-    CostDraws,
     DraftCost,
     Estimate,
     PositionCounts,
@@ -155,8 +154,8 @@ class FittedCosts:
         bounds = (None if bound is None else max(0.0, 1 + bound) for bound in (added.low, added.high))
         return Estimate(1 + added.value, *bounds)
 
-    def draws(self, seed: int = 0) -> CostDraws | None:
-        """Draws of the means: multivariate t with the covariance of the blocks. None for a single block."""
+    def samples(self, seed: int = 0) -> DraftCost | None:
+        """The means and draws of them: multivariate t with the covariance of the blocks. None for one block."""
         num_blocks, num_costs = self.by_block.shape
         if num_blocks < 2:
             return None
@@ -164,8 +163,9 @@ class FittedCosts:
         covariance = np.atleast_2d(np.cov(self.by_block, rowvar=False)) / num_blocks
         scale = np.sqrt((num_blocks - 1) / stream.chisquare(num_blocks - 1, NUM_DRAWS))
         normal = stream.multivariate_normal(np.zeros(num_costs), covariance, NUM_DRAWS)
-        drawn = np.maximum(self.by_block.mean(axis=0) + normal * scale[:, None], 0.0)
-        return CostDraws(draft=drawn[:, 0], backfill=drawn[:, 1] if num_costs > 1 else np.zeros(NUM_DRAWS))
+        means = self.by_block.mean(axis=0)
+        samples = np.maximum(np.vstack([means, means + normal * scale[:, None]]), 0.0)
+        return DraftCost(draft=samples[:, 0], backfill=samples[:, 1] if num_costs > 1 else 0.0)
 
     def _along(self, num_draft_tokens: int, *, bonus: bool) -> Estimate:
         """K c + d with the interval over blocks."""
@@ -327,8 +327,7 @@ def _speculative_arm(
     comparisons: int,
 ) -> SpeculativeArm:
     num = counts.num_draft_tokens
-    draws = tokens_by_drafts(acceptance.survival_draws(num), bonus=bonus)[-1]
-    endless = estimate(tokens_per_step(acceptance.of(num), bonus=bonus), draws)
+    endless = estimate(tokens_by_drafts(tuple(acceptance.survival(num)), bonus=bonus)[-1])
     expected = endless.times(_cut_share(arm, acceptance.of(num), bonus=bonus))
     of_blocks = [each for run in arm.runs.values() if (each := _tokens_per_row(run)) is not None]
     tokens = mean_over_blocks(of_blocks) if of_blocks else None

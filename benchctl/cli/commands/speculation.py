@@ -39,8 +39,7 @@ from benchctl.report.model_tables import (
 )
 from benchctl.report.table import Table
 from benchctl.steptime.model import StepTimeModel, read_model
-from benchctl.steptime.queueing import RequestSize, ServerLimits, StepTimeSource, fitted_source, roofline_source
-from benchctl.steptime.speculation.server_steps import ServerSteps, as_share
+from benchctl.steptime.queueing import RequestSize, ServerLimits, StepTimeSource, step_time_source
 from benchctl.steptime.speculation_law import (
     Acceptance,
     DraftCost,
@@ -51,7 +50,7 @@ from benchctl.steptime.speculation_law import (
     of_counters,
     stated,
 )
-from benchctl.steptime.speculation_load import ServedSpeculation, Speculation, rows_that_fit, serve
+from benchctl.steptime.speculation_load import ServedSpeculation, ServerSteps, Speculation, as_share, rows_that_fit
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import capitalized
 
@@ -201,15 +200,15 @@ def speculation(options: SpeculationOptions) -> None:
     lengths = read_draft_tokens(options.draft_tokens)
     fitted = None if options.step_time_model is None else read_model(options.step_time_model)
     share = _DEFAULT_DRAFT_COST if options.draft_cost is None else options.draft_cost
-    cost, draws, served = DraftCost(draft=share, backfill=options.backfill_cost), None, None
+    cost, samples, served = DraftCost(draft=share, backfill=options.backfill_cost), None, None
     if options.model is not None:
         server = _server(options.model, options, fitted, share)
         cost = server.cost
         load = Speculation(server.steps, judged, lengths, bonus=bonus, seed=options.seed)
         served = _served(load, server, options)
     elif measured is not None and measured.costs is not None and options.draft_cost is None and not cost.backfill:
-        cost, draws = measured.costs.cost, measured.costs.draws(options.seed)
-    law = law_at(judged, cost, lengths, bonus=bonus, seed=options.seed, cost_draws=draws)
+        cost, samples = measured.costs.cost, measured.costs.samples(options.seed)
+    law = law_at(judged, cost, lengths, bonus=bonus, seed=options.seed, cost_samples=samples)
     file = str(options.step_time_model)
     warnings = () if fitted is None else fitted_draft_warnings(fitted, file, max(lengths))
     _tell(law, served, measured, warnings, options)
@@ -264,7 +263,7 @@ def _server(model: str, options: SpeculationOptions, fitted: StepTimeModel | Non
 
     def deployed(model: str) -> tuple[Deployment, StepTimeSource]:
         deployment = Deployment(shape=shape_for(model), hardware=hardware, tensor_parallel=options.tp)
-        return deployment, roofline_source(deployment) if fitted is None else fitted_source(fitted, deployment)
+        return deployment, step_time_source(deployment, fitted)
 
     context = float(options.context)
     (target, source), draft = deployed(model), None
@@ -286,8 +285,7 @@ def _served(load: Speculation, server: _Server, options: SpeculationOptions) -> 
     else:
         powers = [1 << i for i in range(11)]
         sizes = [rows for rows in powers if server.memory_rows is None or rows <= server.memory_rows] or [1]
-    return serve(
-        load,
+    return load.served(
         server.origin,
         sizes,
         memory_rows=server.memory_rows,

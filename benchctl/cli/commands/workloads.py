@@ -18,7 +18,7 @@ from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
 from benchctl.steptime.model import read_model
-from benchctl.steptime.queueing import StepTimeSource, fitted_source, roofline_source
+from benchctl.steptime.queueing import StepTimeSource, step_time_source
 from benchctl.steptime.work import Deployment
 from benchctl.units import MS_PER_S, megabytes
 from benchctl.workload.calibration import WORKLOADS, calibration_workload
@@ -171,10 +171,7 @@ def _source(
     deployment = Deployment(
         shape=shape_for(model), hardware=hardware_for(resolved_hardware(device)), tensor_parallel=devices
     )
-    if step_time is None:
-        source = roofline_source(deployment, max_num_seqs=max_num_seqs)
-    else:
-        source = fitted_source(step_time, deployment, max_num_seqs=max_num_seqs)
+    source = step_time_source(deployment, step_time, max_num_seqs=max_num_seqs)
     if source.limits.kv_tokens == 0:
         raise UsageError(
             f"--model {model} does not fit on {devices} x {device}: its weights leave no memory for a KV cache; "

@@ -22,7 +22,7 @@ from benchctl.profile.choices import (
     simulation_error,
 )
 from benchctl.profile.engine_options import DraftSource, ServerOptions
-from benchctl.steptime.speculation.server_steps import Backfill
+from benchctl.steptime.work import Backfill
 
 
 class SimOptions(ServerOptions):

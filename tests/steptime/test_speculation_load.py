@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.queueing import RequestSize, ServerLimits, StepSeconds, load_at_rate, roofline_source
-from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps, as_share
+from benchctl.steptime.queueing import RequestSize, ServerLimits, StepSeconds, load_at_rate, step_time_source
 from benchctl.steptime.speculation_law import Acceptance, DraftCost, law_at, of_counters, stated, tokens_per_step
-from benchctl.steptime.speculation_load import Speculation, load_with_drafts
-from benchctl.steptime.work import Deployment, StepWork, one_step
+from benchctl.steptime.speculation_load import ServerSteps, Speculation, as_share
+from benchctl.steptime.work import Backfill, Deployment, StepWork, one_step
 
 SIZE = RequestSize(prompt_tokens=800, output_tokens=200)
 
 
 def roofline_s(model: str) -> StepSeconds:
-    return roofline_source(Deployment(shape=shape_for(model), hardware=hardware_for("h100-sxm"))).step_s
+    return step_time_source(Deployment(shape=shape_for(model), hardware=hardware_for("h100-sxm"))).step_s
 
 
 def dense(context: float = 512, acceptance: Acceptance | None = None) -> Speculation:
@@ -106,21 +105,21 @@ def test_counts_give_intervals_of_goodput_and_latency() -> None:
 
 def test_at_a_low_rate_the_time_per_token_is_that_of_a_small_batch() -> None:
     speculation = dense()
-    load = load_with_drafts(speculation, 0.01, SIZE, ServerLimits())
-    small = speculation.at_context(SIZE.mean_context).at_batch(1).points
+    load = speculation.at_rate(0.01, SIZE, ServerLimits())
+    small = dense(context=SIZE.mean_context).at_batch(1).points
     for num, predicted in load.loads:
         assert predicted.tpot_s == pytest.approx(small[num].tpot_s.value, rel=0.03)
     assert load.best[0] >= 6
 
 
 def test_without_drafts_the_load_is_that_of_the_target_alone() -> None:
-    load = load_with_drafts(dense(), 10, SIZE, ServerLimits())
+    load = dense().at_rate(10, SIZE, ServerLimits())
     assert load.without == load_at_rate(10, SIZE, roofline_s("qwen2.5-7b"), ServerLimits())
 
 
 def test_at_a_high_rate_fewer_drafts_are_best_and_a_saturated_server_drafts_least() -> None:
     limits = ServerLimits(max_num_seqs=256)
-    best = [load_with_drafts(dense(), rate, SIZE, limits).best[0] for rate in (1, 30, 60, 200)]
+    best = [dense().at_rate(rate, SIZE, limits).best[0] for rate in (1, 30, 60, 200)]
     assert best == sorted(best, reverse=True)
     assert best[-1] < best[0]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from benchctl.errors import UsageError
 from benchctl.steptime.speculation_law import (
     DraftCost,
-    acceptance_rate,
     backfill_limit,
     break_even_acceptance,
     law_at,
@@ -19,12 +18,11 @@ from benchctl.steptime.speculation_law import (
     stated,
     steps_by_length,
     survival,
-    system_efficiency,
     token_probabilities,
     tokens_per_step,
 )
 
-ORACLE = json.loads((Path(__file__).parents[2] / "fixtures" / "spec_decode.json").read_text(encoding="utf-8"))
+ORACLE = json.loads((Path(__file__).parents[1] / "fixtures" / "spec_decode.json").read_text(encoding="utf-8"))
 PROBABILITIES = st.floats(0, 1)
 LENGTHS = st.integers(1, 12)
 LISTS = st.lists(PROBABILITIES, min_size=1, max_size=12)
@@ -131,9 +129,10 @@ def test_a_backfill_at_its_limit_gains_exactly_nothing(acceptance: list[float], 
 
 @given(LISTS)
 def test_rate_and_efficiency_are_accepted_and_emitted_shares(acceptance: list[float]) -> None:
-    num, tokens = len(acceptance), tokens_per_step(acceptance, bonus=True)
-    assert acceptance_rate(tokens, num) == pytest.approx(math.fsum(survival(acceptance)[1:]) / num)
-    assert system_efficiency(tokens, num) * (num + 1) == pytest.approx(tokens)
+    num = len(acceptance)
+    (length,) = law_at(stated(acceptance), DraftCost(draft=0.1), [num]).lengths
+    assert length.acceptance_rate.value == pytest.approx(math.fsum(survival(acceptance)[1:]) / num)
+    assert length.system_efficiency.value * (num + 1) == pytest.approx(length.tokens.value)
 
 
 @given(LENGTHS, COSTS, st.booleans())

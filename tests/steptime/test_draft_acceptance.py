@@ -146,8 +146,9 @@ def test_positions_beyond_the_list_repeat_the_last_and_say_so() -> None:
 
 
 def test_draws_of_a_position_are_those_of_the_posterior() -> None:
-    (drawn,) = of_counters(100, [80]).draws(1)
-    assert float(np.mean(drawn)) == pytest.approx(80.5 / 101, abs=0.003)
+    (samples,) = of_counters(100, [80]).samples(1)
+    assert samples[0] == 0.8
+    assert float(np.mean(samples[1:])) == pytest.approx(80.5 / 101, abs=0.003)
 
 
 @pytest.mark.parametrize(
