@@ -31,7 +31,7 @@ from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv,
 from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.server.resources import choose_port, process_on, split_cores
-from benchctl.measure.server.server import Launch, Server, ServerProcess
+from benchctl.measure.server.server import AnyServer, Launch, ServerProcess
 from benchctl.measure.telemetry.gpu import (
     FORGOTTEN_LIMIT_S,
     foreign_processes,
@@ -154,7 +154,7 @@ class _ExperimentRun:
         warn = self._journal.warn if self._profile.telemetry.gpu_hz else ignore
         return stack.enter_context(open_gpu(visible, warn=warn))
 
-    def _server(self, site: LaunchSite, env: dict[str, str]) -> Server:
+    def _server(self, site: LaunchSite, env: dict[str, str]) -> AnyServer:
         settings, engine, timeouts = self._settings, self._engine, self._profile.timeouts
         health_path = engine.health_path(settings)
         if not engine.is_launched:
@@ -175,7 +175,7 @@ class _ExperimentRun:
                 essential_processes=engine.essential_processes,
                 cores=self._cores.server if self._cores else None,
                 on_log_line=self._context.on_log_line,
-                raw_log=self._directory.raw_server_log if self._context.keeps_raw_logs else None,
+                keeps_raw_log=self._context.keeps_raw_logs,
                 sent=self._run.secrets,
             )
         )
@@ -185,7 +185,7 @@ class _ExperimentRun:
             total = Counter(self._journal.record.redactions) + Counter(counts)
             self._journal.update(redactions=dict(total.most_common()))
 
-    async def _measure_server(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
+    async def _measure_server(self, server: AnyServer, site: LaunchSite, gpu: GpuReader | None) -> None:
         base_url = self._engine.base_url(self._settings, site.port)
         try:
             with server, process_on(self._cores.client if self._cores else None):
@@ -215,7 +215,7 @@ class _ExperimentRun:
             self._journal.time(stop_ns=server.stop_ns)
             self._count_redactions(server.redactions)
 
-    async def _first_generation(self, target: ServerUnderTest, server: Server) -> int:
+    async def _first_generation(self, target: ServerUnderTest, server: AnyServer) -> int:
         """Request one short answer as the load will; returns when it was complete.
 
         Some servers answer their health path before they can generate, and one keeps for its whole life what the
@@ -234,10 +234,10 @@ class _ExperimentRun:
             self._run.begin_warmup()
             self._run.judge_warmup(await self._run.send_bursts(target, bursts))
 
-    async def _send_load(self, target: ServerUnderTest, server: Server, gpu: GpuReader | None) -> None:
+    async def _send_load(self, target: ServerUnderTest, server: AnyServer, gpu: GpuReader | None) -> None:
         path = self._engine.metrics_path(self._settings)
         sampled = SampledServer(
-            server_pid=server.pid,
+            processes=server.processes if self._engine.is_launched else None,
             gpu=gpu,
             metrics_url=None if path is None else str(target.client.control.base_url.join(path)),
             counts_late=self._journal.record.clock != "virtual",

@@ -23,7 +23,7 @@ from benchctl.records.record import Call, PreparedRequest
 from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
-    from benchctl.measure.server.server import Server
+    from benchctl.measure.server.server import AnyServer
 
 _BAD_ANSWERS: Final[tuple[type[Exception], ...]] = (
     httpx.HTTPError,
@@ -48,7 +48,7 @@ class ServerUnderTest:
     engine: Engine
     settings: VariantSettings
     client: StreamClient
-    server: "Server | None" = None
+    server: "AnyServer | None" = None
     """Watched while requests are open; None for a server that is only sent requests."""
     stall_s: float = math.inf
     """Without anything arriving for an open request, until a watched server counts as hung."""
@@ -101,8 +101,8 @@ def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Seque
     ]
 
 
-async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server", stall_s: float) -> None:
-    from benchctl.measure.server.stall import raise_when_stalled  # noqa: PLC0415 - psutil, where there is a server
+async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "AnyServer", stall_s: float) -> None:
+    from benchctl.measure.server.health import raise_when_stalled  # noqa: PLC0415 - psutil, where there is a server
 
     driving = asyncio.create_task(load.drive(calls))
     death = asyncio.create_task(server.died())
@@ -141,7 +141,7 @@ def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
 
 
 @asynccontextmanager
-async def control_errors(server: "Server") -> AsyncIterator[None]:
+async def control_errors(server: "AnyServer") -> AsyncIterator[None]:
     """Translate errors between us and the server outside the measured requests into LoadError."""
     try:
         yield

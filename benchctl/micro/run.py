@@ -105,7 +105,7 @@ class _Run:
         with open_gpu(visible_devices(self._options.device), warn=warn) as gpu:
             gpus = () if gpu is None else gpu.described()
             self._journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
-            sampled = SampledServer(server_pid=worker.pid, gpu=gpu, metrics_url=None)
+            sampled = SampledServer(processes=worker.processes, gpu=gpu, metrics_url=None)
             with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
                 times = worker.measure(
                     self._point, self._mode, warmups=self._options.warmups, replays=self._options.replays

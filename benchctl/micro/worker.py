@@ -13,18 +13,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
+import psutil
 
 from benchctl.costs.model_shape import ModelShape
 from benchctl.errors import BenchctlError, EngineUnavailableError, RunError, UsageError
-from benchctl.measure.server import process as processes
-from benchctl.measure.server.failure import Shortage, describe_end
-from benchctl.measure.server.log import ServerLog
+from benchctl.measure.server.health import ServerLog, Shortage, describe_end
+from benchctl.measure.server.process import Supervised, descendants
+from benchctl.measure.server.supervise import Launched
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.interpreter import find_torch_python
 from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode
+from benchctl.untrusted.secrets import environment_redactor
 
 __all__ = ["Worker", "WorkerInfo", "WorkerSettings", "find_torch_python", "started_worker"]
 
@@ -90,8 +92,16 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Worker:
     """A running worker; made by ``started_worker``."""
 
-    def __init__(self, settings: WorkerSettings, process: processes.Started, log: ServerLog) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        process: Supervised,
+        to_worker: IO[bytes],
+        from_worker: IO[bytes],
+        log: ServerLog,
+    ) -> None:
         self._settings, self._process, self._log = settings, process, log
+        self._to_worker, self._from_worker = to_worker, from_worker
         self._shortage = Shortage(Path(tempfile.gettempdir()))
         self._unread = bytearray()
         self.info = msgspec.convert(self._answer(settings.start_limit_s), WorkerInfo)
@@ -99,6 +109,10 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def processes(self) -> list[psutil.Process]:
+        """The living processes of the worker."""
+        return descendants(self._process.supervisor_pid)
 
     def check_fits(self, points: Sequence[ForwardPoint]) -> None:
         """Raises UsageError for a point that does not fit into memory by itself; nothing is allocated."""
@@ -117,11 +131,8 @@ class Worker:
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The answer of operation ``op`` (see ``inside/operations.py``). Raises as ``measure`` does."""
         request = json.dumps({"op": op, "arguments": arguments}) + "\n"
-        if self._process.stdin is None:
-            raise RuntimeError("the worker was started without a pipe to its input")
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer will say so
-            self._process.stdin.write(request.encode())
-            self._process.stdin.flush()
+            self._to_worker.write(request.encode())
         return self._answer(self._settings.answer_limit_s)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
@@ -140,9 +151,7 @@ class Worker:
 
     def _line(self, limit_s: float) -> bytes:
         """The next line of its output."""
-        if self._process.stdout is None:
-            raise RuntimeError("the worker was started without a pipe from its output")
-        deadline, descriptor = time.monotonic() + limit_s, self._process.stdout.fileno()
+        deadline, descriptor = time.monotonic() + limit_s, self._from_worker.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while b"\n" not in self._unread:
@@ -163,7 +172,7 @@ class Worker:
 
     def _death(self) -> BenchctlError:
         code = self._process.wait()
-        end = describe_end(code, None).replace("the server", f"the worker of {self._settings.python}", 1)
+        end = describe_end(f"the worker of {self._settings.python}", code)
         shortage = self._shortage.diagnosis()
         if shortage is not None and shortage.cause == "out-of-memory":
             return UsageError(f"{end}: {shortage.remedy}")
@@ -185,22 +194,33 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
     env = {name: value for name, value in os.environ.items() if name not in _UNINHERITED}
     with tempfile.TemporaryDirectory(prefix="benchctl-worker-") as directory:
         log = Path(directory) / "worker.log"
+        source, to_worker = os.pipe()
+        from_worker, output = os.pipe()
         try:
-            process = processes.start_piped((str(settings.python), str(_PROGRAM), document), env, log)
+            launched = Launched(
+                argv=[str(settings.python), str(_PROGRAM), document],
+                env=env,
+                raw_log=str(log),
+                pipes=(source, output),
+            )
+            process = Supervised(launched)
         except OSError as error:
             raise EngineUnavailableError(
                 f"--python {settings.python} cannot be started: {error}; name an interpreter that has torch"
             ) from error
-        tree, server_log = processes.ProcessTree(process), ServerLog(log)
-        try:
-            yield Worker(settings, process, server_log)
         finally:
-            tree.stop(_STOP_GRACE_S)
+            os.close(source)
+            os.close(output)
+        server_log = ServerLog(log, environment_redactor())
+        try:
+            with (
+                os.fdopen(to_worker, "wb", buffering=0) as asked,
+                os.fdopen(from_worker, "rb", buffering=0) as answers,
+            ):
+                yield Worker(settings, process, asked, answers, server_log)
+        finally:
+            process.stop(_STOP_GRACE_S)
             server_log.close()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # what it has not read is lost with it
-                    if pipe is not None:
-                        pipe.close()
 
 
 def check_measurable(shape: ModelShape) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, Self
 
+import psutil
+
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
 from benchctl.profile.choices import ForwardPoint, Mode
@@ -16,8 +18,8 @@ from benchctl.profile.choices import ForwardPoint, Mode
 class PassWorker(Protocol):
     """A process with a model in memory that computes forward passes."""
 
-    @property
-    def pid(self) -> int: ...
+    def processes(self) -> list[psutil.Process]:
+        """Its living processes."""
 
     @property
     def info(self) -> WorkerInfo:

@@ -213,8 +213,8 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "End the process, then measure the following runs again.",
         ),
         "server-log-incomplete": warning(
-            "The process that writes the server's log without secrets ended before the server, or not in time.",
-            "Look for what ended it, such as a lack of memory or disk space.",
+            "The server's log could not be written, or not to its end.",
+            "Free disk space, or correct the permissions of the result directory.",
         ),
         "raw-log-kept": warning(
             "The run keeps the server's log with its secrets, because of --keep-raw-logs.",

@@ -258,39 +258,31 @@ _LINE_BYTES: Final = 1 << 17
 """Of a longer line, or of a longer private key, the beginning is passed on before its end has come."""
 
 
-def copy_redacted(source: Path, target: Path, redactor: Redactor) -> None:
-    """Copy a file of any size without its secrets."""
-    stream = RedactedStream(redactor)
+_PIECE_BYTES: Final = 1 << 17
+
+
+def copy_redacted(source: Path, target: Path, redactor: Redactor) -> Counter[str]:
+    """Copy a file of any size without its secrets; returns their number by label."""
+    counts: Counter[str] = Counter()
+    pending = b""
     with source.open("rb") as read, target.open("wb") as written:
-        while piece := read.read(_LINE_BYTES):
-            written.write(stream.feed(piece))
-        written.write(stream.end())
+        while piece := read.read(_PIECE_BYTES):
+            pending += piece
+            cut = _whole_lines(pending)
+            content, replaced = redactor.content(pending[:cut])
+            pending = pending[cut:]
+            written.write(content)
+            counts += replaced
+        content, replaced = redactor.content(pending)
+        written.write(content)
+        return counts + replaced
 
 
-class RedactedStream:
-    """Passes a stream of bytes on without its secrets, line by line; ``counts`` are the secrets replaced."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        self.counts: Counter[str] = Counter()
-        self._redactor = redactor
-        self._pending = b""
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take the next piece; returns what can be passed on."""
-        self._pending += piece
-        cut = max(self._pending.rfind(b"\n"), self._pending.rfind(b"\r")) + 1
-        if open_key := _OPEN_KEY.search(self._pending, 0, cut):
-            cut = open_key.start()
-        if not cut and len(self._pending) > _LINE_BYTES:
-            cut = self._pending.rfind(b" ") + 1 or len(self._pending)
-        return self._pass_on(cut)
-
-    def end(self) -> bytes:
-        """Nothing more comes; returns the rest."""
-        return self._pass_on(len(self._pending))
-
-    def _pass_on(self, num_bytes: int) -> bytes:
-        passed, self._pending = self._pending[:num_bytes], self._pending[num_bytes:]
-        content, counts = self._redactor.content(passed)
-        self.counts.update(counts)
-        return content
+def _whole_lines(pending: bytes) -> int:
+    """The length of the lines in ``pending`` that are whole; of a very long one, that of its words until now."""
+    cut = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1
+    if open_key := _OPEN_KEY.search(pending, 0, cut):
+        cut = open_key.start()
+    if not cut and len(pending) > _LINE_BYTES:
+        cut = pending.rfind(b" ") + 1 or len(pending)
+    return cut

@@ -105,15 +105,15 @@ def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside(privileged,
 
 
 SERVER = """
-from benchctl.measure.server import process
+from benchctl.measure.server.process import Supervised
+from benchctl.measure.server.supervise import Launched
 
 def of_a_server():
-    with Path(sys.argv[1]).open("ab") as log:
-        server = process.start(["sleep", "60"], os.environ, log.fileno())
+    server = Supervised(Launched(argv=["sleep", "60"], env=dict(os.environ), raw_log=sys.argv[1]))
     try:
         return scheduling(server.pid)
     finally:
-        process.ProcessTree(server).stop(1)
+        server.stop(1)
 
 with load_priority("auto", int(sys.argv[2])):
     inside = of_a_server()

@@ -147,7 +147,7 @@ def test_an_nvml_that_cannot_be_shut_down_does_not_end_the_run(no_smi):
 def sampled(reader, directory, during):
     """The samples and warnings of a load during which ``during`` is called with the path of the samples."""
     directory.mkdir(exist_ok=True)
-    server = SampledServer(server_pid=None, gpu=reader, metrics_url=None)
+    server = SampledServer(processes=None, gpu=reader, metrics_url=None)
     with sampling(directory, Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0), server) as warnings:
         during(directory / "gpu.jsonl")
     return tuple(read_jsonl(directory / "gpu.jsonl", GpuSample)), warnings

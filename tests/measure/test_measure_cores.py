@@ -11,8 +11,10 @@ from support.servers.paced_engine import PacedEngine, launch, planned, profile, 
 
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server import process, resources
+from benchctl.measure.server import resources
+from benchctl.measure.server.process import Supervised
 from benchctl.measure.server.resources import CoreSplit, process_on, split_cores
+from benchctl.measure.server.supervise import Launched
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import RunDirectory
@@ -61,10 +63,10 @@ def test_a_server_begins_on_its_cores_and_we_stay_where_we_are(tmp_path):
     first = min(ALL)
     said = tmp_path / "said"
     program = f"import os; open({str(said)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
-    with (tmp_path / "log").open("ab") as log:
-        started = process.start([sys.executable, "-c", program], os.environ, log.fileno(), frozenset({first}))
+    launched = Launched(argv=(sys.executable, "-c", program), env=dict(os.environ), raw_log=str(tmp_path / "log"))
+    started = Supervised(launched, frozenset({first}))
     started.wait()
-    process.ProcessTree(started).stop(1)
+    started.stop(1)
     assert said.read_text() == repr({first})
     assert os.sched_getaffinity(0) == ALL
 

@@ -415,13 +415,10 @@ def begun(tmp_path, *flags):
     return process, servers_of(process)
 
 
-_HELPERS = ("/guardian.py", "/log_filter.py")
-
-
 def servers_of(process):
-    """Processes of the server that a benchctl has started; its guardian and the filter of its log are none."""
+    """Processes of the server that a benchctl has started, but for what supervises them."""
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if not any(part.endswith(_HELPERS) for part in child.cmdline())]
+    return [child for child in children if not any(part.endswith("/supervise.py") for part in child.cmdline())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -464,7 +461,7 @@ def test_an_interrupt_while_the_server_is_still_starting_ends_it(tmp_path):
     here = str(Path(__file__).parents[1])
     script = f"import sys; sys.path.insert(0, {here!r})\n{RUN_UNTIL_STOPPED}"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "--start-delay-s", "30"])
-    log, deadline = tmp_path / "run" / "server.log", time.monotonic() + 60
+    log, deadline = tmp_path / "run" / "server.raw.log", time.monotonic() + 60
     while not (log.exists() and log.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.02)

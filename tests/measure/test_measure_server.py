@@ -11,7 +11,7 @@ from support.servers.paced_engine import launch
 
 from benchctl.errors import PortTakenError, RunError, ServerDiedError, ServerStartError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.process import is_alive, tree
+from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.resources import belongs_to, choose_port, is_free, port_holder, wait_free
 from benchctl.measure.server.server import ServerProcess
 
@@ -50,7 +50,7 @@ def test_the_workers_of_a_server_go_with_it_even_when_it_ignores_the_polite_sign
     how = launch(tmp_path, "--with-worker", "--ignore-term", stop_s=0.3)
     with ServerProcess(how) as server:
         ready(server, how)
-        members = tree(server.pid)
+        members = server.processes()
     assert len(members) == 2
     assert not any(is_alive(member) for member in members)
 
@@ -59,7 +59,7 @@ def test_orphans_of_a_killed_server_are_ended_too(tmp_path):
     how = launch(tmp_path, "--with-worker")
     with ServerProcess(how) as server:
         ready(server, how)
-        members = tree(server.pid)
+        members = server.processes()
         psutil.Process(server.pid).kill()
         asyncio.run(asyncio.wait_for(server.died(), 5))
     assert len(members) == 2
@@ -137,14 +137,6 @@ def test_a_port_that_stays_held_is_a_warning(tmp_path):
     with ServerProcess(sleeper) as server, socket.create_server(("127.0.0.1", how.port)):
         server.stop()
     assert [warning.code for warning in server.warnings] == ["port-held"]
-
-
-def test_a_server_used_outside_its_context_is_a_mistake_of_ours(tmp_path):
-    server = ServerProcess(launch(tmp_path))
-    server.stop()
-    with pytest.raises(RuntimeError):
-        _ = server.pid
-    assert server.log_tail() == ""
 
 
 def test_a_fixed_port_that_is_taken_is_refused_naming_its_holder():

@@ -10,7 +10,7 @@ from support.results.builders import write_results
 
 from benchctl.errors import RunError, UsageError, address_space_shortfall, as_usage_error, system_failure
 from benchctl.measure.journal import Journal
-from benchctl.measure.server.failure import limit_in_log, start_refusal
+from benchctl.measure.server.health import limit_in_log, start_refusal
 from benchctl.records.claims import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_document

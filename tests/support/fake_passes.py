@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+import psutil
+
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
@@ -59,12 +61,13 @@ class FakeWorkers:
 
 
 class FakeWorker:
-    pid = 1
-
     def __init__(self, workers: FakeWorkers, number: int) -> None:
         self._workers = workers
         self._number = number
         self.info = info_of(workers.device_name)
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process()]
 
     def check_fits(self, points: Sequence[ForwardPoint]) -> None:
         if (error := self._workers.too_large) is not None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 import httpx
+import psutil
 
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.failures import underlying
@@ -95,6 +96,10 @@ class AttachedServer:
 
     def log_tail(self) -> str:
         return ""
+
+    def processes(self) -> list[psutil.Process]:
+        """None that we know of."""
+        return []
 
     async def _answer(self) -> str:
         """The status of its health path, or the name of the error."""

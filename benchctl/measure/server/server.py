@@ -6,32 +6,29 @@ would be measured instead of the new server.
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self, TypeAlias
 
 import httpx
+import psutil
 
 from benchctl.errors import ServerDiedError, ServerStartError, as_run_error
 from benchctl.load.failures import underlying
-from benchctl.measure.server import process as processes
-from benchctl.measure.server.essential import EssentialProcesses
-from benchctl.measure.server.failure import (
-    DISK,
+from benchctl.measure.server.attached import AttachedServer
+from benchctl.measure.server.health import (
     Diagnose,
-    ServerFailure,
+    ServerLog,
     Shortage,
     describe_end,
     limit_in_log,
     start_refusal,
 )
-from benchctl.measure.server.log import ServerLog
-from benchctl.measure.server.redacted_log import RedactedLog
+from benchctl.measure.server.process import Supervised, descendants
 from benchctl.measure.server.resources import HOST, belongs_to, wait_free
-from benchctl.measure.server.shared_memory import Segments
+from benchctl.measure.server.supervise import Launched, finish_log
 from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
@@ -42,19 +39,10 @@ _LAST_POLL_S: Final = 0.25
 _POLL_GROWTH: Final = 1.5
 _HEALTH_TIMEOUT_S: Final = 2.0
 _WATCH_S: Final = 0.02
-_ESSENTIAL_WATCH_S: Final = 0.2
-_START_SCAN_S: Final = 0.25
-"""Interval between scans of all processes of the server during the start."""
-_SCAN_S: Final = 10.0
-"""The same while requests are served: a scan takes some milliseconds, in a thread of its own."""
-_LAST_WORDS_S: Final = 2.0
-"""Time for the log to take what the server's processes have written, after they have ended."""
 _CRASH_LOG_WAIT_S: Final = 1.0
-"""Time for a server that has lost an essential process to log the cause."""
-_CRASH_SCAN_S: Final = 0.1
+"""Time for a server that has lost an essential process to log the cause and to end by itself."""
 _CRASH_STOP_S: Final = 1.0
 """Time for the other processes of a server that has ended to end: they have nothing left to complete."""
-
 
 RAW_LOG_KEPT: Final = ResultWarning(
     code="raw-log-kept",
@@ -71,6 +59,7 @@ class Launch:
     port: int
     health_path: str
     log: Path
+    """Written without secrets when the server has ended; until then ``raw_log`` beside it has them."""
     timeouts: Timeouts
     diagnose: Diagnose
     essential_processes: tuple[str, ...] = ()
@@ -79,8 +68,7 @@ class Launch:
     """Processor cores that the server may use; None for all that we may use."""
     on_log_line: Callable[[str], None] = lambda _line: None
     """Called with the last line of the log now and then, until the server is ready."""
-    raw_log: Path | None = None
-    """Where the log is kept as it is, with its secrets; None for nowhere."""
+    keeps_raw_log: bool = False
     sent: Mapping[str, str] = field(default_factory=dict)
     """Secrets in requests by the name of their variable, which the log must not repeat."""
     port_wait_s: float = 5.0
@@ -90,138 +78,90 @@ class Launch:
     def base_url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-
-class Server(Protocol):
-    """A server as a run sees it: one that we started, or one at a given address."""
-
     @property
-    def pid(self) -> int | None:
-        """The id of its first process, if known."""
-
-    @property
-    def launch_ns(self) -> int | None:
-        """Time of its start, if we started it."""
-
-    @property
-    def stop_ns(self) -> int | None:
-        """Time at which we asked it to end."""
-
-    @property
-    def warnings(self) -> tuple[ResultWarning, ...]:
-        """Warnings about it, complete when its context has ended."""
-
-    @property
-    def redactions(self) -> Mapping[str, int]:
-        """Secrets that were replaced in its log, by what they are; complete when its context has ended."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_error: object) -> None: ...
-
-    async def wait_ready(self, client: httpx.AsyncClient) -> int:
-        """Wait until it is ready; returns that time. Raises ServerStartError when it will not be."""
-
-    async def died(self) -> None:
-        """Returns when it has ended."""
-
-    def check_alive(self) -> None:
-        """Raises ServerDiedError when it has ended."""
-
-    def log_tail(self) -> str:
-        """The last lines of its log."""
+    def raw_log(self) -> Path:
+        return self.log.with_suffix(f".raw{self.log.suffix}")
 
 
 class ServerProcess:
     """A context manager: inside it the server's process exists, after it nothing of it is left.
 
-    ``warnings`` tells afterwards what could not be cleaned up.
+    Afterwards ``warnings`` tells what could not be cleaned up, and ``redactions`` how many secrets were in its log,
+    by what they are.
     """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._process: processes.Started | None = None
-        self._output: RedactedLog | None = None
-        self._essential = EssentialProcesses(launch.essential_processes)
-        self._scanning = threading.Lock()
-        self.launch_ns: int | None = None
         self.stop_ns: int | None = None
         self.warnings: tuple[ResultWarning, ...] = ()
+        self.redactions: Mapping[str, int] = {}
 
     def __enter__(self) -> Self:
         launch = self._launch
-        self._segments, self._shortage = Segments(), Shortage(launch.log.parent)
+        self._shortage = Shortage(launch.log.parent)
+        launched = Launched(
+            argv=launch.argv,
+            env=launch.env,
+            raw_log=str(launch.raw_log),
+            log=str(launch.log),
+            keeps_raw_log=launch.keeps_raw_log,
+            sent=launch.sent,
+            essential=launch.essential_processes,
+        )
         try:
-            output = self._output = RedactedLog(
-                launch.log, environment_redactor(launch.sent), raw=launch.raw_log, cores=launch.cores
-            )
+            self._process = Supervised(launched, launch.cores)
         except OSError as error:
+            if error.filename != str(launch.raw_log):
+                raise start_refusal(launch.argv[0], error) from error
             refusal = as_run_error(error, launch.log)
-            raise ServerStartError(
-                f"the log of the server cannot be begun: {refusal}", cause=refusal.cause
-            ) from error
-        self.launch_ns = time.monotonic_ns()
-        try:
-            self._process = processes.start(launch.argv, launch.env, output.output, launch.cores)
-        except OSError as error:
-            output.close(0.0)
-            raise start_refusal(launch.argv[0], error) from error
-        finally:
-            output.started()
-        self._tree = processes.ProcessTree(self._process)
-        self._log = ServerLog(launch.log)
+            message = f"the log of the server cannot be begun: {refusal}"
+            raise ServerStartError(message, cause=refusal.cause) from error
+        self._log = ServerLog(launch.raw_log, environment_redactor(launch.sent))
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Raises ServerDiedError where nothing else has failed and the end of the log could not be written."""
+    def __exit__(self, *_error: object) -> None:
         self.stop()
-        if error[0] is None and self._output is not None and self._output.is_stuck:
-            raise ServerDiedError(
-                f"{self._output.describe_failure()}; look for what stopped it, then continue with --resume: "
-                f"{self._launch.log}",
-                cause="log-lost",
-                log_tail=self._log.tail(),
-            )
-
-    @property
-    def redactions(self) -> Mapping[str, int]:
-        return dict(self._output.counts) if self._output is not None else {}
 
     @property
     def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("the server is used outside its context")
         return self._process.pid
 
+    @property
+    def launch_ns(self) -> int:
+        return self._process.start_ns
+
+    def processes(self) -> list[psutil.Process]:
+        """All its living processes."""
+        return descendants(self._process.supervisor_pid)
+
     def stop(self) -> None:
-        """End the whole process tree and wait for its port; does nothing the second time."""
-        if self._process is None or self.stop_ns is not None:
+        """End all processes, wait for the port, and write the log; does nothing the second time."""
+        if self.stop_ns is not None:
             return
         self.stop_ns = time.monotonic_ns()
-        self._scan()
-        grace_s = self._launch.timeouts.stop_s
-        survivors = self._tree.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
-        self.warnings = tuple(
-            ResultWarning(
-                code="server-survivor",
-                message=f"process {survivor.pid} of the server survives SIGKILL; "
-                "the next runs share the machine with it",
+        launch, grace_s = self._launch, self._launch.timeouts.stop_s
+        survivors, segments = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
+        for pid in survivors:
+            self._warn(
+                "server-survivor",
+                f"process {pid} of the server survives SIGKILL; the next runs share the machine with it",
             )
-            for survivor in survivors
-        )
-        if left := self._segments.remove():
-            message = f"shared memory of the server is still there: {', '.join(left)}"
-            self.warnings += (ResultWarning(code="shared-memory-left", message=message),)
-        if not wait_free(self._launch.port, 0.0 if survivors else self._launch.port_wait_s):
-            message = f"port {self._launch.port} is still held after the server was stopped"
-            self.warnings += (ResultWarning(code="port-held", message=message),)
-        if self._launch.raw_log is not None:
+        if segments:
+            self._warn("shared-memory-left", f"shared memory of the server is still there: {', '.join(segments)}")
+        if not wait_free(launch.port, 0.0 if survivors else launch.port_wait_s):
+            self._warn("port-held", f"port {launch.port} is still held after the server was stopped")
+        if launch.keeps_raw_log:
             self.warnings += (RAW_LOG_KEPT,)
-        if self._output is not None:
-            self._output.close(0.0 if survivors else _LAST_WORDS_S)
-            if self._output.has_failed():
-                message = f"{self._output.describe_failure()}: its end may be missing"
-                self.warnings += (ResultWarning(code="server-log-incomplete", message=message),)
         self._log.close()
+        try:
+            self.redactions = finish_log(
+                launch.raw_log, launch.log, launch.sent, keeps_raw_log=launch.keeps_raw_log
+            )
+        except OSError as error:
+            self._warn("server-log-incomplete", f"the log of the server cannot be written: {error}")
+
+    def _warn(self, code: str, message: str) -> None:
+        self.warnings += (ResultWarning(code=code, message=message),)
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
         """Wait until the server is ready; returns that time.
@@ -230,68 +170,50 @@ class ServerProcess:
         when the time is up.
         """
         limit_s = self._launch.timeouts.ready_s
-        deadline, pause_s, scanned_at = time.monotonic() + limit_s, _FIRST_POLL_S, 0.0
+        deadline, pause_s = time.monotonic() + limit_s, _FIRST_POLL_S
         while True:
             answer, asked_ns = await self._ask(client), time.monotonic_ns()
-            if time.monotonic() - scanned_at >= _START_SCAN_S or answer == "ready":
-                self._scan()
-                scanned_at = time.monotonic()
-            if answer == "ready":
-                self._whole_log()
             if self._has_ended():
                 await self._wait_for_crash_log()
-                raise self._explain(f"{self._ending()} before it was ready").start_error()
+                raise self._start_error(f"{self._ending()} before it was ready")
             if answer == "ready":
-                if not belongs_to(self._launch.port, self._tree.living()):
+                if not belongs_to(self._launch.port, self.processes()):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
                         "end it (it may be left over from an earlier run), or choose another port",
                         cause="port-taken",
                         log_tail=self.log_tail(),
                     )
+                self._process.is_ready()
                 return asked_ns
             self._follow_log()
             if time.monotonic() >= deadline:
-                raise self._lateness(f"GET {self._launch.health_path} {answer}").start_error()
+                line = self._log.last_line()
+                log_end = f"its log ends {line!r}" if line else "its log is empty"
+                raise self._start_error(
+                    f"the server was not ready within {limit_s:g} s: GET {self._launch.health_path} {answer}, "
+                    f"{log_end}",
+                    cause="not-ready",
+                    remedy="raise timeouts.ready_s if it was still loading",
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * _POLL_GROWTH, _LAST_POLL_S)
 
     async def died(self) -> None:
-        now = time.monotonic()
-        next_watch, next_scan = now, now + _START_SCAN_S
-        while self._returncode() is None and not self._has_lost_log():
-            now = time.monotonic()
-            if now >= next_watch:
-                if self._essential.lost() is not None:
-                    return await self._wait_for_crash_log()
-                next_watch = now + _ESSENTIAL_WATCH_S
-            if now >= next_scan:
-                await asyncio.to_thread(self._scan)
-                next_scan = now + _SCAN_S
+        """Return when it has ended, after a moment in which it may log the cause."""
+        while not self._has_ended():  # noqa: ASYNC110 - told through a pipe of another process
             await asyncio.sleep(_WATCH_S)
-        return None
+        await self._wait_for_crash_log()
 
     def check_alive(self) -> None:
+        """Raise ServerDiedError when it has ended."""
         if self._has_ended():
-            failure = self._explain(f"{self._ending()} in mid-run")
-            raise ServerDiedError(failure.message, cause=failure.cause, log_tail=failure.log_tail)
+            message, cause, _ = self._explained(f"{self._ending()} in mid-run")
+            raise ServerDiedError(message, cause=cause, log_tail=self.log_tail())
 
     def log_tail(self) -> str:
-        return self._whole_log().tail() if self._process is not None else ""
-
-    def _whole_log(self) -> ServerLog:
-        """The log with all that the server has written so far."""
-        if self._output is not None:
-            self._output.sync()
-        return self._log
-
-    def _scan(self) -> None:
-        """Take note of the server's processes and shared memory. A cancelled run may still scan in its thread."""
-        with self._scanning:
-            members = self._tree.living()
-            self._essential.scan(members)
-            for segment in self._segments.scan(member.pid for member in members):
-                self._tree.tell_guardian(f"segment {segment.path}")
+        """The last lines of its log."""
+        return self._log.tail()
 
     async def _ask(self, client: httpx.AsyncClient) -> str:
         """``ready``, or the answer of the health path instead."""
@@ -309,48 +231,43 @@ class ServerProcess:
             return
         diagnosis = self._launch.diagnose(self._log.end())
         if diagnosis is not None and diagnosis.is_final:
-            raise self._explain("the server is alive but will never be ready").start_error()
-
-    def _lateness(self, answer: str) -> ServerFailure:
-        line = self._log.last_line()
-        log_end = f"its log ends {line!r}" if line else "its log is empty"
-        event = f"the server was not ready within {self._launch.timeouts.ready_s:g} s: {answer}, {log_end}"
-        return self._explain(event, cause="not-ready", remedy="raise timeouts.ready_s if it was still loading")
+            raise self._start_error("the server is alive but will never be ready")
 
     async def _wait_for_crash_log(self) -> None:
-        """Wait a moment for a server that lost an essential process to log the cause and to end by itself.
-
-        Scans continue: a crashing server starts processes and creates shared memory that it will not clean up.
-        """
+        """Wait a moment for a server that lost an essential process to log the cause and to end by itself."""
         deadline = time.monotonic() + _CRASH_LOG_WAIT_S
-        while self._returncode() is None and time.monotonic() < deadline:
-            self._scan()
-            await asyncio.sleep(_CRASH_SCAN_S)
-
-    def _returncode(self) -> int | None:
-        return self._process.poll() if self._process is not None else None
+        while self._process.returncode is None and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(_WATCH_S)
 
     def _has_ended(self) -> bool:
-        return self._returncode() is not None or self._essential.lost() is not None or self._has_lost_log()
-
-    def _has_lost_log(self) -> bool:
-        return self._output is not None and self._output.has_failed()
+        process = self._process
+        return process.returncode is not None or bool(process.lost) or process.supervisor_end is not None
 
     def _ending(self) -> str:
-        if self._output is not None and self._returncode() is None and self._output.has_failed():
-            return self._output.describe_failure()
-        return describe_end(self._returncode(), self._essential.lost())
+        """The beginning of a sentence on its end."""
+        process = self._process
+        if process.returncode is None and not process.lost:
+            return describe_end("the process that supervises the server", process.supervisor_end)
+        return describe_end("the server", process.returncode, process.lost)
 
-    def _explain(self, event: str, *, cause: str = "server-died", remedy: str | None = None) -> ServerFailure:
-        """Combine ``event`` with what the engine recognises in the log, or else with a shortage of the system."""
-        log = self._whole_log()
+    def _start_error(self, event: str, cause: str = "server-died", remedy: str | None = None) -> ServerStartError:
+        message, cause, is_profile_error = self._explained(event, cause, remedy)
+        log_tail = self.log_tail()
+        return ServerStartError(message, cause=cause, log_tail=log_tail, is_profile_error=is_profile_error)
+
+    def _explained(
+        self, event: str, cause: str = "server-died", remedy: str | None = None
+    ) -> tuple[str, str, bool]:
+        """``event`` with what the engine recognises in the log, or else with a shortage of the system; the cause;
+        and whether it is an error of the profile.
+        """
+        log = self._log
         diagnosis = self._launch.diagnose(log.end()) or limit_in_log(log.tail()) or self._shortage.diagnosis()
-        if diagnosis is None and self._output is not None and self._output.is_out_of_space:
-            diagnosis = DISK
-        elif diagnosis is None and self._returncode() is None and self._has_lost_log():
-            cause, remedy = "log-lost", "look for what ended it; an incomplete log may hide why a server fails"
         if diagnosis is not None:
             cause, remedy = diagnosis.cause, diagnosis.remedy
             event = f"{event} ({cause})"
         message = f"{event}; {remedy or 'its log says why'}: {self._launch.log}"
-        return ServerFailure(message, cause, log.tail(), diagnosis is not None and diagnosis.is_profile_error)
+        return message, cause, diagnosis is not None and diagnosis.is_profile_error
+
+
+AnyServer: TypeAlias = ServerProcess | AttachedServer

@@ -16,7 +16,6 @@ import psutil
 
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.server.process import tree
 from benchctl.measure.telemetry.gpu_reading import GpuReader
 from benchctl.profile.sections import Telemetry
 from benchctl.records.files import JsonlWriter
@@ -29,20 +28,22 @@ _SCAN_S: Final = 5.0
 """Interval between lists of the server's processes: each reads the state of all processes of the machine."""
 
 
-def host_samples(server_pid: int, hz: float, stopped: Event, scan_s: float = _SCAN_S) -> Iterator[HostSample]:
+def host_samples(
+    processes: Callable[[], list[psutil.Process]], hz: float, stopped: Event, scan_s: float = _SCAN_S
+) -> Iterator[HostSample]:
     """Samples at ``hz`` until ``stopped`` is set; the first has no rates.
 
-    The server's processes are listed every ``scan_s``.
+    ``processes`` lists those of the server, every ``scan_s``.
     """
     client = psutil.Process()
-    members = tree(server_pid)
+    members = processes()
     scanned_at = time.monotonic()
     psutil.cpu_percent()  # its first value has no meaning
     before_ns, before = time.monotonic_ns(), _cpu_s([*members, client])
     yield _sample(before_ns, members)
     while not stopped.wait(1 / hz):
         if time.monotonic() - scanned_at >= scan_s:
-            members, scanned_at = tree(server_pid), time.monotonic()
+            members, scanned_at = processes(), time.monotonic()
         now_ns, now = time.monotonic_ns(), _cpu_s([*members, client])
         elapsed_s = s_from_ns(now_ns - before_ns)
         used = {pid: now[pid] - before.get(pid, 0.0) for pid in now}
@@ -186,7 +187,8 @@ class Sampler:
 class SampledServer:
     """The sources of samples: the server's processes, its devices and its metrics page, if there are any."""
 
-    server_pid: int | None
+    processes: Callable[[], list[psutil.Process]] | None
+    """Lists the living processes of the server."""
     gpu: GpuReader | None
     metrics_url: str | None
     counts_late: bool = False
@@ -205,8 +207,8 @@ def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterat
                 "gpu", directory / "gpu.jsonl", lambda stopped: gpu.samples(hz, stopped, device_warnings.append)
             )
         )
-    if server.server_pid is not None and rates.host_hz:
-        read = partial(host_samples, server.server_pid, rates.host_hz)
+    if server.processes is not None and rates.host_hz:
+        read = partial(host_samples, server.processes, rates.host_hz)
         samplers.append(Sampler("host", directory / "host.jsonl", read))
     if server.metrics_url is not None and rates.prometheus_hz:
         scrape = partial(prometheus_samples, server.metrics_url, rates.prometheus_hz, settles=server.counts_late)

@@ -15,8 +15,8 @@ from support.servers.stubborn_engine import CORE, StubbornEngine, launch, proces
 from benchctl.load.client import StreamClient
 from benchctl.load.tally import Activity
 from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.server.health import silence_ns
 from benchctl.measure.server.server import ServerProcess
-from benchctl.measure.server.stall import silence_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import Call
@@ -44,7 +44,7 @@ def _when_tokens_flow(tmp_path, meanwhile):
 
 def family(tmp_path):
     """The first process of the server that writes into ``tmp_path``, and its engine process where it has one."""
-    (leader,) = [process for process in processes_of(str(tmp_path)) if process.ppid() == os.getpid()]
+    (leader,) = [process for process in processes_of(str(tmp_path)) if process.parent().ppid() == os.getpid()]
     return leader, next((child for child in leader.children() if CORE in child.cmdline()), None)
 
 

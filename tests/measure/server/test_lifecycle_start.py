@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -11,12 +10,11 @@ from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server import redacted_log
-from benchctl.measure.server.failure import Shortage
-from benchctl.measure.server.log import ServerLog
+from benchctl.measure.server.health import ServerLog, Shortage
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.resources import is_free
 from benchctl.measure.server.server import ServerProcess
+from benchctl.untrusted.secrets import Redactor
 
 
 async def wait_ready(server, how):
@@ -76,7 +74,7 @@ def test_an_engine_process_that_dies_before_the_server_is_ready_ends_the_start(t
     async def kill_core(server):
         waiting = asyncio.create_task(wait_ready(server, how))
         await asyncio.sleep(1.5)  # two looks, by which it is known as an engine process
-        (core,) = [child for child in psutil.Process(server.pid).children() if CORE in child.cmdline()]
+        (core,) = [process for process in server.processes() if CORE in process.cmdline()]
         core.kill()
         await waiting
 
@@ -105,7 +103,7 @@ def test_a_fault_of_the_profile_is_marked_as_one(tmp_path):
 def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):
     path = tmp_path / "server.log"
     with path.open("ab", buffering=0) as writer:
-        log = ServerLog(path)
+        log = ServerLog(path, Redactor())
         assert (log.tail(), log.last_line(), log.has_changed()) == ("", "", False)
         writer.write(b"one\n")
         path.rename(tmp_path / "server.log.1")
@@ -127,26 +125,17 @@ def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):
 def test_a_line_with_control_characters_is_shown_without_colours_and_with_escapes(tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes("\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b31m\u202e\n".encode())
-    assert ServerLog(path).last_line() == r"\x1b]0;owned\x07red\x9b31m\u202e"
+    assert ServerLog(path, Redactor()).last_line() == r"\x1b]0;owned\x07red\x9b31m\u202e"
 
 
 def test_a_line_of_megabytes_is_shown_by_its_end_and_shortened(tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes(b"x" * 5_000_000)
-    log = ServerLog(path)
+    log = ServerLog(path, Redactor())
     assert log.last_line() == "x" * 99 + "…"
     assert len(log.tail()) == 16_384
     assert len(log.end()) == 65_536
     log.close()
-
-
-def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(tmp_path, monkeypatch):
-    full = replace(launch(tmp_path), log=tmp_path / "server.log")
-    full.log.touch()
-    monkeypatch.setattr(redacted_log, "open_to_append", lambda _path, **_: Path("/dev/full").open("ab"))  # noqa: SIM115 - the log closes it
-    with pytest.raises(ServerStartError, match=r"log of the server cannot be written \(No space") as caught:
-        start(full)
-    assert caught.value.cause == "disk-full"
 
 
 def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path):

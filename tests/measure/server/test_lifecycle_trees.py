@@ -13,10 +13,11 @@ import psutil
 import pytest
 from support.servers.stubborn_engine import CORE, launch, wait_until
 
+from benchctl.errors import ServerDiedError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.process import ProcessTree, is_alive, start, tree
+from benchctl.measure.server.process import Supervised, descendants, is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.measure.server.shared_memory import Segments
+from benchctl.measure.server.supervise import Launched, Segments
 
 SHARED = Path("/dev/shm")
 
@@ -46,8 +47,9 @@ def test_a_descendant_that_left_session_and_family_is_ended_too(tmp_path, leader
     how = launch(tmp_path, "--runaway")
     with ServerProcess(how) as server:
         ready(server, how)
-        runaway = wait_until("a runaway", lambda: runaway_of(how.log))
-        assert runaway not in tree(server.pid)
+        runaway = wait_until("a runaway", lambda: runaway_of(how.raw_log))
+        assert os.getsid(runaway.pid) != server.pid
+        assert runaway not in psutil.Process(server.pid).children(recursive=True)
         if leader_dies:
             psutil.Process(server.pid).kill()
     assert not is_alive(runaway)
@@ -57,7 +59,7 @@ def test_a_descendant_that_left_session_and_family_is_ended_too(tmp_path, leader
 def test_a_runaway_of_a_server_that_dies_at_once_is_ended_although_nobody_saw_it_leave(tmp_path):
     how = launch(tmp_path, "--runaway", "--die-saying", "farewell")
     with ServerProcess(how) as server:
-        runaway = wait_until("a runaway", lambda: runaway_of(how.log))
+        runaway = wait_until("a runaway", lambda: runaway_of(how.raw_log))
         asyncio.run(asyncio.wait_for(server.died(), 10))
         assert is_alive(runaway)
     assert not is_alive(runaway)
@@ -68,24 +70,33 @@ LATE_LEAVER += "print('leaver', os.getpid(), flush=True); time.sleep(300)"
 ITS_PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LATE_LEAVER!r}])"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the guardian reads the table of processes that only Linux has")
-def test_who_leaves_the_session_after_it_was_seen_is_named_to_the_guardian(tmp_path):
-    with (tmp_path / "log").open("ab") as output:
-        leader = start((sys.executable, "-c", ITS_PARENT), dict(os.environ), output.fileno())
-    family = ProcessTree(leader)
-    try:
-        said = wait_until("the leaver", lambda: (tmp_path / "log").read_text().split()[1:])
-        leaver = psutil.Process(int(said[0]))
-        assert leaver in family.living()
-        leaver.send_signal(signal.SIGUSR1)
-        wait_until("a session of its own", lambda: os.getsid(leaver.pid) == leaver.pid)
-        assert leaver in family.living()
-        leader.kill()
-        leader.wait()
-        family._guardian.stdin.close()  # as the kernel does when we are killed
-        wait_until("its end", lambda: not is_alive(leaver))
-    finally:
-        assert family.stop(0.1) == []
+def test_who_leaves_the_session_after_it_was_seen_is_ended_with_a_benchctl_that_is_killed(tmp_path):
+    log = tmp_path / "log"
+    family = Supervised(Launched(argv=(sys.executable, "-c", ITS_PARENT), env=dict(os.environ), raw_log=str(log)))
+    said = wait_until("the leaver", lambda: log.read_text().split()[1:])
+    leaver = psutil.Process(int(said[0]))
+    assert leaver in descendants(family.supervisor_pid)
+    leaver.send_signal(signal.SIGUSR1)
+    wait_until("a session of its own", lambda: os.getsid(leaver.pid) == leaver.pid)
+    psutil.Process(family.pid).kill()
+    family._supervisor.stdin.close()  # as the kernel does when we are killed
+    wait_until("its end", lambda: not is_alive(leaver))
+    family._supervisor.wait(10)
+    family._supervisor.stdout.close()
+
+
+def test_a_supervisor_that_is_killed_takes_the_server_along_and_the_log_is_written(tmp_path):
+    how = launch(tmp_path)
+    with ServerProcess(how) as server:
+        ready(server, how)
+        leader = psutil.Process(server.pid)
+        psutil.Process(server._process.supervisor_pid).kill()
+        asyncio.run(asyncio.wait_for(server.died(), 10))
+        with pytest.raises(ServerDiedError, match="supervises the server was ended by SIGKILL in mid-run"):
+            server.check_alive()
+    assert not is_alive(leader)
+    assert "paced server listening" in how.log.read_text()
+    assert not how.raw_log.exists()
 
 
 def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
@@ -148,12 +159,13 @@ def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
     segments = Segments()
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     try:
-        (segment,) = segments.scan([psutil.Process().pid])
-        assert segment.path == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
-        assert segments.remove() == (segment.path,)  # we live and have it: it stays
+        segments.scan([psutil.Process().pid])
+        (segment,) = segments.left()
+        assert segment == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
+        assert segments.remove() == [segment]  # we live and have it: it stays
     finally:
         del semaphore
-    assert segments.left() == frozenset()
+    assert segments.left() == {}
 
 
 def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
@@ -162,8 +174,9 @@ def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
     try:
         segments = Segments()
         with old.open("rb"):
-            assert not segments.scan([psutil.Process().pid])
-        assert segments.remove() == ()
+            segments.scan([psutil.Process().pid])
+        assert segments.left() == {}
+        assert segments.remove() == []
         assert old.exists()
     finally:
         old.unlink()
@@ -198,15 +211,14 @@ def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tm
     benchctl = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), *flags], stdout=subprocess.PIPE)
     try:
         leader = psutil.Process(int(benchctl.stdout.readline()))
-        family = [leader, *leader.children(recursive=True), runaway_of(tmp_path / "server.log")]
+        family = [leader, *leader.children(recursive=True), runaway_of(tmp_path / "server.raw.log")]
         assert len(family) == 3
         assert any(CORE in process.cmdline() for process in family)
-        guardians = [child for child in psutil.Process(benchctl.pid).children() if "-S" in child.cmdline()]
-        assert len(guardians) == 2  # the guardian and the filter of the log
+        (supervisor,) = psutil.Process(benchctl.pid).children()
         if is_stopped:
             leader.send_signal(signal.SIGSTOP)
         benchctl.kill()
-        gone = lambda: not any(is_alive(process) for process in [*family, *guardians])  # noqa: E731
+        gone = lambda: not any(is_alive(process) for process in [*family, supervisor])  # noqa: E731
         wait_until("the end of all", gone, 5)
         assert not (SHARED / name).exists()
     finally:

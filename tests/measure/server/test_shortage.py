@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.measure.server.failure import Shortage
+from benchctl.measure.server.health import Shortage
 
 UNIFIED = ("0::/jobs/ours", "jobs/ours/memory.events", "low 0\nmax 3\noom 1\noom_kill {}\noom_group_kill 0\n")
 FIRST_VERSION = ("3:cpu:/\n4:memory:/ours\n0::/", "memory/ours/memory.oom_control", "under_oom 0\noom_kill {}\n")

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from benchctl.measure.server.process import is_alive
-from benchctl.measure.server.shared_memory import Segments
+from benchctl.measure.server.supervise import Segments
 
 FRONT_END = "front end"
 MOMENTS = ("start", "warm-up", "load", "stop")
@@ -99,9 +99,9 @@ class _Experiment:
         try:
             self.seen.update(self.benchctl.children(recursive=True))
             self.segments.scan(process.pid for process in self.seen)
-            children = [child for child in self.benchctl.children() if "-S" not in child.cmdline()]
             if who == FRONT_END:
-                return children[0] if children else None
+                servers = [server for supervisor in self.benchctl.children() for server in supervisor.children()]
+                return servers[0] if servers else None
             return next((process for process in self.seen if is_alive(process) and who in _title(process)), None)
         except psutil.Error:
             return None
@@ -160,7 +160,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
             process.terminate()
             process.wait(60)
     alive = [f"{member.pid} {_title(member)[:40]}" for member in experiment.seen if is_alive(member)]
-    shared = [segment.path for segment in experiment.segments.left()]
+    shared = list(experiment.segments.left())
     record = experiment.record()
     failure = record.get("failure") or {}
     return Outcome(
