@@ -20,7 +20,6 @@ BenchctlError
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
     ├── RequestRefusedError     the server refuses what the profile puts into requests
-    ├── LostClaimError          another process may own the block that this one measured
     └── LoadError               the load could not be driven to its end
 
 Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process exit,
@@ -168,12 +167,6 @@ class RequestRefusedError(RunError):
     """The server refuses what the profile puts into requests; no run of these settings can succeed."""
 
     cause = "request-refused"
-
-
-class LostClaimError(RunError):
-    """Another process may own the block by now, so that nothing more of it may be written here."""
-
-    cause = "claim-lost"
 
 
 class LoadError(RunError):

@@ -25,6 +25,7 @@ from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import exists, is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
 
@@ -74,7 +75,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     notes += [_CHOICES] if any(len(request.choices) > 1 for request in requests) else []
     return ForeignRun(
         source="benchctl",
-        where=f"{experiment.path}/runs/{run.record.run_id}",
+        where=str(ResultDirectory(experiment.path).run(run.record.run_id).path),
         metrics=drop_unknown(metrics),
         settings={
             "model_id": None if model is None else str(model),

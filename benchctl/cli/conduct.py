@@ -19,6 +19,7 @@ from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line
 from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, note, warn
+from benchctl.cluster.blocks import run_free_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError
 from benchctl.measure.experiment import (
@@ -34,14 +35,12 @@ from benchctl.measure.result_directory import Origin
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs, repeated_runs
 from benchctl.measure.run import measure_run
-from benchctl.measure.shared.free_blocks import run_free_blocks
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import check_simulated
 from benchctl.profile.engine_options import own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.claims import CLAIMS, is_shared
-from benchctl.records.directory import ResultDirectory
+from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
 from benchctl.units import duration, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
@@ -82,11 +81,11 @@ def to_stderr(*, when: bool) -> AbstractContextManager[object]:
 
 @contextmanager
 def reporting_alone(results: Path) -> Iterator[None]:
-    """Wait for another command that writes reports of a shared directory, as far as its file system has locks."""
-    if not is_shared(results):
+    """Wait for another command that writes reports of an experiment that several processes measure."""
+    if not ResultDirectory(results).is_divided:
         yield
         return
-    handle = os.open(results / CLAIMS, os.O_RDONLY)
+    handle = os.open(results / BLOCKS, os.O_RDONLY)
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -153,6 +152,7 @@ def measure(
     is_quiet: bool,
     simulate: MeasureRun | None = None,
     keeps_raw_logs: bool = False,
+    takes_over: bool = False,
 ) -> Outcome:
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
     pending = pending_runs(results, Here(profile))
@@ -160,7 +160,7 @@ def measure(
     do_run = simulate or measure_run
     progress = experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet)
     with advising(next_step), progress as listener:
-        if not is_shared(results.path):
+        if not results.is_divided:
             return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
         return run_free_blocks(
             results,
@@ -169,9 +169,8 @@ def measure(
             listener,
             do_run,
             keeps_raw_logs=keeps_raw_logs,
-            lease_s=profile.cluster.lease_s,
+            takes_over=takes_over,
             on_claimed=warn,
-            on_wait=note,
         )
 
 

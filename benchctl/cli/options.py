@@ -306,6 +306,14 @@ class RunOptions:
             help="With --block: begin no run that would not end in this time; Slurm is asked by itself.",
         ),
     ] = None
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="With --block or --resume: measure a block although the process that began it is not on record as "
+            "ended, because it no longer lives.",
+        ),
+    ] = False
     quiet: Quiet = False
     as_json: Annotated[
         bool,
@@ -337,6 +345,9 @@ class RunOptions:
                 ),
                 f"two profiles are named, {self.name!r} and --profile {self.profile!r}; give one of the two": (
                     self.name and self.profile and self.name != self.profile
+                ),
+                "--take-over belongs to --block or --resume; add that, or leave it out": (
+                    self.take_over and self.block is None and self.resume is None
                 ),
                 "--block I and --into DIR belong together: the block, and the experiment that it is of": (
                     is_of_block and (self.block is None or self.into is None)
@@ -371,7 +382,7 @@ class RunOptions:
 
     @property
     def is_shared(self) -> bool:
-        """True where the blocks are claimed one by one, so that several processes write into one directory."""
+        """True where the blocks are handed out, so that each has a directory of its own."""
         return self.on is not None or self.prepare
 
     @property

@@ -1,32 +1,98 @@
-"""Progress of an experiment as its files show it: blocks, the runs that go on, time left, and what is not well.
+"""Progress of an experiment from its files: the state of each block, what is not well, and the time left.
 
-Pure: a ``Snapshot`` in, a ``Progress`` out. ``snapshot.py`` reads the files, ``block_progress.py`` has the blocks,
-``forecast.py`` the time left.
+It only reads. A record is read again when its file has changed since the last look.
 """
 
-from collections import Counter
+import datetime as dt
+import heapq
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean, median
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from benchctl.cluster.block_progress import (
-    ENDED,
-    STATES,
-    BlockProgress,
-    BlockState,
-    Snapshot,
-    block_progress,
-    by_block,
-    measured_block,
-)
-from benchctl.cluster.forecast import ArmDuration, BlockWork, TimeLeft, arm_durations, time_left
-from benchctl.records.directory import arm_label
+from benchctl.errors import BenchctlError, RecordError, UsageError
+from benchctl.measure.durations import estimate_durations
+from benchctl.profile.load import parse_profile
+from benchctl.records.claims import Owner, is_claimed, living_owner, owner_of
+from benchctl.records.directory import ResultDirectory, arm_label, read_submissions
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import ExperimentState
+from benchctl.records.stores import stored_durations
 from benchctl.records.warning_codes import SUSPECT_CODES
+from benchctl.units import s_from_ns
+from benchctl.untrusted.files import is_there, stat_file
+
+BlockState: TypeAlias = Literal["waiting", "running", "done", "suspect", "failed", "lost", "interrupted"]
+Phase: TypeAlias = Literal["starting", "warm-up", "load", "ending"]
+STATES: Final[tuple[BlockState, ...]] = (
+    "running",
+    "lost",
+    "failed",
+    "suspect",
+    "interrupted",
+    "waiting",
+    "done",
+)
+"""States of a block in the order in which they are shown."""
+ENDED: Final[frozenset[BlockState]] = frozenset({"done", "suspect", "failed"})
+"""States of a block of which every run has ended."""
+_AROUND_RUN_S: Final = 1.0
+"""From the end of a run's server to the start of the next one's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentRun:
+    """The run of a block that goes on."""
+
+    run_id: str
+    arm: str
+    phase: Phase
+    elapsed_s: float | None
+    """Seconds since it began, by the clocks of two hosts where another one measures; None where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockProgress:
+    """One block."""
+
+    block: int
+    state: BlockState
+    num_runs: int
+    num_ended: int
+    """Runs that need not be measured again before the block has ended: done, suspect or failed."""
+    node: str | None = None
+    """Node that measures it, or did; None before that, and where records are older."""
+    devices: tuple[str, ...] = ()
+    """Identities of the devices that its server could use."""
+    job: str | None = None
+    """Job of the scheduler, such as ``slurm 17_3``."""
+    current: CurrentRun | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDuration:
+    """Duration of the runs of one arm, from the start of one to the start of the next."""
+
+    arm: str
+    num_ended: int
+    """Runs that ended regularly, whose median it is."""
+    run_s: float | None
+    """Median in seconds; of earlier experiments where no run ended; None where those are unknown, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLeft:
+    """Seconds until the last run has ended."""
+
+    s: float
+    num_at_a_time: int
+    """Blocks measured at a time."""
+    source: Literal["ended-runs", "earlier-experiments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +114,7 @@ class Progress:
     profile: str
     state: ExperimentState
     is_shared: bool
+    """Each block has a directory of its own, and is measured by a process of its own."""
     blocks: tuple[BlockProgress, ...]
     num_runs: int
     run_states: Mapping[str, int]
@@ -74,42 +141,6 @@ class Progress:
         return not any(block.state == "running" for block in self.blocks)
 
 
-def progress_of(
-    snapshot: Snapshot, *, width: int | None = None, earlier_s: Mapping[str, float] | None = None
-) -> Progress:
-    """The progress that the records of ``snapshot`` show.
-
-    ``width`` is the number of blocks that will be measured at a time, if that is more than now; ``earlier_s`` the
-    duration of a run in earlier experiments, by arm: it counts where no run of the arm has ended.
-    """
-    runs_of = by_block(snapshot.runs)
-    measured = measured_block(snapshot)
-    blocks = tuple(
-        block_progress(snapshot, block, runs, is_measured=block == measured) for block, runs in runs_of.items()
-    )
-    records = [record for run in snapshot.runs if (record := snapshot.records.get(run.run_id)) is not None]
-    current = [block.current for block in blocks if block.current is not None]
-    labels = dict.fromkeys(arm_label(run.variant, run.cell) for run in snapshot.runs)
-    elapsed_s = {
-        arm: [run.elapsed_s for run in current if run.arm == arm and run.elapsed_s is not None] for arm in labels
-    }
-    arms = arm_durations(tuple(labels), records, earlier_s, elapsed_s)
-    work = [_work(snapshot, block, runs_of[block.block]) for block in blocks if block.state not in ENDED]
-    in_order = None if measured is None else 1
-    return Progress(
-        path=snapshot.path,
-        profile=snapshot.manifest.profile,
-        state=_experiment_state(snapshot, blocks),
-        is_shared=snapshot.is_shared,
-        blocks=blocks,
-        num_runs=len(snapshot.runs),
-        run_states=dict(Counter(record.state for record in records)),
-        arms=arms,
-        time_left=time_left(work, records, arms, width if snapshot.is_shared else in_order),
-        problems=tuple(_problems(snapshot, blocks, runs_of)),
-    )
-
-
 def progress_document(progress: Progress) -> dict[str, Any]:
     """As JSON; ``docs/tasks/watch-an-experiment.md`` describes it."""
     return {
@@ -128,49 +159,227 @@ def progress_document(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _work(snapshot: Snapshot, block: BlockProgress, runs: Sequence[PlannedRun]) -> BlockWork:
-    """The runs of a block that have not ended, the current one first."""
-    current = None if block.current is None else block.current.run_id
-    left = [run for run in runs if not snapshot.has_ended(run)]
-    left.sort(key=lambda run: run.run_id != current)
-    return BlockWork(
-        node=block.node,
-        arms=tuple(arm_label(run.variant, run.cell) for run in left),
-        is_running=block.state == "running",
-        elapsed_s=(block.current.elapsed_s or 0.0) if block.current is not None else 0.0,
+class Watcher:
+    """Reads the progress of ``results``, again and again.
+
+    ``width`` is the number of blocks at a time that its caller expects, which counts until more are measured.
+    """
+
+    def __init__(self, results: ResultDirectory, width: int | None = None) -> None:
+        self._results = results
+        self._width = width or 0
+        self._records: dict[str, tuple[tuple[int, int], RunRecord]] = {}
+        """Record of each run with time and size of its file."""
+        self._earlier_s: Mapping[str, float] | None = None
+        self.latest: Progress | None = None
+
+    def look(self) -> Progress:
+        """The progress now; that of the last look where files cannot be read for a moment.
+
+        Raises UsageError when the directory is not there any more, and what is wrong with it at the first look.
+        """
+        path = self._results.path
+        try:
+            self.latest = self._progress()
+        except (BenchctlError, OSError):
+            if self.latest is None:
+                raise
+            with suppress(OSError):
+                if not path.exists() or not any(path.iterdir()):
+                    raise UsageError(
+                        f"{path} is not there any more: it was moved or deleted while it was watched"
+                    ) from None
+        return self.latest
+
+    def _progress(self) -> Progress:
+        results, manifest, planned = self._results, self._results.manifest(), self._results.due_plan().runs
+        records = self._read_records(planned)
+        is_divided, owners = results.is_divided, dict[int, Owner]()
+        measured = None if is_divided else _measured_block(results, planned, records)
+        runs_of = defaultdict[int, list[PlannedRun]](list)
+        for run in planned:
+            runs_of[run.block].append(run)
+        alive = {} if measured is None else {measured}
+        if is_divided:
+            owners = {block: owner for block in results.begun_blocks() if (owner := owner_of(results, block))}
+            alive = {block for block in owners if living_owner(results, block)}
+        blocks = tuple(
+            self._block(block, runs, records, owners.get(block), is_alive=block in alive)
+            for block, runs in sorted(runs_of.items())
+        )
+        arms = self._arms(planned, records.values())
+        self._width = max(self._width, len(alive))
+        states = {block.state for block in blocks}
+        is_running = "running" in states or (not is_divided and _is_measured(results))
+        return Progress(
+            path=results.path,
+            profile=manifest.profile,
+            state="running" if is_running else _state(states),
+            is_shared=is_divided,
+            blocks=blocks,
+            num_runs=len(planned),
+            run_states=dict(Counter(record.state for record in records.values())),
+            arms=arms,
+            time_left=_time_left(blocks, runs_of, records, arms, self._width or _submitted_width(results)),
+            problems=tuple(_problems(blocks, runs_of, records)),
+        )
+
+    def _read_records(self, planned: Iterable[PlannedRun]) -> dict[str, RunRecord]:
+        """The records of the runs that were begun; the last one of a run where it cannot be read now."""
+        for run in planned:
+            directory = self._results.run(run.run_id)
+            try:
+                status = stat_file(directory.path / "run.json", within=directory.root)
+                stamp = (status.st_mtime_ns, status.st_size)
+                if run.run_id not in self._records or self._records[run.run_id][0] != stamp:
+                    self._records[run.run_id] = (stamp, directory.read())
+            except FileNotFoundError:
+                self._records.pop(run.run_id, None)
+            except (RecordError, OSError):
+                continue
+        return {run.run_id: self._records[run.run_id][1] for run in planned if run.run_id in self._records}
+
+    def _block(
+        self,
+        block: int,
+        runs: Sequence[PlannedRun],
+        records: Mapping[str, RunRecord],
+        owner: Owner | None,
+        *,
+        is_alive: bool,
+    ) -> BlockProgress:
+        begun = [records[run.run_id] for run in runs if run.run_id in records]
+        current = next((record for record in begun if is_alive and record.state == "running"), None)
+        newest = current or (begun[-1] if begun else None)
+        node = None if newest is None else newest.node
+        states = {record.state for record in begun}
+        state: BlockState = "interrupted" if begun else "waiting"
+        if is_alive:
+            state = "running"
+        elif len(begun) == len(runs) and all(record.has_ended for record in begun):
+            state = "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
+        elif owner is not None:
+            state = "lost"
+        return BlockProgress(
+            block=block,
+            state=state,
+            num_runs=len(runs),
+            num_ended=sum(record.has_ended for record in begun),
+            node=owner.node if owner else None if newest is None else newest.node_name,
+            devices=tuple(gpu.uuid or f"{gpu.index}: {gpu.name}" for gpu in node.gpus) if node is not None else (),
+            job=owner.job if owner else None if node is None else node.job,
+            current=None if current is None else self._current(current),
+        )
+
+    def _current(self, record: RunRecord) -> CurrentRun:
+        phase: Phase = "starting" if record.times.ready_ns is None else "warm-up"
+        if record.times.stop_ns is not None:
+            phase = "ending"
+        elif phase == "warm-up":
+            with suppress(OSError, RecordError):
+                path = self._results.run(record.run_id).path / "client.jsonl"
+                phase = "load" if is_there(path, within=self._results.path) else phase
+        return CurrentRun(
+            run_id=record.run_id,
+            arm=arm_label(record.variant, record.cell),
+            phase=phase,
+            elapsed_s=_elapsed_s(record),
+        )
+
+    def _arms(self, planned: Iterable[PlannedRun], records: Iterable[RunRecord]) -> tuple[ArmDuration, ...]:
+        durations_s = defaultdict[str, list[float]](list)
+        for record in records:
+            if record.state in {"done", "suspect"} and (took_s := _duration_s(record)):
+                durations_s[arm_label(record.variant, record.cell)].append(took_s + _AROUND_RUN_S)
+        if not durations_s and self._earlier_s is None:
+            self._earlier_s = _earlier_s(self._results)
+        expected_s = dict(self._earlier_s or {}) | {arm: median(each) for arm, each in durations_s.items()}
+        labels = dict.fromkeys(arm_label(run.variant, run.cell) for run in planned)
+        return tuple(
+            ArmDuration(arm=arm, num_ended=len(durations_s.get(arm, ())), run_s=expected_s.get(arm))
+            for arm in labels
+        )
+
+
+def _has_ended(run: PlannedRun, records: Mapping[str, RunRecord]) -> bool:
+    return run.run_id in records and records[run.run_id].has_ended
+
+
+def _is_measured(results: ResultDirectory) -> bool:
+    """One process measures all of a directory now."""
+    return results.manifest().state == "running" and is_claimed(results.path)
+
+
+def _measured_block(
+    results: ResultDirectory, planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]
+) -> int | None:
+    """The block on which the one process of a directory works: of its running run, else of the next one."""
+    if not _is_measured(results):
+        return None
+    running = [run.block for run in planned if run.run_id in records and records[run.run_id].state == "running"]
+    left = [run.block for run in planned if not _has_ended(run, records)]
+    return next(iter([*running, *left]), None)
+
+
+def _state(states: set[BlockState]) -> ExperimentState:
+    """State of an experiment that nobody measures."""
+    if states <= ENDED:
+        return "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
+    return "planned" if states <= {"waiting"} else "interrupted"
+
+
+def _time_left(
+    blocks: Sequence[BlockProgress],
+    runs_of: Mapping[int, Sequence[PlannedRun]],
+    records: Mapping[str, RunRecord],
+    arms: Sequence[ArmDuration],
+    width: int,
+) -> TimeLeft | None:
+    """Time until all blocks have ended, each that waits on the first of ``width`` places that is free.
+
+    An arm without a known duration counts as the mean of the others. None where no duration is known, or nobody
+    knows how many blocks are measured at a time.
+    """
+    known_s = {arm.arm: arm.run_s for arm in arms if arm.run_s is not None}
+    left = [block for block in blocks if block.state not in ENDED]
+    if not left:
+        return TimeLeft(s=0.0, num_at_a_time=0, source="ended-runs")
+    if not known_s or not width:
+        return None
+    others_s, running_s, waiting_s = fmean(known_s.values()), list[float](), list[float]()
+    for block in left:
+        rest = [run for run in runs_of[block.block] if not _has_ended(run, records)]
+        rest_s = sum(known_s.get(arm_label(run.variant, run.cell), others_s) for run in rest)
+        if block.current is not None:
+            full_s = known_s.get(block.current.arm, others_s)
+            rest_s -= min(block.current.elapsed_s or 0.0, full_s)
+        (running_s if block.state == "running" else waiting_s).append(rest_s)
+    ends_s = running_s + [0.0] * (width - len(running_s))
+    heapq.heapify(ends_s)
+    for rest_s in waiting_s:
+        heapq.heapreplace(ends_s, ends_s[0] + rest_s)
+    has_ended = any(arm.num_ended for arm in arms)
+    return TimeLeft(
+        s=max(ends_s), num_at_a_time=len(ends_s), source="ended-runs" if has_ended else "earlier-experiments"
     )
 
 
-def _experiment_state(snapshot: Snapshot, blocks: Iterable[BlockProgress]) -> ExperimentState:
-    states = {block.state for block in blocks}
-    if snapshot.is_measured or "running" in states:
-        return "running"
-    if states <= ENDED:
-        return "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
-    if states <= {"waiting"}:
-        return "planned"
-    return "interrupted"
-
-
 def _problems(
-    snapshot: Snapshot, blocks: Sequence[BlockProgress], runs_of: Mapping[int, Sequence[PlannedRun]]
+    blocks: Iterable[BlockProgress],
+    runs_of: Mapping[int, Sequence[PlannedRun]],
+    records: Mapping[str, RunRecord],
 ) -> Iterable[Problem]:
     for block in blocks:
         if block.state in {"lost", "interrupted"}:
-            yield _unfinished(block)
+            where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
+            message = f"{block.num_ended} of {block.num_runs} runs ended{where}"
+            if block.state == "lost":
+                message += "; its process ended without giving it back"
+            yield Problem(block=block.block, kind=block.state, run_id=None, message=message)
         for planned in runs_of[block.block]:
-            record = snapshot.records.get(planned.run_id)
+            record = records.get(planned.run_id)
             if record is not None and record.has_ended and record.state != "done":
                 yield _not_done(planned, record)
-
-
-def _unfinished(block: BlockProgress) -> Problem:
-    where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
-    message = f"{block.num_ended} of {block.num_runs} runs ended{where}"
-    if block.state == "lost":
-        message += f"; the process gave no sign of life since {block.beaten_at}" if block.beaten_at else ""
-        return Problem(block=block.block, kind="lost", run_id=None, message=message)
-    return Problem(block=block.block, kind="interrupted", run_id=None, message=message)
 
 
 def _not_done(planned: PlannedRun, record: RunRecord) -> Problem:
@@ -181,3 +390,42 @@ def _not_done(planned: PlannedRun, record: RunRecord) -> Problem:
     failure = record.failure
     message = "no cause recorded" if failure is None else f"{failure.cause}: {failure.message}"
     return Problem(block=planned.block, kind="failed", run_id=planned.run_id, message=message)
+
+
+def _duration_s(record: RunRecord) -> float | None:
+    """Seconds from the start of a run's server to its end; None where they are unknown, or of no clock of ours."""
+    launch_ns, stop_ns = record.times.launch_ns, record.times.stop_ns
+    if launch_ns is None or stop_ns is None or record.is_simulated or stop_ns < launch_ns:
+        return None
+    return s_from_ns(stop_ns - launch_ns)
+
+
+def _elapsed_s(record: RunRecord) -> float | None:
+    try:
+        begun = dt.datetime.fromisoformat(record.started_at or "")
+    except ValueError:
+        return None
+    begun = begun if begun.tzinfo is not None else begun.replace(tzinfo=dt.UTC)
+    return max((dt.datetime.now(dt.UTC) - begun).total_seconds(), 0.0)
+
+
+def _submitted_width(results: ResultDirectory) -> int:
+    """Blocks at a time that the newest submission to a scheduler allows; 1 where one process measures all."""
+    submissions = read_submissions(results.path)
+    if not submissions:
+        return 0 if results.is_divided else 1
+    parallel, num_tasks = submissions[-1].cluster.get("parallel"), len(submissions[-1].tasks)
+    return min(parallel, num_tasks) if isinstance(parallel, int) and parallel > 0 else num_tasks
+
+
+def _earlier_s(results: ResultDirectory) -> Mapping[str, float]:
+    """Seconds of a run of each arm by earlier experiments on this machine; empty where there are none."""
+    try:
+        if not stored_durations(results.manifest().engine):
+            return {}
+        profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
+        gpus = [gpu.name for gpu in results.manifest().gpus]
+        estimate = estimate_durations(profile, tuple(results.prepared_requests()), gpus)
+    except (BenchctlError, OSError):
+        return {}
+    return {} if estimate is None else estimate.run_s

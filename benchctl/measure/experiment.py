@@ -21,8 +21,8 @@ from benchctl.analysis.validity.machines import version_warning
 from benchctl.errors import (
     KEPT,
     BenchctlError,
+    OutOfTimeError,
     RequestRefusedError,
-    UsageError,
     as_run_error,
     as_usage_error,
     is_of_the_system,
@@ -38,7 +38,7 @@ from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.claims import is_shared, settle_runs, sole_writer
+from benchctl.records.claims import settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
@@ -179,22 +179,22 @@ def run_experiment(
     measure: MeasureRun = measure_run,
     *,
     keeps_raw_logs: bool = False,
+    before_run: Callable[[Sequence[PlannedRun]], None] = ignore,
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
-    ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through
-    after the manifest says ``interrupted``; what was measured is kept. Raises
-    UsageError when another benchctl measures into the directory or nothing can be written there, and RunError when
-    the system refuses files or memory later.
+    ``measure`` does one run: with a server, unless it is another function. ``before_run`` is called with the runs
+    that are left before each of them, and may end the experiment by an exception. A KeyboardInterrupt passes
+    through after the manifest says ``interrupted``; what was measured is kept. Raises UsageError when another
+    benchctl measures into the directory or nothing can be written there, and RunError when the system refuses files
+    or memory later.
     """
     with sole_writer(results.path):
-        if is_shared(results.path):
-            raise UsageError(
-                f"{results.path}: its blocks are claimed one by one; continue it with 'benchctl run --resume'"
-            )
         _begin(results)
         try:
-            return _run_pending(results, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
+            return _run_pending(
+                results, profile, requests, listener, measure, before_run, keeps_raw_logs=keeps_raw_logs
+            )
         except Exception as error:
             if isinstance(error, BenchctlError) or not is_of_the_system(error):
                 raise
@@ -222,6 +222,7 @@ def _run_pending(
     requests: Sequence[PreparedRequest],
     listener: Listener,
     measure: MeasureRun,
+    before_run: Callable[[Sequence[PlannedRun]], None],
     *,
     keeps_raw_logs: bool,
 ) -> Outcome:
@@ -240,10 +241,11 @@ def _run_pending(
     looks = Looks(results, profile, listener.on_look)
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
-        for planned in pending:
+        for number, planned in enumerate(pending):
             looks.take(planned.block, failed_arms.infeasible)
             if looks.is_needless(planned.block):
                 break
+            before_run(pending[number:])
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
@@ -259,7 +261,8 @@ def _run_pending(
             looks.take(results.manifest().blocks, failed_arms.infeasible)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
-            set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            is_interrupt = isinstance(error, KeyboardInterrupt | OutOfTimeError)
+            set_state(results, "interrupted" if is_interrupt else "failed")
         raise
     set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
     return Outcome(

@@ -318,9 +318,6 @@ class ClusterSettings(Section):
     """Program that starts the container: ``apptainer`` (also SingularityCE), or ``pyxis``, a plug-in of Slurm."""
     parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most blocks at the same time; null: as many as the scheduler starts."""
-    lease_s: float = Field(default=120.0, ge=1, le=3600)
-    """Time without a sign of life after which the block of a lost node is given to another. Each task gives one
-    every sixth of it."""
     warn_s: int = Field(default=60, ge=1, le=65_535)
     """Seconds before the time limit at which the scheduler warns a task, which then ends its run; Slurm may warn
     up to a minute earlier."""

@@ -1,93 +1,54 @@
-"""Claims on a result directory: a lock of the kernel on an ordinary one, a lease for each block of a shared one.
+"""Writers of a result directory: one process, by a lock of the kernel; of a block also by a record of its owner.
 
-A lease is a file by which one process holds one block, and lets others see that it lives;
-``docs/design/shared-directories.md`` says how. Runs whose process ended unawares are settled here.
+The lock ends with its process, and the record stays: on another host nobody can see whether the process lives that
+is on record without an end. Runs whose process ended unawares are settled here.
 """
 
-import datetime as dt
 import fcntl
 import os
-import re
-import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import msgspec
 
-from benchctl.errors import LostClaimError, RecordError, UsageError
-from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.errors import ClaimedError, RecordError, UsageError
+from benchctl.records.directory import OWNER_FILE, ResultDirectory, RunDirectory
 from benchctl.records.files import encode, read_if_there, record_of
 from benchctl.records.integrity import record_run
 from benchctl.records.record import ENDED, INTERRUPTED, Manifest, RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, Count, ExperimentState, Record, RunState
-from benchctl.untrusted.files import entry_names, inside, is_there
-from benchctl.untrusted.text import visible_value
+from benchctl.records.schema import Count, Document, ExperimentState, RunState
+from benchctl.untrusted.files import inside
 
-CLAIMS: Final = "claims"
-LEASE_S: Final = 120.0
-"""Default time without a heartbeat after which an owner counts as dead."""
-LEASE_BYTES: Final = 2048
-_NAME: Final = re.compile(r"b(\d{3}|[1-9]\d{3,8})-([1-9]\d{0,8})\.json")
-_REMEDY: Final = "another program wrote it; remove the file if no benchctl measures into this directory"
+_TRIES: Final = 20
+_RETRY_S: Final = 0.01
+"""A reader that looks whether a directory is claimed holds the lock for some microseconds."""
+_OWNER_BYTES: Final = 2048
+_ABANDONED: Final = RunFailure(
+    cause=INTERRUPTED, message="the process that measured this run ended before it could record the run's end"
+)
 
 
-class Owner(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A process that claims blocks."""
+class Owner(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """The process that measures a block, or did last."""
 
     node: str
     """Name of its node in its cluster, or of its host."""
-    hostname: str
-    """Name that its machine itself has."""
     boot_id: str | None = None
-    """Identity of the machine's current boot."""
+    """Identity of the current boot of its machine."""
     pid: Count
     """Number of the process."""
     job: str | None = None
     """Job of the scheduler, such as ``slurm 17_3``."""
-
-
-class Lease(Owner, frozen=True, kw_only=True, omit_defaults=True):
-    """The right of one process to measure one block."""
-
-    schema_version: int
-    """Version of the result format."""
-    block: Count
-    """The block, from 0."""
-    generation: Count
-    """Number of this claim of the block, from 1."""
-    token: str
-    """Random hexadecimal digits of this claim."""
-    state: Literal["held", "released"] = "held"
-    """Whether its owner still measures."""
-    is_locked: bool = False
-    """Whether the owner holds a lock of the kernel on this file, too."""
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = LEASE_S
-    """Seconds without a heartbeat after which the owner counts as dead."""
-    beat: Count = 0
-    """Heartbeats so far."""
     begun_at: str
-    """UTC, ISO 8601, by the owner's clock; for people only."""
-    beaten_at: str
-    """The same of the last heartbeat."""
+    """UTC, ISO 8601, by its own clock; for people only."""
+    has_ended: bool = False
+    """It gave the block back."""
 
-    @property
-    def owner(self) -> str:
-        """The owner in words: ``process 812 on n2 (slurm 17_3)``."""
+    def __str__(self) -> str:
         return f"process {self.pid} on {self.node}" + (f" ({self.job})" if self.job else "")
-
-
-def is_shared(directory: Path) -> bool:
-    """True for a directory whose blocks are claimed one by one."""
-    return is_there(directory / CLAIMS, within=directory)
-
-
-def boot_s() -> float:
-    """Seconds of this host's clock that nobody sets, and that goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str | None:
@@ -95,200 +56,6 @@ def boot_id() -> str | None:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip() or None
     return None
-
-
-def lease_path(directory: Path, block: int, generation: int) -> Path:
-    """The file of one claim."""
-    return directory / CLAIMS / f"b{block:03d}-{generation}.json"
-
-
-def lease_bytes(lease: Lease) -> bytes:
-    """Content of a lease's file: one line, padded to a constant length, so that it never grows or shrinks."""
-    return encode(lease).ljust(LEASE_BYTES - 1) + b"\n"
-
-
-def generations(directory: Path) -> dict[int, int]:
-    """The newest generation of each claimed block, as far as the directory shows them."""
-    newest: dict[int, int] = {}
-    with suppress(FileNotFoundError):
-        for match in map(_NAME.fullmatch, entry_names(directory / CLAIMS, within=directory)):
-            if match is not None:
-                newest[int(match[1])] = max(int(match[2]), newest.get(int(match[1]), 0))
-    return newest
-
-
-def decoded_lease(content: bytes, path: Path, block: int, generation: int) -> Lease:
-    """The lease in a file. Raises RecordError when it is damaged or is that of another claim."""
-    lease = record_of(content, path, Lease, remedy=_REMEDY)
-    if (lease.block, lease.generation) != (block, generation):
-        raise RecordError(
-            f"{path}: is of block {visible_value(lease.block)}, generation {visible_value(lease.generation)}; "
-            f"{_REMEDY}"
-        )
-    return lease
-
-
-def newest_leases(directory: Path) -> Mapping[int, Lease]:
-    """The newest lease of each block that was ever claimed, by block; empty for an ordinary directory.
-
-    Raises RecordError when one is damaged.
-    """
-    leases = {}
-    for block, generation in sorted(generations(directory).items()):
-        path = lease_path(directory, block, generation)
-        if content := read_if_there(path, within=directory):  # nothing stands in one that is being created
-            leases[block] = decoded_lease(content, path, block, generation)
-    return leases
-
-
-BEATS_PER_LEASE: Final = 6
-_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_SAFE_FRAC: Final = 0.5
-"""Part of the lease for which the owner trusts its last heartbeat; others wait for all of it."""
-
-
-def utc_s() -> str:
-    """The time of day, UTC, ISO 8601, to seconds."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-class HeldBlock:
-    """One claim of one block. ``beat`` keeps it alive; ``check`` says whether it still stands.
-
-    Once lost it stays lost: nothing that its owner does afterwards may count.
-    """
-
-    def __init__(
-        self, directory: Path, lease: Lease, handle: int, clock: Callable[[], float], renewed_s: float
-    ) -> None:
-        """``handle`` is that of the lease's file, which was written after ``renewed_s``."""
-        self._directory = directory
-        self._handle = handle
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._renewed_s = renewed_s
-        self._lost: str | None = None
-        self.lease = lease
-
-    @property
-    def block(self) -> int:
-        return self.lease.block
-
-    @property
-    def generation(self) -> int:
-        return self.lease.generation
-
-    def check(self) -> None:
-        """Raise LostClaimError when another process may own the block by now."""
-        if self._lost is None:
-            self._lost = self._loss()
-        if self._lost is not None:
-            raise LostClaimError(
-                f"{self._directory}: block {self.block} was given up: {self._lost}; nothing more of it is written "
-                "here; run its task again for what is not done"
-            )
-
-    def _loss(self) -> str | None:
-        silent_s = self._clock() - self._renewed_s
-        if silent_s > self.lease.lease_s * _SAFE_FRAC:
-            return f"this process could not renew its claim for {silent_s:.0f} s"
-        newer = lease_path(self._directory, self.block, self.generation + 1)
-        with suppress(OSError):  # a disk that does not answer is told by the time above
-            if is_there(newer, within=self._directory):
-                return "another process has taken it over"
-        return None
-
-    def beat(self) -> bool:
-        """Renew the claim; False once it is lost. A disk that refuses is tried again with the next beat."""
-        with self._lock:
-            began_s = self._clock()
-            try:
-                self.check()
-                self._write(beat=self.lease.beat + 1)
-            except LostClaimError:
-                return False
-            except OSError:
-                return True
-            self._renewed_s = began_s
-            return True
-
-    def release(self) -> None:
-        """Give the block back, unless it is lost; the file is not used afterwards."""
-        with self._lock, suppress(LostClaimError, OSError):
-            self.check()
-            self._write(state="released")
-        self._lost = self._lost or "it was given back"
-
-    def close(self) -> None:
-        """Close the file of the lease, which frees its lock."""
-        os.close(self._handle)
-
-    def _write(self, **changes: object) -> None:
-        lease = msgspec.structs.replace(self.lease, beaten_at=utc_s(), **changes)
-        os.pwrite(self._handle, lease_bytes(lease), 0)
-        os.fsync(self._handle)
-        self.lease = lease
-
-
-def create_lease(
-    directory: Path,
-    block: int,
-    generation: int,
-    owner: Owner,
-    lease_s: float,
-    clock: Callable[[], float] = boot_s,
-) -> HeldBlock | None:
-    """Claim one generation of a block; None when another process was faster.
-
-    One process alone creates a file of a name, on any file system. Raises OSError where nothing can be written.
-    """
-    now = utc_s()
-    lease = Lease(
-        schema_version=SCHEMA_VERSION,
-        block=block,
-        generation=generation,
-        token=secrets.token_hex(8),
-        **msgspec.structs.asdict(owner),
-        lease_s=lease_s,
-        begun_at=now,
-        beaten_at=now,
-    )
-    began_s, path = clock(), lease_path(directory, block, generation)  # before anyone can see it
-    handle = _created(path, directory)
-    if handle is None:
-        return None
-    try:
-        lease = msgspec.structs.replace(lease, is_locked=_is_locked(handle))
-        os.pwrite(handle, lease_bytes(lease), 0)
-        os.fsync(handle)
-    except OSError:
-        os.close(handle)
-        path.unlink(missing_ok=True)
-        raise
-    return HeldBlock(directory, lease, handle, clock, began_s)
-
-
-def _created(path: Path, directory: Path) -> int | None:
-    try:
-        return os.open(inside(path, directory), _NEW, 0o666)
-    except FileExistsError:
-        return None
-
-
-def _is_locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-_TRIES: Final = 20
-_RETRY_S: Final = 0.01
-"""A reader that looks whether a directory is claimed holds the lock for some microseconds."""
-_ABANDONED: Final = RunFailure(
-    cause=INTERRUPTED, message="the process that measured this run ended before it could record the run's end"
-)
 
 
 @contextmanager
@@ -306,6 +73,73 @@ def sole_writer(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def owned_block(results: ResultDirectory, block: int, owner: Owner, *, takes_over: bool = False) -> Iterator[None]:
+    """Inside, ``owner``, which is this process, is on record as that of a block whose directory exists.
+
+    A former owner that is on record without an end has ended where it ran on this machine, and where it was an
+    earlier beginning of the same job; any other may live, unless the user knows better and ``takes_over``. Raises
+    ClaimedError that names it.
+    """
+    path = results.block(block).path / OWNER_FILE
+    handle = os.open(inside(path, results.path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        is_free = _is_granted(handle)
+        former = owner_of(results, block)
+        if not is_free:
+            name = former or "another process"
+            raise ClaimedError(
+                f"{results.path}: block {block} is being measured by {name}; wait until it has ended, or measure "
+                "another block"
+            )
+        if former is not None and not (takes_over or _is_over(former, owner)):
+            raise ClaimedError(
+                f"{results.path}: block {block} was begun by {former} at {former.begun_at}, which is not on record "
+                "as ended; wait for it, or, if it no longer lives, add --take-over"
+            )
+        _sign(handle, owner)
+        try:
+            yield
+        finally:
+            _sign(handle, msgspec.structs.replace(owner, has_ended=True))
+    finally:
+        os.close(handle)
+
+
+def _is_over(former: Owner, owner: Owner) -> bool:
+    """True where the former owner has ended, given that its lock is free on this machine."""
+    is_same_job = former.job is not None and former.job == owner.job
+    return is_same_job or (former.boot_id is not None and former.boot_id == owner.boot_id)
+
+
+def _sign(handle: int, owner: Owner) -> None:
+    """Write the owner into its file, of constant length: a reader sees the old record or the new one."""
+    os.pwrite(handle, encode(owner).ljust(_OWNER_BYTES - 1) + b"\n", 0)
+    os.fsync(handle)
+
+
+def owner_of(results: ResultDirectory, block: int) -> Owner | None:
+    """The owner on record of a block without an end; None where there is none.
+
+    Raises RecordError when the record is damaged.
+    """
+    path = results.block(block).path / OWNER_FILE
+    content = read_if_there(path, within=results.path)
+    if not content:
+        return None
+    remedy = "another program wrote it; remove the file if no benchctl measures the block"
+    owner = record_of(content, path, Owner, remedy=remedy)
+    return None if owner.has_ended else owner
+
+
+def living_owner(results: ResultDirectory, block: int) -> Owner | None:
+    """The owner of a block, unless it is known to be dead: it ran on this machine, and its lock is free."""
+    owner = owner_of(results, block)
+    if owner is None or owner.boot_id != boot_id():
+        return owner
+    return owner if is_claimed(results.block(block).path / OWNER_FILE) else None
+
+
 def _is_granted(handle: int) -> bool:
     for _ in range(_TRIES):
         try:
@@ -319,10 +153,10 @@ def _is_granted(handle: int) -> bool:
     return False
 
 
-def is_claimed(directory: Path) -> bool:
-    """True while a process measures into ``directory``, and where that cannot be known."""
+def is_claimed(path: Path) -> bool:
+    """True while a process holds the lock of a directory or an owner's record, and where that cannot be known."""
     try:
-        handle = os.open(directory, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except OSError:
         return True
     try:
@@ -337,11 +171,17 @@ def is_claimed(directory: Path) -> bool:
 def current_manifest(results: ResultDirectory) -> Manifest:
     """The manifest; its state is ``interrupted`` where it says ``running`` and no process measures.
 
-    In a shared directory nobody keeps the state while blocks are measured: it is that of the runs and the claims.
+    That of an experiment whose blocks have directories of their own never changes: its state is that of the runs,
+    and its warnings are those of all blocks.
     """
     manifest = results.manifest()
-    if is_shared(results.path):
-        return msgspec.structs.replace(manifest, state=_state_of_runs(results))
+    if results.is_divided:
+        warnings = list(manifest.warnings)
+        for block in results.begun_blocks().values():
+            warnings += block.manifest().warnings
+        return msgspec.structs.replace(
+            manifest, state=_state_of_blocks(results), warnings=tuple(dict.fromkeys(warnings))
+        )
     if manifest.state == "running" and not is_claimed(results.path):
         manifest = results.manifest()  # the process may have ended in good order since
         if manifest.state == "running":
@@ -349,18 +189,15 @@ def current_manifest(results: ResultDirectory) -> Manifest:
     return manifest
 
 
-def _state_of_runs(results: ResultDirectory) -> ExperimentState:
-    """State of a shared directory. A claim counts as that of a living process until another one takes it over."""
-    states = {state_of(run) for run in map(results.run, (planned.run_id for planned in results.due_plan().runs))}
-    if states == {"done"}:
-        return "done"
-    if any(lease.state == "held" for lease in newest_leases(results.path).values()):
+def _state_of_blocks(results: ResultDirectory) -> ExperimentState:
+    if any(living_owner(results, block) is not None for block in results.begun_blocks()):
         return "running"
-    if states == {"planned"}:
+    states = {state_of(results.run(planned.run_id)) for planned in results.due_plan().runs}
+    if states <= {"planned"}:
         return "planned"
     if not states <= ENDED:
         return "interrupted"
-    return "failed" if "failed" in states else "suspect"
+    return "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
 
 
 def state_of(run: RunDirectory) -> RunState:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records.files import (
     JsonlWriter,
     document_bytes,
@@ -22,10 +22,16 @@ from benchctl.records.files import (
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import Cell, Document
 from benchctl.untrusted import STORED_PROFILE_BYTES
-from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, read_file, replace_file
+from benchctl.untrusted.files import entry_names, inside, is_there, make_folder, read_file, replace_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
+BLOCKS: Final = "blocks"
+"""Folder of a result directory whose blocks are measured by several processes: a directory for each of them."""
+OWNER_FILE: Final = "owner.json"
+"""In the directory of a block: the process that measures it, or did last."""
 _NAME_CHARS: Final = 200
+_BLOCK_OF_RUN: Final = re.compile(r"[0-9]+-b([0-9]{1,9})-")
+_BLOCK_NAME: Final = re.compile(r"b([0-9]{3}|[1-9][0-9]{3,8})")
 _Order: TypeAlias = tuple[tuple[int, float, str], ...]
 
 
@@ -69,13 +75,6 @@ class RunDirectory:
     path: Path
     within: Path | None = None
     """The result directory that holds it; None for a directory that is read alone."""
-    fence: Fence | None = None
-    """Called before every write, and raises where another process may own the run by now; None where none can."""
-
-    def check(self) -> None:
-        """Raise what ``fence`` raises."""
-        if self.fence is not None:
-            self.fence()
 
     @property
     def root(self) -> Path:
@@ -108,12 +107,12 @@ class RunDirectory:
 
     def write(self, run: RunRecord) -> None:
         make_folder(self.path, within=self.root)
-        write_json_atomic(self.path / "run.json", run, within=self.root, fence=self.fence)
+        write_json_atomic(self.path / "run.json", run, within=self.root)
 
     def append(self, name: str) -> JsonlWriter:
         """Open ``<name>.jsonl`` for appending: such as ``requests`` or ``steps``."""
         make_folder(self.path, within=self.root)
-        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root, fence=self.fence)
+        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root)
 
     def requests(self) -> Iterator[RequestRecord]:
         return read_jsonl(self.request_log, RequestRecord, within=self.root)
@@ -121,9 +120,31 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ResultDirectory:
-    """One experiment on disk."""
+    """One experiment on disk.
+
+    Where several processes measure it, each block that was begun is a result directory of its own,
+    ``blocks/b003``, and its runs are read there.
+    """
 
     path: Path
+
+    @property
+    def is_divided(self) -> bool:
+        """True where each block has a directory of its own, so that several processes can measure."""
+        return is_there(self.path / BLOCKS, within=self.path)
+
+    def block(self, block: int) -> "ResultDirectory":
+        """The directory of one block, begun or not. Raises OutsideError where a link is in its place."""
+        path = self.path / BLOCKS / f"b{block:03d}"
+        with suppress(FileNotFoundError):
+            inside(path / "manifest.json", self.path)
+        return ResultDirectory(path)
+
+    def begun_blocks(self) -> dict[int, "ResultDirectory"]:
+        """The directories of the blocks that were begun, by block; empty where one process measures all."""
+        names = entry_names(self.path / BLOCKS, within=self.path) if self.is_divided else ()
+        matches = filter(None, map(_BLOCK_NAME.fullmatch, names))
+        return {block: self.block(block) for block in sorted(int(match[1]) for match in matches)}
 
     def manifest(self) -> Manifest:
         return read_record(self.path / "manifest.json", Manifest, within=self.path)
@@ -161,8 +182,17 @@ class ResultDirectory:
     def write_profile(self, text: str) -> None:
         write_bytes_atomic(self.path / "profile.yaml", text.encode(), within=self.path)
 
-    def run(self, run_id: str, fence: Fence | None = None) -> RunDirectory:
-        return RunDirectory(self.path / "runs" / run_id, self.path, fence)
+    def run(self, run_id: str) -> RunDirectory:
+        """The directory of a run, in that of its block where that was begun."""
+        path = self.path
+        if match := _BLOCK_OF_RUN.match(run_id):
+            of_block = self.path / BLOCKS / f"b{int(match[1]):03d}"
+            path = of_block if is_there(of_block, within=self.path) else path
+        return RunDirectory(path / "runs" / run_id, self.path)
+
+    def run_folder(self, run_id: str) -> str:
+        """Path of a run's directory below this one, with slashes."""
+        return self.run(run_id).path.relative_to(self.path).as_posix()
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Directories of all planned runs, begun or not, in plan order."""
@@ -199,6 +229,11 @@ def open_results(path: Path) -> ResultDirectory:
         raise UsageError(
             f"{path} is not a result directory: {problem}. "
             "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
+        )
+    if is_there(path / "claims", within=path):
+        raise SchemaVersionError(
+            f"{path} has a folder claims: several processes measured its blocks by an older version of benchctl, "
+            "which is needed to read it"
         )
     results = ResultDirectory(path)
     results.manifest()

@@ -11,7 +11,7 @@ import msgspec
 from benchctl.errors import OWN_LIMITS, RecordError, system_failure
 from benchctl.records.schema import check_version
 from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES
-from benchctl.untrusted.files import Fence, open_file, open_to_append, read_file, replace_file
+from benchctl.untrusted.files import open_file, open_to_append, read_file, replace_file
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
 
 _LONGEST_NAME_BYTES: Final = 255
@@ -88,9 +88,9 @@ class JsonlWriter:
     No link leads the path out of ``within``, by default the folder of the file.
     """
 
-    def __init__(self, path: Path, *, within: Path | None = None, fence: Fence | None = None) -> None:
+    def __init__(self, path: Path, *, within: Path | None = None) -> None:
         self.path = path
-        self._file = open_to_append(path, within=within or path.parent, fence=fence)
+        self._file = open_to_append(path, within=within or path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -106,14 +106,9 @@ class JsonlWriter:
         self._file.close()
 
 
-def write_json_atomic(
-    path: Path, record: object, *, within: Path | None = None, fence: Fence | None = None
-) -> None:
-    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part.
-
-    ``fence`` as for ``replace_file``.
-    """
-    write_bytes_atomic(path, document_bytes(record), within=within, fence=fence)
+def write_json_atomic(path: Path, record: object, *, within: Path | None = None) -> None:
+    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part."""
+    write_bytes_atomic(path, document_bytes(record), within=within)
 
 
 def document_bytes(record: object) -> bytes:
@@ -121,16 +116,14 @@ def document_bytes(record: object) -> bytes:
     return msgspec.json.format(encode(record), indent=1) + b"\n"
 
 
-def write_bytes_atomic(
-    path: Path, content: bytes, *, within: Path | None = None, fence: Fence | None = None
-) -> None:
+def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:
     """Replace ``path`` in one step with ``content``, on disk before the name changes.
 
     No link leads the path out of ``within``, by default its folder, which the user named. Raises RecordError where
     a directory of that name is ``within`` one.
     """
     try:
-        replace_file(path, content, within=within or path.parent, fence=fence)
+        replace_file(path, content, within=within or path.parent)
     except IsADirectoryError as error:
         if within is None:
             raise

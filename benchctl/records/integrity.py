@@ -2,41 +2,35 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 import benchctl
 from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records.archive import contents_of
-from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.directory import BLOCKS, OWNER_FILE, ResultDirectory, RunDirectory
 from benchctl.records.files import (
-    document_bytes,
     document_of,
     encode,
     is_name,
     read_document,
     read_if_there,
     record_of,
-    write_bytes_atomic,
     write_json_atomic,
 )
 from benchctl.records.record import Manifest, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, Count, Document, FileDigest, FilePath
-from benchctl.untrusted.files import Fence, OutsideError, entry_names, is_there, make_folder, open_file, stat_file
+from benchctl.records.schema import SCHEMA_VERSION, Document, FileDigest, FilePath
+from benchctl.untrusted.files import OutsideError, entry_names, is_there, open_file, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
 DIGESTS_FILE: Final = "digests.json"
 DERIVED_FILE: Final = "derived.json"
 """Digests of what the last report wrote. No number is taken from these files."""
-FOLDER: Final = "digests"
-"""Holds a file for each claim of a block of a shared directory, ``b<block>-<generation>.json``."""
-_NAME: Final = re.compile(r"b(\d{1,9})-(\d{1,9})\.json")
 _WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 """Files of the experiment that are written before the first run; the plan again when blocks are added."""
 FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
@@ -52,8 +46,8 @@ the server's log with its secrets, which goes before a directory is shared."""
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Prefixes of the names of files that no result depends on once a run has ended."""
 _ADDED: Final = "has no digest: it was added after the experiment began, or by an older version; delete it"
-_OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, f"{FOLDER}/")
-"""Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
+_OF_DIGESTS: Final = frozenset({"manifest.json", DIGESTS_FILE, DERIVED_FILE, OWNER_FILE})
+"""Files of digests, the manifest, of which ``digests.json`` has one of its lasting fields, and the last owner."""
 
 
 class DirectoryDigests(Document, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,22 +59,6 @@ class DirectoryDigests(Document, frozen=True, kw_only=True, omit_defaults=True):
     """SHA-256 of the manifest without the fields that change during an experiment."""
     files: dict[FilePath, FileDigest]
     """Digests by path below the directory, with slashes."""
-
-
-class BlockDigests(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """Digests of the records of one block's runs, as the owner of one claim of it found and left them."""
-
-    block: Count
-    """The block, from 0."""
-    generation: Count
-    """The claim whose owner wrote them, from 1."""
-    runs: tuple[str, ...]
-    """All runs of the block."""
-    files: dict[FilePath, FileDigest] = {}
-    """Digests of the records of those that have ended, by path below the directory, with slashes."""
-
-
-DigestsT = TypeVar("DigestsT", DirectoryDigests, BlockDigests)
 
 
 def digest_of(path: Path, *, within: Path | None = None) -> FileDigest:
@@ -103,11 +81,6 @@ def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
     }
 
 
-def run_record_path(run_id: str) -> str:
-    """Path of a run's record below the result directory."""
-    return f"runs/{run_id}/run.json"
-
-
 def manifest_sha256(directory: Path) -> str:
     """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
     path = directory / "manifest.json"
@@ -123,57 +96,37 @@ def directory_sha256(digests: DirectoryDigests) -> str:
 
 
 def read_digests(directory: Path) -> DirectoryDigests | None:
-    """``digests.json``, with what the owners of single blocks recorded since; None without one.
+    """``digests.json``, with those of the directories of single blocks; None without one.
 
-    Raises RecordError when it cannot be read.
+    Raises RecordError when one cannot be read.
     """
-    digests = _digests_in(directory / DIGESTS_FILE, directory, DirectoryDigests)
+    digests = _own_digests(directory)
     if digests is None:
         return None
-    newest: dict[int, tuple[int, str]] = {}
-    with suppress(FileNotFoundError):
-        for name in entry_names(directory / FOLDER, within=directory):
-            if match := _NAME.fullmatch(name):
-                block, claim = int(match[1]), (int(match[2]), name)
-                newest[block] = max(newest.get(block, claim), claim)
     files = dict(digests.files)
-    for _, name in newest.values():
-        of_block = _digests_in(directory / FOLDER / name, directory, BlockDigests)
-        if of_block is not None:
-            for run_id in of_block.runs:
-                files.pop(run_record_path(run_id), None)
-            files |= of_block.files
+    for block in ResultDirectory(directory).begun_blocks().values():
+        of_block = _own_digests(block.path)
+        name = block.path.relative_to(directory).as_posix()
+        files |= {f"{name}/{file}": digest for file, digest in (of_block.files if of_block else {}).items()}
     return msgspec.structs.replace(digests, files=files)
 
 
-def _digests_in(path: Path, directory: Path, kind: type[DigestsT]) -> DigestsT | None:
+def _own_digests(directory: Path) -> DirectoryDigests | None:
+    """``digests.json`` of one directory alone."""
+    path = directory / DIGESTS_FILE
     content = read_if_there(path, within=directory)
-    return None if content is None else record_of(content, path, kind, remedy=_REMEDY)
-
-
-def files_of_block(directory: Path, run_ids: Iterable[str]) -> dict[str, FileDigest]:
-    """Digests of the records of one block's runs, by path below the directory, as ``read_digests`` has them."""
-    digests = read_digests(directory)
-    recorded = {} if digests is None else digests.files
-    return {name: recorded[name] for name in map(run_record_path, run_ids) if name in recorded}
-
-
-def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | None = None) -> None:
-    """Replace the file of one claim; ``fence`` is called before it appears, and may refuse."""
-    make_folder(directory / FOLDER, within=directory)
-    path = directory / FOLDER / f"b{digests.block:03d}-{digests.generation}.json"
-    write_json_atomic(path, digests, within=directory, fence=fence)
+    return None if content is None else record_of(content, path, DirectoryDigests, remedy=_REMEDY)
 
 
 def begin_digests(results: ResultDirectory) -> None:
     """Record the files that exist before the first run, unless that was done."""
-    if read_digests(results.path) is None:
+    if _own_digests(results.path) is None:
         _write(results, _digests_of(results), {})
 
 
 def _digests_of(results: ResultDirectory) -> DirectoryDigests:
     """The digests on record, or those of the files that exist before the first run."""
-    digests = read_digests(results.path)
+    digests = _own_digests(results.path)
     if digests is not None:
         return digests
     on_file = (name for name in FILE_MEASUREMENTS if is_there(results.path / name, within=results.path))
@@ -193,7 +146,7 @@ def renew_digests(results: ResultDirectory) -> None:
 
 def forget_run(results: ResultDirectory, run_id: str) -> None:
     """Drop the digest of a run's record, which changes when the run is repeated."""
-    digests, run_file = read_digests(results.path), run_record_path(run_id)
+    digests, run_file = _own_digests(results.path), f"{results.run_folder(run_id)}/run.json"
     if digests is not None and run_file in digests.files:
         files = {name: digest for name, digest in digests.files.items() if name != run_file}
         _write(results, msgspec.structs.replace(digests, files=files), {})
@@ -201,20 +154,13 @@ def forget_run(results: ResultDirectory, run_id: str) -> None:
 
 def record_run(results: ResultDirectory, run_id: str) -> None:
     """Record the digest of a run's record, after the run has ended."""
-    name = run_record_path(run_id)
+    name = f"{results.run_folder(run_id)}/run.json"
     _write(results, _digests_of(results), {name: digest_of(results.path / name, within=results.path)})
 
 
 def _write(results: ResultDirectory, digests: DirectoryDigests, added: dict[str, FileDigest]) -> None:
     digests = msgspec.structs.replace(digests, files=digests.files | added)
     write_json_atomic(results.path / DIGESTS_FILE, digests, within=results.path)
-
-
-def assemble_digests(results: ResultDirectory) -> None:
-    """Write into ``digests.json`` what the owners of blocks recorded; others may do the same at the same time."""
-    content = document_bytes(_digests_of(results))
-    if content != read_if_there(results.path / DIGESTS_FILE, within=results.path):
-        write_bytes_atomic(results.path / DIGESTS_FILE, content, within=results.path)
 
 
 def record_derived(directory: Path, files: Iterable[Path]) -> None:
@@ -283,14 +229,13 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
             records[run.path.name] = run.read()
     try:
         digests = read_digests(path)
+        alterations += _altered_manifests(results, digests, records)
     except InvalidDataError as error:
         alterations.append(Alteration(file=DIGESTS_FILE, what=f"cannot be read: {error}"))
-    else:
-        alterations += _altered_manifest(path, digests, records)
     recorded = {} if digests is None else digests.files
     expected = dict(recorded)
     for run_id, record in records.items():
-        expected |= {f"runs/{run_id}/{name}": digest for name, digest in record.files.items()}
+        expected |= {f"{results.run_folder(run_id)}/{name}": digest for name, digest in record.files.items()}
     altered, hashed_bytes = _altered_files(path, expected, is_fresh=is_fresh)
     alterations += altered
     if digests is not None:
@@ -305,12 +250,14 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         alterations += [replace(one, decides=False) for one in of_report if one.kind != "missing-file"]
         there = contents_of(path).files
         expected |= {name: digest for name, digest in derived.items() if name in there}
-        uncovered = [name for name in there if name not in expected and not name.startswith(_OF_DIGESTS)]
+        parents = {"", *(f"{BLOCKS}/{block.path.name}" for block in results.begun_blocks().values())}
+        of_digests = {f"{parent}/{name}".lstrip("/") for parent in parents for name in _OF_DIGESTS}
+        uncovered = [name for name in there if name not in expected and name not in of_digests]
     return Verification(
         alterations=tuple(alterations),
         manifest=manifest,
         digests=digests,
-        unrecorded=tuple(run_id for run_id in records if run_record_path(run_id) not in recorded),
+        unrecorded=tuple(run_id for run_id in records if f"{results.run_folder(run_id)}/run.json" not in recorded),
         uncovered=tuple(uncovered),
         num_files=len(expected),
         hashed_bytes=hashed_bytes,
@@ -351,11 +298,15 @@ def _altered_files(
     return altered, hashed_bytes
 
 
-def _altered_manifest(
-    path: Path, digests: DirectoryDigests | None, records: Mapping[str, RunRecord]
+def _altered_manifests(
+    results: ResultDirectory, digests: DirectoryDigests | None, records: Mapping[str, RunRecord]
 ) -> Iterator[Alteration]:
-    if digests is None:
-        if any(record.files for record in records.values()):
-            yield Alteration(kind="missing-file", file=DIGESTS_FILE, what="is missing, and runs have digests")
-    elif manifest_sha256(path) != digests.manifest_sha256:
-        yield Alteration(file="manifest.json", what="has other fields than when the experiment began")
+    has_digests = digests is not None or any(record.files for record in records.values())
+    for each in (results, *results.begun_blocks().values()):
+        own, folder = _own_digests(each.path), each.path.relative_to(results.path)
+        if own is not None and manifest_sha256(each.path) != own.manifest_sha256:
+            file = (folder / "manifest.json").as_posix()
+            yield Alteration(file=file, what="has other fields than when the experiment began")
+        elif own is None and has_digests:
+            file = (folder / DIGESTS_FILE).as_posix()
+            yield Alteration(kind="missing-file", file=file, what="is missing, and runs have digests")

@@ -74,10 +74,11 @@ def _contents(
     yield "summary.json", document_bytes(summary_document(analysis))
     yield "sweep_summary.json", document_bytes(sweep_document(analysis))
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
+    directory = ResultDirectory(analysis.results.path)
     for run in analysis.runs:
         if run.is_usable:
             result = vllm_result(run.run, analysis.results.manifest, arrival)
-            yield f"runs/{run.record.run_id}/result.json", document_bytes(result)
+            yield f"{directory.run_folder(run.record.run_id)}/result.json", document_bytes(result)
     yield PAGE_NAME, directory_page(analysis, verdict=verdict, charts=charts).encode()
 
 

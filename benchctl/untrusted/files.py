@@ -3,11 +3,11 @@
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final
 
 from benchctl.errors import RecordError
 from benchctl.untrusted import DOCUMENT_BYTES, LOG_BYTES, SEARCHED_ENTRIES
@@ -22,8 +22,6 @@ _KINDS: Final = {
     "a FIFO": stat.S_ISFIFO,
     "a socket": stat.S_ISSOCK,
 }
-Fence: TypeAlias = Callable[[], None]
-"""Called at the last moment before a file appears, with its folder open; raises where it must not any more."""
 
 
 class OutsideError(RecordError):
@@ -137,13 +135,11 @@ def make_folder(path: Path, *, within: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | None = None) -> None:
+def replace_file(path: Path, content: bytes, *, within: Path) -> None:
     """Replace a file in one step with ``content``, on disk before the name changes.
 
-    ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
-    of that moment and not into one that took its name since. Other processes may replace the same file meanwhile.
-    Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and ``rename`` do,
-    and what ``fence`` raises. A device is not replaced.
+    Other processes may replace the same file meanwhile. Raises OutsideError when a folder on the way is a link,
+    OSError naming ``path`` as ``write`` and ``rename`` do. A device is not replaced.
     """
     with suppress(OSError):  # such as of a file that is not there yet
         mode = path.lstat().st_mode
@@ -156,8 +152,6 @@ def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | Non
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if fence is not None:
-                fence()
             os.replace(unnamed, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -166,16 +160,14 @@ def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | Non
                 os.unlink(unnamed, dir_fd=folder)
 
 
-def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> BinaryIO:
-    """Open a regular file at its end, or a new one; ``fence`` as for ``replace_file``.
+def open_to_append(path: Path, *, within: Path) -> BinaryIO:
+    """Open a regular file at its end, or a new one.
 
     Raises OutsideError and OSError as ``open_file`` does.
     """
     with opened_folder(path.parent, within=within) as folder:
         with suppress(FileNotFoundError):
             stat_file(path, within=within)
-        if fence is not None:
-            fence()
         try:
             return os.fdopen(os.open(path.name, _APPENDED, 0o666, dir_fd=folder), "ab")
         except OSError as error:

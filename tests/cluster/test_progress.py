@@ -1,6 +1,5 @@
 """Progress of an experiment from its files alone: of a run in another process, and of planted records."""
 
-import datetime as dt
 import subprocess
 import sys
 import time
@@ -8,11 +7,10 @@ import time
 import msgspec
 import pytest
 from support.results.builders import edit_run, write_results
-from support.results.planted_progress import plant_block, plant_shared, write_lease
+from support.results.planted_progress import ARM_S, plant_block, plant_shared
 
-from benchctl.cluster.progress import progress_document, progress_of
-from benchctl.cluster.snapshot import SnapshotReader
-from benchctl.cluster.watcher import Watcher
+from benchctl.cluster.blocks import this_owner
+from benchctl.cluster.progress import Watcher, progress_document
 from benchctl.errors import UsageError
 from benchctl.records.directory import ResultDirectory, Submission, write_submission
 from benchctl.records.record import RunFailure
@@ -20,16 +18,6 @@ from benchctl.records.schema import ResultWarning
 
 OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory")
 LATE = ResultWarning(code="client-late", message="requests were sent late")
-
-
-class SetClock:
-    """A clock of the observer that only the test sets."""
-
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
 
 
 def begin_experiment(cwd, *options):
@@ -67,19 +55,19 @@ def test_an_ordinary_run_is_watched_from_another_process_to_its_end(tmp_path):
     assert all(view.block_states["running"] <= 1 for view in views)
 
 
-def test_each_block_is_in_the_state_that_its_claim_and_its_runs_show(tmp_path):
+def test_each_block_is_in_the_state_that_its_owner_and_its_runs_show(tmp_path):
     results = plant_shared(tmp_path, 7)
     plant_block(results, 0, num_ended=6)
     plant_block(results, 1, num_ended=6, warning=LATE)
     plant_block(results, 2, num_ended=6, failure=OUT_OF_MEMORY)
     plant_block(results, 3, num_ended=2)
-    plant_block(results, 4, num_ended=2, is_running=True, node="n04", generation=3)
+    plant_block(results, 4, num_ended=2, is_running=True, node="n04")
     plant_block(results, 5, num_ended=0, is_held=True)
-    progress = progress_of(SnapshotReader(results).read())
+    progress = Watcher(results).look()
     states = [block.state for block in progress.blocks]
     assert states == ["done", "suspect", "failed", "interrupted", "running", "running", "waiting"]
     running = progress.blocks[4]
-    assert (running.node, running.job, running.generation) == ("n04", "slurm 17_4", 3)
+    assert (running.node, running.job) == ("n04", "slurm 17_4")
     assert running.devices == ("GPU-n04",)
     assert (running.num_ended, running.num_runs) == (2, 6)
     assert running.current is not None
@@ -96,53 +84,8 @@ def test_a_run_that_a_signal_ended_is_left_to_be_measured(tmp_path):
     results = plant_shared(tmp_path, 1)
     interrupted = RunFailure(cause="interrupted", message="the run was interrupted by a signal")
     plant_block(results, 0, num_ended=6, failure=interrupted)
-    (block,) = progress_of(SnapshotReader(results).read()).blocks
+    (block,) = Watcher(results).look().blocks
     assert (block.state, block.num_ended) == ("interrupted", 5)
-
-
-def test_a_lease_of_another_host_is_lost_only_when_it_was_seen_unchanged_for_its_time(tmp_path):
-    results, clock = plant_shared(tmp_path, 1), SetClock()
-    hour_ago = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
-    plant_block(results, 0, num_ended=1, is_running=True)
-    reader = SnapshotReader(results, clock)
-
-    def state():
-        return progress_of(reader.read()).blocks[0].state
-
-    assert state() == "running"
-    clock.now_s += 119
-    assert state() == "running"
-    clock.now_s += 2
-    assert state() == "lost"
-    # A sign of life: whatever the clock of the node says.
-    lease = results.path / "claims" / "b000-1.json"
-    lease.write_bytes(lease.read_bytes().replace(b'"token"', b'"beat":1,"token"'))
-    assert state() == "running"
-    # Taken over by another node, whose clock is an hour off.
-    write_lease(results, 0, 2, "n02", is_held=True, began=hour_ago)
-    progress = progress_of(reader.read())
-    assert (progress.blocks[0].state, progress.blocks[0].node, progress.blocks[0].generation) == (
-        "running",
-        "n02",
-        2,
-    )
-
-
-def test_elapsed_time_of_a_node_whose_clock_is_an_hour_off_is_that_of_its_own_clock(tmp_path):
-    results = plant_shared(tmp_path, 1)
-    plant_block(results, 0, num_ended=1, is_running=True)
-    lease = results.path / "claims" / "b000-1.json"
-    document = msgspec.json.decode(lease.read_bytes())
-    run_id = results.plan().runs[1].run_id
-    started = dt.datetime.fromisoformat(results.run(run_id).read().started_at) - dt.timedelta(hours=1)
-    edit_run(results, run_id, started_at=started.isoformat())
-    document["beaten_at"] = (started + dt.timedelta(seconds=33)).isoformat()
-    lease.write_bytes(msgspec.json.encode(document))
-    clock = SetClock()
-    reader = SnapshotReader(results, clock)
-    assert reader.read().elapsed_s[run_id] == pytest.approx(33)
-    clock.now_s += 5  # until its next sign of life our own clock goes on
-    assert reader.read().elapsed_s[run_id] == pytest.approx(38)
 
 
 def test_a_half_written_or_missing_file_keeps_the_last_progress(tmp_path):
@@ -153,13 +96,15 @@ def test_a_half_written_or_missing_file_keeps_the_last_progress(tmp_path):
     running = results.run(results.plan().runs[2].run_id).path / "run.json"
     content = running.read_bytes()
     running.write_bytes(content[:40])
-    lease = results.path / "claims" / "b000-1.json"
-    lease.write_bytes(lease.read_bytes()[:100])
+    owner = results.block(0).path / "owner.json"
+    whole = owner.read_bytes()
+    owner.write_bytes(whole[:60])
     assert [block.state for block in watcher.look().blocks] == [block.state for block in before.blocks]
     manifest = (results.path / "manifest.json").read_bytes()
     (results.path / "manifest.json").write_bytes(manifest[:50])
     assert [block.num_ended for block in watcher.look().blocks] == [2, 0]
     (results.path / "manifest.json").write_bytes(manifest)
+    owner.write_bytes(whole)
     running.write_bytes(content.replace(b'"running"', b'"done"'))
     assert [block.num_ended for block in watcher.look().blocks] == [3, 0]
 
@@ -194,61 +139,66 @@ def test_a_directory_that_vanishes_is_an_error_that_names_it(tmp_path):
         watcher.look()
 
 
-def test_a_refresh_opens_the_held_leases_and_the_current_runs_and_no_record_that_is_final(tmp_path):
-    results = plant_shared(tmp_path, 40)
-    for block in range(20):
-        plant_block(results, block, num_ended=6, failure=OUT_OF_MEMORY if block % 3 == 0 else None)
-    for block in range(20, 24):
-        plant_block(results, block, num_ended=3, is_running=True)
-    opened = files_opened(SnapshotReader(results), 3)
-    assert opened[1] == opened[2]
-    assert sorted(opened[2]) == sorted(
-        ["manifest.json", *(f"b{block:03d}-1.json" for block in range(20, 24)), *["run.json"] * 4]
-    )
+def test_the_block_of_an_owner_that_died_on_this_machine_is_lost(tmp_path):
+    results = plant_shared(tmp_path, 1)
+    plant_block(results, 0, num_ended=2, is_running=True)
+    assert Watcher(results).look().blocks[0].state == "running", "nobody can see whether one of another host lives"
+    dead = msgspec.structs.replace(this_owner(), pid=1)
+    (results.block(0).path / "owner.json").write_bytes(msgspec.json.encode(dead))
+    progress = Watcher(results).look()
+    assert [(problem.kind, problem.block) for problem in progress.problems] == [("lost", 0)]
+    assert "2 of 6 runs ended" in progress.problems[0].message
+    assert progress.state == "interrupted"
 
 
-def files_opened(reader, num_looks):
-    """Names of the files that each look opens."""
-    looks, is_on = [], [True]
+def test_a_record_that_has_not_changed_is_read_once(tmp_path):
+    results = plant_shared(tmp_path, 4)
+    for block in range(3):
+        plant_block(results, block, num_ended=6)
+    plant_block(results, 3, num_ended=3, is_running=True)
+    watcher, opened = Watcher(results), []
+    watcher.look()
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    watcher.look()
+    assert not [path for path in opened if path.endswith("run.json")]
+    plant_block(results, 3, num_ended=4)
+    assert watcher.look().blocks[3].num_ended == 4
 
-    def note(event, args):
-        if event == "open" and is_on[0] and str(args[0]).endswith(".json"):
-            looks[-1].append(str(args[0]).rsplit("/", 1)[-1])
 
-    sys.addaudithook(note)
-    try:
-        for _ in range(num_looks):
-            looks.append([])
-            reader.read()
-    finally:
-        is_on[0] = False
-    return looks
+def test_the_time_left_is_that_of_the_runs_left_in_rounds_of_blocks(tmp_path):
+    results = plant_shared(tmp_path, 5)
+    plant_block(results, 0, num_ended=6)
+    assert Watcher(results).look().time_left is None, "nobody knows how many will be measured at a time"
+    of_block_s = sum(ARM_S.values()) * 0.97 + 6
+    for width, rounds in ((1, 4), (2, 2), (3, 2), (4, 1), (9, 1)):
+        left = Watcher(results, width).look().time_left
+        assert (left.s, left.num_at_a_time) == (pytest.approx(rounds * of_block_s, rel=0.01), width)
 
 
 def test_runs_measured_again_on_another_node_replace_the_earlier_ones(tmp_path):
     results = plant_shared(tmp_path, 1)
     plant_block(results, 0, num_ended=4)
-    reader = SnapshotReader(results)
-    assert progress_of(reader.read()).blocks[0].num_ended == 4
-    plant_block(results, 0, num_ended=0, is_running=True, node="n02", generation=2)
-    assert progress_of(reader.read()).blocks[0].current.run_id == results.plan().runs[0].run_id
+    watcher = Watcher(results)
+    assert watcher.look().blocks[0].num_ended == 4
+    plant_block(results, 0, num_ended=0, is_running=True, node="n02")
+    assert watcher.look().blocks[0].current.run_id == results.plan().runs[0].run_id
     for planned in results.plan().runs[1:4]:  # its owner moves earlier attempts aside
         (results.run(planned.run_id).path / "run.json").unlink()
-    plant_block(results, 0, num_ended=1, is_running=True, node="n02", generation=2)
-    (block,) = progress_of(reader.read()).blocks
+    plant_block(results, 0, num_ended=1, is_running=True, node="n02")
+    (block,) = watcher.look().blocks
     assert (block.num_ended, block.node) == (1, "n02")
 
 
 def test_an_ordinary_directory_of_a_process_that_was_killed_is_interrupted(tmp_path):
     results = write_results(tmp_path, state="running")
     edit_run(results, results.plan().runs[-1].run_id, state="running")
-    progress = progress_of(SnapshotReader(results).read())
+    progress = Watcher(results).look()
     assert (progress.state, progress.is_shared) == ("interrupted", False)
     assert states_of(progress) == {"done": 2, "interrupted": 1}
 
 
 def test_an_experiment_that_ended_has_no_time_left_and_says_so(tmp_path):
-    progress = progress_of(SnapshotReader(write_results(tmp_path)).read())
+    progress = Watcher(write_results(tmp_path)).look()
     assert progress.has_ended
     assert progress.time_left.s == 0
     document = progress_document(progress)

@@ -69,7 +69,7 @@ def wait_until(what: str, happens: Callable[[], bool], timeout_s: float = 90) ->
 
 def loads(results: Path) -> list[str]:
     """The runs whose servers have computed steps of the load."""
-    logs = results.glob("runs/*/steps.raw.jsonl")
+    logs = results.glob("**/runs/*/steps.raw.jsonl")
     return [
         log.parent.name for log in logs if any(b'"is_warmup"' not in line for line in log.read_bytes().splitlines())
     ]

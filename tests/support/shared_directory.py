@@ -1,4 +1,4 @@
-"""Shared result directories for tests: prepared by ``run --prepare``, measured by real processes."""
+"""Experiments whose blocks several processes measure: prepared by ``run --prepare``, measured by real processes."""
 
 import json
 import os
@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from support.cli import benchctl
 
-from benchctl.records.directory import ResultDirectory
+from benchctl.cluster.blocks import begin_block, this_owner
+from benchctl.records.claims import current_manifest, owner_of
+from benchctl.records.directory import OWNER_FILE, ResultDirectory
+from benchctl.records.files import encode
 from benchctl.records.record import RunRecord
 
 PROFILE = """\
@@ -21,7 +25,6 @@ seed: 3
 engine: sim-exact
 model: qwen2.5-7b
 blocks: {blocks}
-cluster: {{lease_s: {lease_s}}}
 workload:
   dataset: generated
   num_prompts: 3
@@ -39,12 +42,10 @@ LONG_OUTPUT = 250
 SLOWLY = ("--set", "engine.options.time_scale=0.5")
 
 
-def prepared_directory(
-    parent: Path, *options: str, blocks: int = 2, lease_s: float = 120.0, output_len: int = 8
-) -> Path:
-    """A shared directory of an experiment with two arms, of which nothing is measured."""
+def prepared_directory(parent: Path, *options: str, blocks: int = 2, output_len: int = 8) -> Path:
+    """The directory of an experiment with two arms whose blocks are handed out, of which nothing is measured."""
     profile, path = parent / "small.yaml", parent / "shared"
-    profile.write_text(PROFILE.format(blocks=blocks, lease_s=lease_s, output_len=output_len))
+    profile.write_text(PROFILE.format(blocks=blocks, output_len=output_len))
     done = benchctl("run", "-p", profile, "--prepare", "-o", path, *options, cwd=parent)
     assert done.returncode == 0, done.stderr
     return path
@@ -86,7 +87,11 @@ def wait_for_load(process: "subprocess.Popen[str]", path: Path, block: int, limi
     deadline = time.monotonic() + limit_s
     runs = [planned.run_id for planned in ResultDirectory(path).plan().runs if planned.block == block]
     while process.poll() is None and time.monotonic() < deadline:
-        if any(samples.stat().st_size for run in runs for samples in (path / "runs" / run).glob("client.jsonl")):
+        if any(
+            samples.stat().st_size
+            for run in runs
+            for samples in ResultDirectory(path).run(run).path.glob("client.jsonl")
+        ):
             return
         time.sleep(0.05)
     raise AssertionError(f"no load began: {process.communicate() if process.poll() is not None else 'in time'}")
@@ -99,17 +104,21 @@ def records(path: Path, block: int | None = None) -> list[RunRecord]:
     return [record for record in found if block is None or record.block == block]
 
 
-def claims(path: Path) -> list[str]:
-    """Names of the leases; nothing else is in their folder."""
-    return sorted(entry.name for entry in (path / "claims").iterdir())
+def foreign_owner(path: Path, block: int, node: str = "n9") -> None:
+    """Begin a block as a process of another host does that has not ended."""
+    of_block = begin_block(ResultDirectory(path), block)
+    owner = msgspec.structs.replace(this_owner(), node=node, boot_id="another", pid=4711, job="slurm 17_3")
+    (of_block.path / OWNER_FILE).write_bytes(encode(owner))
 
 
 def assert_whole(path: Path) -> None:
-    """Every planned run is done and recorded, no file differs from its digest, the state is assembled."""
+    """Every planned run is done and recorded, no file differs from its digest, and nobody owns a block."""
     results = ResultDirectory(path)
     states = {record.run_id: record.state for record in records(path)}
     assert states == {planned.run_id: "done" for planned in results.plan().runs}
-    assert results.manifest().state == "done"
+    assert current_manifest(results).state == "done"
+    assert not any(owner_of(results, block) for block in results.begun_blocks())
+    assert not list((path / "blocks").glob(".*"))
     verified = benchctl("verify", path, "--json", cwd=path.parent)
     document = json.loads(verified.stdout)
     assert verified.returncode == 0, verified.stdout

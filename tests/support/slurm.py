@@ -20,7 +20,6 @@ import pytest
 import yaml
 from support.cli import benchctl
 
-from benchctl.records.claims import newest_leases
 from benchctl.records.directory import ResultDirectory
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -173,11 +172,7 @@ def _stop(directory: Path) -> None:
 
 
 def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) -> Path:
-    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens.
-
-    Leases are long, because a busy machine may keep a heartbeat waiting for seconds; owners that died are known at
-    once by their locks, since all nodes are one machine.
-    """
+    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens."""
     document = {
         "name": "handed-out",
         "engine": "sim-exact",
@@ -191,7 +186,7 @@ def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) ->
         },
         "variants": {"baseline": {}, "again": {"server": {"block_size": 32}}},
         "telemetry": {"gpu_hz": 0},
-        "cluster": {"gpus_per_block": 1, "time": 5, "lease_s": 60, **cluster},
+        "cluster": {"gpus_per_block": 1, "time": 5, **cluster},
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
@@ -201,7 +196,7 @@ def attempts(directory: Path) -> dict[str, int]:
     """How often each run was measured, by its own record and the folders of earlier attempts."""
     results = ResultDirectory(directory)
     return {
-        planned.run_id: 1 + len(list((directory / "runs" / planned.run_id).glob("attempt-*")))
+        planned.run_id: 1 + len(list(results.run(planned.run_id).path.glob("attempt-*")))
         for planned in results.plan().runs
     }
 
@@ -213,11 +208,6 @@ def states(directory: Path) -> set[str]:
         results.run(planned.run_id).read().state if results.run(planned.run_id).is_begun() else "planned"
         for planned in results.plan().runs
     }
-
-
-def generations(directory: Path) -> dict[int, int]:
-    """How often each block was claimed."""
-    return {block: lease.generation for block, lease in newest_leases(directory).items()}
 
 
 def submissions(directory: Path) -> list[dict[str, object]]:

@@ -18,6 +18,7 @@ from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.tables import TableDefaults, is_step_table, read_step_table
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import digest_of
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.model import read_model
@@ -49,7 +50,7 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
         is_full = or_zero(columns, "kv_used_blocks") > CACHE_FULL_FRAC * blocks
         reasons[f"key-value memory above {CACHE_FULL_FRAC:.0%}"] = is_full
     is_out, left_out = first_reasons(reasons)
-    path = experiment.path / "runs" / record.run_id / "steps.jsonl"
+    path = ResultDirectory(experiment.path).run(record.run_id).step_log
     digest = record.files.get("steps.jsonl") or digest_of(path, within=experiment.path)
     settings = experiment.settings(record)
     return ObservedSteps(

@@ -25,6 +25,7 @@ from benchctl.cli.options import RunOptions, refuse, refuse_certain
 from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
 from benchctl.cli.screen import note, warn
+from benchctl.cluster.blocks import block_runs, check_block, run_block
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
 from benchctl.cluster.local.demand import check_beside, devices_begun_on, slot_text
@@ -45,7 +46,6 @@ from benchctl.measure.limits import gpu_shortfalls, gpus_of_block, shortfalls
 from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
-from benchctl.measure.shared.block import block_runs, check_block, run_block
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
@@ -258,8 +258,7 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
                 listener,
                 time_left=_time_left(options.time_left),
                 keeps_raw_logs=options.keep_raw_logs,
-                lease_s=profile.cluster.lease_s,
-                on_wait=note,
+                takes_over=options.take_over,
             )
     except KeyboardInterrupt:
         note(f"block {block} was interrupted; what was measured is kept, and its task may run again")

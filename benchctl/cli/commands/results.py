@@ -147,7 +147,9 @@ def report(
     run_results = [path for path in files.written if path.name == "result.json"]
     print(*(path for path in files.written if path not in run_results), sep="\n")
     if run_results:
-        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
+        folders = {path.parent.parent for path in run_results}
+        folder = folders.pop() if len(folders) == 1 else f"{files.root}/blocks/*/runs"
+        print(f"{folder}/*/result.json ({len(run_results)} runs)")
     for reason in files.skipped:
         print(f"not drawn: {reason}")
     if files.damage:

@@ -36,6 +36,7 @@ from benchctl.cli.options import RunOptions, refuse, refuse_certain, with_option
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
 from benchctl.cli.screen import print_json, warn
+from benchctl.cluster.blocks import divide
 from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
@@ -52,7 +53,6 @@ from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
-from benchctl.records.shared_claims import share
 from benchctl.records.stores import NOISE
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.tokenizers import KEY, Tokenizer
@@ -287,7 +287,7 @@ def _measured(
 ) -> Outcome | None:
     """The outcome of what is not done, here or elsewhere; None where it is not waited for."""
     if options.is_shared:
-        share(results)
+        divide(results)
     if options.prepare:
         print_tasks(results)
         return None
@@ -304,4 +304,5 @@ def _measured(
             next_step,
             is_quiet=options.is_quiet,
             keeps_raw_logs=options.keep_raw_logs,
+            takes_over=options.take_over,
         )

@@ -22,9 +22,7 @@ from rich.text import Text
 from benchctl.cli.failures import INTERRUPTED, drawing, exit_code_of
 from benchctl.cli.options import complete_results
 from benchctl.cli.screen import TextConsole, json_text, print_json
-from benchctl.cluster.block_progress import STATES, BlockProgress
-from benchctl.cluster.progress import Problem, Progress, progress_document
-from benchctl.cluster.watcher import Watcher
+from benchctl.cluster.progress import STATES, BlockProgress, Problem, Progress, Watcher, progress_document
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.units import count_of, duration, first_of
 from benchctl.untrusted.text import visible_line
@@ -64,8 +62,6 @@ def _row(block: BlockProgress) -> dict[str, str]:
     if block.current is not None:
         elapsed = "" if block.current.elapsed_s is None else f" {duration(block.current.elapsed_s)}"
         now = f"{block.current.arm}: {block.current.phase}{elapsed}"
-    if block.generation is not None and block.generation > 1:
-        now += f" (claim {block.generation})"
     fields = {
         "block": str(block.block),
         "node": block.node or "",
@@ -97,14 +93,13 @@ def _states(progress: Progress) -> str:
 
 
 def _time_left(progress: Progress) -> str:
-    """Time left with its range, and what it rests on."""
+    """Time left, and what it rests on."""
     left = progress.time_left
     if progress.has_ended:
         return "nothing is left to measure"
     if left is None:
         return "nothing is measured now" if progress.is_idle else "time left unknown until runs have ended"
-    low, high = duration(left.low_s), duration(left.high_s)
-    text = f"about {duration(left.s)} left" + (f" ({low} to {high})" if low != high else "")
+    text = f"about {duration(left.s)} left"
     if progress.is_shared:
         text += f", {count_of(left.num_at_a_time, 'block')} at a time"
     if left.source == "earlier-experiments":
@@ -219,7 +214,7 @@ class _Changes:
 
     def show(self, progress: Progress) -> None:
         """Print what is new since the last call."""
-        states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
+        states = [(block.state, block.num_ended) for block in progress.blocks]
         if (counts := (progress.state, states, progress.problems)) == self._counts:
             return
         self._counts = counts

@@ -1,11 +1,10 @@
 """The fate of a block whose process has ended, by its exit code and by what is on disk."""
 
-from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from benchctl.cluster.local.block_process import BlockProcess
-from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
-from benchctl.records.claims import newest_leases, state_of
+from benchctl.errors import InvalidDataError, RunError, UsageError
+from benchctl.records.claims import living_owner, state_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import ENDED
 
@@ -25,8 +24,4 @@ def fate_of(results: ResultDirectory, process: BlockProcess, code: int) -> Fate:
     runs = [run for run in results.due_plan().runs if run.block == process.block]
     if all(state_of(results.run(run.run_id)) in ENDED for run in runs):
         return "ended"
-    with suppress(RecordError):
-        lease = newest_leases(results.path).get(process.block)
-        if lease is not None and lease.state == "held" and lease.pid != process.pid:
-            return "of others"
-    return "refused"
+    return "refused" if living_owner(results, process.block) is None else "of others"

@@ -13,8 +13,8 @@ from benchctl.cluster.slurm.commands import SlurmCommandError
 from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, state_of_task, submit_blocks
 from benchctl.errors import RecordError
 from benchctl.profile.sections import ClusterSettings
+from benchctl.records.claims import boot_id, living_owner
 from benchctl.records.directory import ResultDirectory, RunDirectory, Submission
-from benchctl.records.shared_claims import LeaseWatch
 
 POLL_S: Final = 5.0
 """Seconds between two questions to the controller."""
@@ -55,7 +55,6 @@ class BlocksOnSlurm:
     ) -> None:
         self._results = results
         self._array = array
-        self._leases = LeaseWatch(results.path)
         self._tasks = dict(tasks)
         self._waiting = set(tasks.values())
         self._ended_before = {block for block in self._waiting if self._has_ended(block)}
@@ -99,13 +98,16 @@ class BlocksOnSlurm:
             # While a task is there, the end of a block that had ended before is that of its earlier attempt.
             if (num_absent or block not in self._ended_before) and self._has_ended(block):
                 self._waiting.discard(block)
-            elif num_absent >= _LOOKS_UNTIL_GONE and self._leases.look(block) in {
-                "free",
-                "dead",
-            }:  # else somebody else's task may measure it
+            elif num_absent >= _LOOKS_UNTIL_GONE and not self._is_measured(block):
                 missing[block] = tasks[-1]
         if missing:
             self._see_to(missing)
+
+    def _is_measured(self, block: int) -> bool:
+        """A process has the block that is not one of the tasks that are gone, or that lives on this machine."""
+        owner = living_owner(self._results, block)
+        of_tasks = {f"slurm {task}" for task in self._tasks}
+        return owner is not None and (owner.boot_id == boot_id() or owner.job not in of_tasks)
 
     def _has_ended(self, block: int) -> bool:
         """Every run of the block has ended, for better or worse."""

@@ -18,10 +18,9 @@ from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning import extend_plan
-from benchctl.records.claims import newest_leases, sole_writer, state_of
-from benchctl.records.directory import ResultDirectory
+from benchctl.records.claims import sole_writer
 from benchctl.records.integrity import renew_digests
-from benchctl.records.record import ENDED, Extension, Manifest, Plan
+from benchctl.records.record import Extension, Manifest, Plan
 
 _SIMULATED: Final = "simulated"
 """Code of the note in the manifest of an experiment in virtual time."""
@@ -70,7 +69,6 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
     Raises UsageError as ``extended_plan`` does.
     """
     results = reopened.results
-    _check_unclaimed(results)
     with sole_writer(results.path):
         manifest, plan = results.manifest(), results.plan()
         longer = extended_plan(reopened, num_blocks)
@@ -91,18 +89,6 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             results.write_manifest(extended)
             renew_digests(results)
     return extension
-
-
-def _check_unclaimed(results: ResultDirectory) -> None:
-    """Raise UsageError while a block of a shared directory is claimed and measured: its owner has read the plan."""
-    runs = results.plan().runs
-    for block, lease in newest_leases(results.path).items():
-        states = {state_of(results.run(planned.run_id)) for planned in runs if planned.block == block}
-        if lease.state == "held" and not states <= ENDED:
-            raise UsageError(
-                f"{results.path}: block {block} is claimed by {lease.owner}, and blocks are added while none is; "
-                "wait until it has ended, or, if it no longer lives, continue without --blocks first"
-            )
 
 
 @contextmanager

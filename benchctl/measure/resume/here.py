@@ -7,19 +7,13 @@ from functools import cache
 
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks
 from benchctl.engines.engine import engine_for
-from benchctl.measure.machine import job_name, node_name
+from benchctl.measure.machine import node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.records.claims import Owner, boot_id
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import GpuInfo
-
-
-def this_owner() -> Owner:
-    """This process as the owner of blocks."""
-    return Owner(node=node_name(), hostname=platform.node(), boot_id=boot_id(), pid=os.getpid(), job=job_name())
 
 
 class Here:

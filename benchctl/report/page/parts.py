@@ -30,7 +30,7 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
-from benchctl.records.directory import arm_label
+from benchctl.records.directory import ResultDirectory, arm_label
 from benchctl.report.charts.figure import Subject
 from benchctl.report.comparison_tables import correction_text, is_shown, metric_row
 from benchctl.report.experiment_tables import (
@@ -273,7 +273,7 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     differ in the numbers of one warning, its text is that of the first.
     """
     begun = {run.record.run_id: run.record for run in analysis.runs}
-    table, root = runs_table(analysis), analysis.results.path
+    table, directory = runs_table(analysis), ResultDirectory(analysis.results.path)
     rows = [
         {
             "texts": texts,
@@ -281,8 +281,8 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
             "arm": arm_label(planned.variant, planned.cell),
             "block": planned.block,
             "record_state": begun[planned.run_id].state if planned.run_id in begun else None,
-            "path": f"runs/{quote(planned.run_id)}" if is_inside and planned.run_id in begun else None,
-            "has_log": is_file(root / "runs" / planned.run_id / "server.log", within=root),
+            "path": quote(directory.run_folder(planned.run_id)) if is_inside and planned.run_id in begun else None,
+            "has_log": is_file(directory.run(planned.run_id).server_log, within=directory.path),
         }
         for planned, values, texts in zip(analysis.results.plan.runs, table.rows, table.texts(), strict=True)
     ]
@@ -299,11 +299,11 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
 
 
 def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
-    root = analysis.results.path
+    directory = ResultDirectory(analysis.results.path)
     for run in analysis.runs:
         failure = run.record.failure
         if failure is not None or run.record.state == "failed":
-            tail = _log_tail(root / "runs" / run.record.run_id / "server.log", within=root)
+            tail = _log_tail(directory.run(run.record.run_id).server_log, within=directory.path)
             cause = "failed" if failure is None else f"{failure.cause}: {failure.message}"
             tail = tail or ("" if failure is None else failure.log_tail) or "(the server's log is empty or absent)"
             yield {"run_id": run.record.run_id, "cause": cause, "tail": tail}

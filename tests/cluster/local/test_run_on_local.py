@@ -20,9 +20,9 @@ from support.local_commands import (
 )
 from support.nvidia_smi import FakeSmi, devices
 
-from benchctl.measure.resume.here import this_owner
+from benchctl.cluster.blocks import begin_block, this_owner
+from benchctl.records.claims import current_manifest, owned_block
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.shared_claims import claimed_block
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +39,8 @@ def _own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def states(results: Path) -> dict[str, str]:
     return {
-        path.parent.name: json.loads(path.read_bytes())["state"] for path in sorted(results.glob("runs/*/run.json"))
+        path.parent.name: json.loads(path.read_bytes())["state"]
+        for path in sorted(results.glob("blocks/*/runs/*/run.json"))
     }
 
 
@@ -49,7 +50,7 @@ def files(results: Path, pattern: str) -> dict[str, bytes]:
 
 def interrupted(results: Path) -> list[int]:
     """The blocks of which a run is recorded as interrupted."""
-    records = [json.loads(path.read_bytes()) for path in results.glob("runs/*/run.json")]
+    records = [json.loads(path.read_bytes()) for path in results.glob("blocks/*/runs/*/run.json")]
     return [record["block"] for record in records if (record.get("failure") or {}).get("cause") == "interrupted"]
 
 
@@ -64,9 +65,11 @@ def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path:
     two = benchctl(*SMALL, *blocks, *TWO, "--json", cwd=tmp_path)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     alone, beside = tmp_path / "one", tmp_path / "experiment"
-    for pattern in ("plan.json", "requests.jsonl", "runs/*/steps.jsonl"):
+    for pattern in ("plan.json", "requests.jsonl"):
         assert files(alone, pattern) == files(beside, pattern), pattern
-    assert len(files(beside, "runs/*/steps.jsonl")) == 12
+    steps = list(files(beside, "blocks/*/runs/*/steps.jsonl").values())
+    assert list(files(alone, "runs/*/steps.jsonl").values()) == steps
+    assert len(steps) == 12
     verdicts = []
     for path in (alone, beside):
         compared = benchctl("compare", f"{path}:baseline", f"{path}:guided", "--json", cwd=tmp_path)
@@ -77,8 +80,7 @@ def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path:
     assert verdicts[0] == verdicts[1]
     printed = json.loads(two.stdout)
     assert printed["runs"]["done"] == 12
-    manifest = json.loads((beside / "manifest.json").read_bytes())
-    assert manifest["state"] == "done"
+    assert current_manifest(ResultDirectory(beside)).state == "done"
     assert benchctl("verify", str(beside), cwd=tmp_path).returncode == 0
 
 
@@ -168,7 +170,8 @@ def test_a_block_that_another_process_measures_is_left_to_it_and_named(tmp_path:
     assert benchctl(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path).returncode == 0
     resume = ("run", "--resume", "experiment", "--on", "local", "--parallel", "1", "--quiet")
     results = ResultDirectory(tmp_path / "experiment")
-    with claimed_block(results, 0, this_owner()):
+    begin_block(results, 0)
+    with owned_block(results, 0, this_owner()):
         done = benchctl(*resume, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "block 0 is measured by another process" in done.stderr

@@ -1,16 +1,16 @@
-"""Shared directories in the middle of an experiment: records and leases as processes of a cluster leave them."""
+"""Experiments in their middle: directories, records and owners of blocks as processes of a cluster leave them."""
 
 import datetime as dt
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from benchctl.cluster.block_progress import by_block
+from benchctl.cluster.blocks import block_runs
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning import plan_runs
-from benchctl.records.claims import Lease, lease_bytes, lease_path
-from benchctl.records.directory import ResultDirectory
+from benchctl.records.claims import Owner
+from benchctl.records.directory import OWNER_FILE, ResultDirectory
+from benchctl.records.files import encode
 from benchctl.records.record import Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
 from benchctl.records.schema import SCHEMA_VERSION, HostInfo, NodeGpu, NodeInfo, ResultWarning
 
@@ -19,10 +19,10 @@ ARM_S = {None: 61.0, 1: 64.0, 2: 66.0, 3: 70.0, 4: 75.0, 5: 83.0}
 
 
 def plant_shared(path: Path, num_blocks: int) -> ResultDirectory:
-    """A shared directory of six arms of which no block was begun."""
+    """A divided experiment of six arms of which no block was begun."""
     profile = load_profile("ci-smoke", engine="sim", overrides=["sweep.top_k=[1,2,3,4,5]"], blocks=num_blocks)
     results = ResultDirectory(path)
-    (path / "claims").mkdir(parents=True)
+    (path / "blocks").mkdir(parents=True)
     results.write_plan(plan_runs(profile))
     results.write_profile(dump_profile(profile))
     results.write_prepared_requests(b"")
@@ -56,15 +56,15 @@ def plant_block(
     is_running: bool = False,
     is_held: bool = False,
     node: str = "n01",
-    generation: int = 1,
     failure: RunFailure | None = None,
     warning: ResultWarning | None = None,
 ) -> None:
-    """Write the claim of a block, the record of its current run, and those of its ended ones.
+    """Write the owner of a block, the record of its current run, and those of its ended ones.
 
     The last that ended is failed with ``failure``, suspect with ``warning``.
     """
-    runs = _runs_by_block(results)[block]
+    runs, of_block = block_runs(results, block), results.block(block)
+    of_block.write_manifest(msgspec.structs.replace(results.manifest(), blocks=1))
     began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=600)
     for number, planned in enumerate(runs[:num_ended]):
         is_last = number == num_ended - 1
@@ -78,32 +78,21 @@ def plant_block(
         record = _record(planned, num_ended, node, begins)
         times = msgspec.structs.replace(record.times, stop_ns=None)
         _write(results, msgspec.structs.replace(record, state="running", times=times))
-    write_lease(results, block, generation, node, is_held=is_held or is_running, began=began)
+    write_owner(results, block, node, began, has_ended=not (is_held or is_running))
 
 
-@cache
-def _runs_by_block(results: ResultDirectory) -> dict[int, list[PlannedRun]]:
-    return by_block(results.plan().runs)
-
-
-def write_lease(
-    results: ResultDirectory, block: int, generation: int, node: str, *, is_held: bool, began: dt.datetime
-) -> None:
-    lease = Lease(
+def write_owner(results: ResultDirectory, block: int, node: str, began: dt.datetime, *, has_ended: bool) -> None:
+    """Put a process of another host on record as the owner of a block."""
+    owner = Owner(
         schema_version=SCHEMA_VERSION,
-        block=block,
-        generation=generation,
-        token=f"{block:08x}{generation:08x}",
-        state="held" if is_held else "released",
         node=node,
-        hostname=node,
         boot_id=f"boot of {node}",
         pid=4711,
         job=f"slurm 17_{block}",
         begun_at=_text(began),
-        beaten_at=_text(dt.datetime.now(dt.UTC)),
+        has_ended=has_ended,
     )
-    lease_path(results.path, block, generation).write_bytes(lease_bytes(lease))
+    (results.block(block).path / OWNER_FILE).write_bytes(encode(owner))
 
 
 def _record(planned: PlannedRun, number: int, node: str, began: dt.datetime) -> RunRecord:

@@ -15,7 +15,6 @@ from support.shared_directory import (
     LONG_OUTPUT,
     SLOWLY,
     assert_whole,
-    claims,
     prepared_directory,
     records,
     run_task,
@@ -23,37 +22,37 @@ from support.shared_directory import (
     task_in_mid_run,
 )
 
-from benchctl.records.claims import newest_leases
+from benchctl.records.claims import owner_of
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import read_digests
 
 
-def test_blocks_in_any_order_leave_one_whole_directory_and_the_last_one_assembles_it(tmp_path):
+def test_blocks_in_any_order_are_one_experiment_whose_own_files_never_change(tmp_path):
     path = prepared_directory(tmp_path, blocks=2)
-    assert not list((path / "claims").iterdir())
-    assert json.loads((path / "manifest.json").read_text())["state"] == "planned"
+    before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
     first = run_task(path, 1)
     assert (first.returncode, first.stdout) == (0, "block 1: 2 done\n")
-    assert json.loads((path / "manifest.json").read_text())["state"] == "planned"
     assert "interrupted · 2 of 4 runs done" in benchctl("show", path, cwd=tmp_path).stdout
     assert run_task(path, 0).returncode == 0
     assert_whole(path)
     again = run_task(path, 0)
     assert (again.returncode, again.stdout) == (0, "block 0: 2 done before\n")
-    assert claims(path) == ["b000-1.json", "b001-1.json"]
-    assert {lease.state for lease in newest_leases(path).values()} == {"released"}
-    shown = benchctl("show", path, cwd=tmp_path).stdout
-    assert "done · 4 of 4 runs done" in shown
+    assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+    assert "done · 4 of 4 runs done" in benchctl("show", path, cwd=tmp_path).stdout
+    assert sorted(entry.name for entry in (path / "blocks").iterdir()) == ["b000", "b001"]
+    of_block = benchctl("show", path / "blocks/b001", cwd=tmp_path).stdout
+    assert "done · 2 of 2 runs done · 1 block" in of_block
+    assert benchctl("verify", path / "blocks/b001", cwd=tmp_path).returncode == 0
 
 
-def test_a_block_that_is_none_and_a_directory_that_is_not_shared_are_refused(tmp_path):
+def test_a_block_that_is_none_and_a_directory_of_one_process_are_refused(tmp_path):
     path = prepared_directory(tmp_path)
     refused = run_task(path, 2)
     assert (refused.returncode, "has 2 blocks, from 0 to 1; --block 2 is none" in refused.stderr) == (2, True)
     ordinary = tmp_path / "ordinary"
     profile = tmp_path / "small.yaml"
     assert benchctl("run", "-p", profile, "-o", ordinary, "--blocks", "1", cwd=tmp_path).returncode == 0
-    assert not (ordinary / "claims").exists()
-    assert not (ordinary / "digests").exists()
+    assert not (ordinary / "blocks").exists()
     refused = run_task(ordinary, 0)
     assert refused.returncode == 2
     assert f"'benchctl run --resume {ordinary} --prepare' first" in refused.stderr
@@ -80,7 +79,7 @@ def test_a_block_that_does_not_fit_into_the_time_left_is_not_begun(tmp_path):
     assert "2 runs of block 1 would take about" in late.stderr
     assert "and 0 s are left; nothing of that was begun" in late.stderr
     assert records(path, 1) == []
-    assert newest_leases(path)[1].state == "released"
+    assert owner_of(ResultDirectory(path), 1) is None
     assert run_task(path, 1, "--time-left", "600").returncode == 0
     assert_whole(path)
 
@@ -95,7 +94,7 @@ def test_a_signal_to_every_process_of_a_task_ends_its_run_as_interrupted(tmp_pat
     assert process.returncode == 130, said
     (record,) = records(path)
     assert (record.state, record.failure.cause) == ("failed", "interrupted")
-    assert newest_leases(path)[0].state == "released"
+    assert owner_of(ResultDirectory(path), 0) is None
 
 
 def signal_tree(pid, number):
@@ -120,67 +119,27 @@ def test_a_signal_in_the_first_moments_of_a_task_ends_it_in_silence(tmp_path, nu
     assert "Traceback" not in said[1]
 
 
-@pytest.mark.nightly  # by default on Slurm and on one host
-def test_a_task_that_is_killed_in_mid_run_is_taken_over_at_once_on_the_same_machine(tmp_path):
+@pytest.mark.slow
+def test_a_task_that_is_killed_in_mid_run_is_followed_at_once_on_the_same_machine(tmp_path):
     path = prepared_directory(tmp_path, *SLOWLY, blocks=1, output_len=LONG_OUTPUT)
     with task_in_mid_run(path, 0) as process:
         process.kill()
         process.wait()
-        began_s = time.monotonic()
-        with task(path, 0) as second:
-            wait_for_claim(path, "b000-2.json")
-            assert time.monotonic() - began_s < 10, "no lease was waited for"
-            said = second.communicate(timeout=120)
-    assert second.returncode == 0, said
+    assert owner_of(ResultDirectory(path), 0).pid == process.pid
+    second = run_task(path, 0)
+    assert second.returncode == 0, second.stderr
     assert_whole(path)
     first, other = records(path)
     assert (first.attempt, other.attempt) == (2, 1)
-    lost = json.loads((path / "runs" / first.run_id / "attempt-1" / "run.json").read_text())
+    lost = json.loads((ResultDirectory(path).run(first.run_id).path / "attempt-1" / "run.json").read_text())
     assert (lost["state"], lost["failure"]["cause"]) == ("failed", "interrupted")
     assert "ended before it could record" in lost["failure"]["message"]
 
 
-def wait_for_claim(path, name, limit_s=30.0):
-    deadline = time.monotonic() + limit_s
-    while not (path / "claims" / name).exists():
-        assert time.monotonic() < deadline, claims(path)
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_a_stopped_owner_that_was_taken_over_writes_nothing_when_it_goes_on_and_ends_with_an_error(tmp_path):
-    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=10.0, output_len=LONG_OUTPUT)
-    with task_in_mid_run(path, 0) as stopped:
-        stopped.send_signal(signal.SIGSTOP)
-        began_s = time.monotonic()
-        with task(path, 0) as second:
-            wait_for_claim(path, "b000-2.json")
-            assert time.monotonic() - began_s >= 10.0, "the lease of the first owner was waited for"
-            wait_for_second_attempt(path)
-            stopped.send_signal(signal.SIGCONT)
-            said = stopped.communicate(timeout=60)
-            assert stopped.returncode == 5, said
-            assert "block 0 was given up: this process could not renew its claim for" in said[1]
-            assert second.poll() is None, second.communicate()
-            said = second.communicate(timeout=120)
-    assert second.returncode == 0, said
-    assert_whole(path)
-    assert [record.attempt for record in records(path)] == [2, 1]
-    assert claims(path) == ["b000-1.json", "b000-2.json"]
-    assert not list((path / "runs").glob(".*"))
-
-
-def wait_for_second_attempt(path, limit_s=30.0):
-    deadline = time.monotonic() + limit_s
-    while not any(record.attempt == 2 for record in records(path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_tasks", [pytest.param(2, marks=pytest.mark.nightly), 8])
-def test_of_many_who_claim_one_block_at_once_one_measures_it(tmp_path, num_tasks):
-    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=30.0, output_len=100)
+def test_of_many_who_begin_one_block_at_once_one_measures_it(tmp_path, num_tasks):
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, output_len=100)
     tasks = [task(path, 0) for _ in range(num_tasks)]
     said = [each.communicate(timeout=180) for each in tasks]
     codes = sorted(each.returncode for each in tasks)
@@ -204,7 +163,7 @@ def test_processes_that_measure_different_blocks_at_the_same_time_lose_no_update
         said = [each.communicate(timeout=120) for each in tasks]
         assert [each.returncode for each in tasks] == [0, 0], said
     assert_whole(path)
-    recorded = json.loads((path / "digests.json").read_text())["files"]
+    recorded = read_digests(path).files
     assert len([name for name in recorded if name.endswith("run.json")]) == len(ResultDirectory(path).plan().runs)
 
 
@@ -218,6 +177,6 @@ def test_a_disk_that_is_full_for_one_task_costs_its_run_alone(tmp_path):
     assert limited.returncode == 5, said
     assert records(path, 0)[0].state == "failed"
     assert all(record.state == "done" for record in records(path, 1))
-    assert newest_leases(path)[0].state == "released"
+    assert owner_of(ResultDirectory(path), 0) is None
     assert run_task(path, 0).returncode == 0
     assert_whole(path)

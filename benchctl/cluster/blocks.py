@@ -1,0 +1,224 @@
+"""Blocks that several processes measure: each in a directory of its own, with one owner at a time.
+
+``DIR/blocks/b003`` is an ordinary result directory of the runs of one block. Slurm, the process that hands out
+blocks, or the user decides who measures it; a second process is refused by a lock of the kernel and by the record of
+its owner.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from benchctl.errors import ClaimedError, OutOfTimeError, UsageError, as_usage_error
+from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
+from benchctl.measure.interrupt import warned_by_scheduler
+from benchctl.measure.journal import utc_now
+from benchctl.measure.measured_run import ignore
+from benchctl.measure.node import job_name, node_name
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_in_block
+from benchctl.measure.run import measure_run
+from benchctl.measure.shared.time_needed import seconds_by_arm
+from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.profile.model import Profile
+from benchctl.records.claims import Owner, boot_id, owned_block, settle_runs, sole_writer
+from benchctl.records.directory import BLOCKS, ResultDirectory, arm_label
+from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
+from benchctl.records.record import Plan, PlannedRun, PreparedRequest
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.units import count_of
+from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
+
+_COPIED = ("profile.yaml", "requests.jsonl", *FILE_MEASUREMENTS)
+
+
+def this_owner() -> Owner:
+    """This process as the owner of a block."""
+    return Owner(
+        schema_version=SCHEMA_VERSION,
+        node=node_name(),
+        boot_id=boot_id(),
+        pid=os.getpid(),
+        job=job_name(),
+        begun_at=utc_now(),
+    )
+
+
+def divide(results: ResultDirectory) -> None:
+    """Let each block of an experiment have a directory of its own; no effect where that is so already.
+
+    Runs that one process has measured move there. Raises UsageError while a process measures, where nothing can be
+    written, and where the blocks must be measured in order.
+    """
+    if results.is_divided:
+        return
+    if results.manifest().stopping is not None:
+        raise UsageError(
+            f"{results.path}: its stopping rule looks at the blocks in their order, so that they are not handed "
+            "out; continue it with 'benchctl run --resume', or begin a new experiment without --until-precision"
+        )
+    with sole_writer(results.path):
+        try:
+            settle_runs(results)
+            begun = [each for each in results.plan().runs if results.run(each.run_id).is_begun()]
+            for planned in begun:
+                forget_run(results, planned.run_id)
+            make_folder(results.path / BLOCKS, within=results.path)
+            for planned in begun:
+                of_block = begin_block(results, planned.block)
+                make_folder(of_block.path / "runs", within=results.path)
+                folder = results.path / "runs" / planned.run_id
+                move_entry(folder, of_block.run(planned.run_id).path, within=results.path)
+                record_run(of_block, planned.run_id)
+        except OSError as error:
+            raise as_usage_error(
+                error, results.path, remedy=f"copy {results.path} to where files can be written, and name the copy"
+            ) from error
+
+
+def begin_block(results: ResultDirectory, block: int) -> ResultDirectory:
+    """The directory of a block, which is made whole in one step where there is none. Raises OSError."""
+    of_block = results.block(block)
+    if is_there(of_block.path, within=results.path):
+        return of_block
+    unfinished = ResultDirectory(of_block.path.with_name(f".{of_block.path.name}.{os.getpid()}.partial"))
+    try:
+        make_folder(unfinished.path, within=results.path)
+        for name in _COPIED:
+            if is_there(results.path / name, within=results.path):
+                shutil.copyfile(inside(results.path / name, results.path), unfinished.path / name)
+        unfinished.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=block_runs(results, block)))
+        manifest = msgspec.structs.replace(
+            results.manifest(), state="planned", blocks=1, extensions=(), warnings=(), gpus=gpu_inventory()
+        )
+        unfinished.write_manifest(manifest)
+        begin_digests(unfinished)
+        unfinished.path.rename(of_block.path)
+    except OSError:
+        if not is_there(of_block.path, within=results.path):  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(unfinished.path, ignore_errors=True)
+    return of_block
+
+
+def block_runs(results: ResultDirectory, block: int) -> tuple[PlannedRun, ...]:
+    """The runs of one block in planned order."""
+    return tuple(run for run in results.plan().runs if run.block == block)
+
+
+def check_block(results: ResultDirectory, block: int) -> None:
+    """Raise UsageError for a block that the experiment does not have, and where blocks have no directories."""
+    num_blocks = results.manifest().blocks
+    if block >= num_blocks:
+        raise UsageError(
+            f"{results.path} has {num_blocks} blocks, from 0 to {num_blocks - 1}; --block {block} is none"
+        )
+    if not results.is_divided:
+        raise UsageError(
+            f"{results.path} is measured by one process, so that its blocks cannot be measured one by one; hand "
+            f"them out with 'benchctl run --resume {results.path} --prepare' first"
+        )
+
+
+def run_block(
+    results: ResultDirectory,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    block: int,
+    listener: Listener,
+    measure: MeasureRun = measure_run,
+    *,
+    time_left: Callable[[], float | None] = lambda: None,
+    keeps_raw_logs: bool = False,
+    takes_over: bool = False,
+) -> Outcome:
+    """Measure what is not done of one block, in planned order.
+
+    ``time_left`` gives the seconds until this process must end; None where nobody knows. Raises ClaimedError where
+    another owner is on record, as ``owned_block`` does, OutOfTimeError before what would not end in time,
+    KeyboardInterrupt after a signal, UsageError and RunError as ``run_experiment`` does.
+    """
+    check_block(results, block)
+    here, runs = Here(profile), block_runs(results, block)
+    if not pending_in_block(results, runs, here):
+        return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=len(runs))
+
+    def check_time(pending: Sequence[PlannedRun]) -> None:
+        left_s = time_left()
+        if left_s is None:
+            return
+        labels = [arm_label(planned.variant, planned.cell) for planned in pending]
+        arm_s = seconds_by_arm(results, profile, requests, labels, here.gpu_names)
+        needed_s = sum(arm_s[label] for label in labels) if set(labels) <= arm_s.keys() else 0.0
+        if needed_s > left_s:
+            raise OutOfTimeError(
+                f"{results.path}: {count_of(len(pending), 'run')} of block {block} would take about "
+                f"{needed_s:.0f} s, and {max(left_s, 0.0):.0f} s are left; nothing of that was begun: run the task "
+                "again with more time"
+            )
+
+    with warned_by_scheduler():
+        try:
+            of_block = begin_block(results, block)
+        except OSError as error:
+            remedy = "free space, or correct the permissions, and run the task again"
+            raise as_usage_error(error, results.path, remedy=remedy) from error
+        with owned_block(results, block, this_owner(), takes_over=takes_over):
+            return run_experiment(
+                of_block,
+                profile,
+                requests,
+                listener,
+                measure,
+                keeps_raw_logs=keeps_raw_logs,
+                before_run=check_time,
+            )
+
+
+def run_free_blocks(
+    results: ResultDirectory,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    listener: Listener,
+    measure: MeasureRun = measure_run,
+    *,
+    keeps_raw_logs: bool = False,
+    takes_over: bool = False,
+    on_claimed: Callable[[str], None] = ignore,
+) -> Outcome:
+    """Measure each block that is not done, one after the other; ``on_claimed`` is told of those with an owner.
+
+    Raises ClaimedError when that is so of all blocks that are left, and as ``run_block`` does.
+    """
+    outcomes, num_claimed = list[Outcome](), 0
+    for block in range(results.manifest().blocks):
+        try:
+            outcomes.append(
+                run_block(
+                    results,
+                    profile,
+                    requests,
+                    block,
+                    listener,
+                    measure,
+                    keeps_raw_logs=keeps_raw_logs,
+                    takes_over=takes_over,
+                )
+            )
+        except ClaimedError as error:
+            num_claimed += 1
+            on_claimed(str(error))
+    total = Outcome(
+        num_done=sum(outcome.num_done for outcome in outcomes),
+        num_failed=sum(outcome.num_failed for outcome in outcomes),
+        num_suspect=sum(outcome.num_suspect for outcome in outcomes),
+        num_skipped=sum(outcome.num_skipped for outcome in outcomes),
+    )
+    if num_claimed and not (total.num_done or total.num_failed or total.num_suspect):
+        raise ClaimedError(
+            f"{results.path}: other processes measure all blocks that are left; 'benchctl watch' shows them"
+        )
+    return total
