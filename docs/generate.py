@@ -22,9 +22,9 @@ from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.errors import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
-from benchctl.records.claims import Lease
+from benchctl.records.claims import Owner
 from benchctl.records.directory import Submission
-from benchctl.records.integrity import BlockDigests, DirectoryDigests
+from benchctl.records.integrity import DirectoryDigests
 from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
@@ -286,8 +286,7 @@ _EXPERIMENT_FILES: Final = (
         "One submission of blocks to Slurm, beside its script, its tasks and their logs.",
         Submission,
     ),
-    _File("claims/b<block>-<n>.json", "The n-th claim of a block, where several processes measure.", Lease),
-    _File("digests/b<block>-<n>.json", "Digests of the runs of a block, by the owner of that claim.", BlockDigests),
+    _File("blocks/b<block>/owner.json", "The process of a block, where several processes measure.", Owner),
     _File("runs/<run_id>/", "One directory for each run that was begun, see below."),
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),
