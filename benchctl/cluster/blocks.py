@@ -1,8 +1,8 @@
 """Blocks that several processes measure: each in a directory of its own, with one owner at a time.
 
 ``DIR/blocks/b003`` is an ordinary result directory of the runs of one block. Slurm, the process that hands out
-blocks, or the user decides who measures it; a second process is refused by a lock of the kernel and by the record of
-its owner.
+blocks, or the user decides who measures it; a second process is refused by a lock of the kernel and by the record
+of its owner.
 """
 
 import os
@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from benchctl.errors import ClaimedError, OutOfTimeError, UsageError, as_usage_error
+from benchctl.measure.durations import seconds_by_arm
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
 from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.journal import utc_now
+from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.node import job_name, node_name
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import measure_run
-from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.claims import Owner, boot_id, owned_block, settle_runs, sole_writer

@@ -19,7 +19,7 @@ from support.shared_directory import (
 
 from benchctl.cluster.blocks import block_runs, divide
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.measure.node import node_name
+from benchctl.measure.machine import node_name
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.measure.resume.extension import extend_experiment
