@@ -49,7 +49,6 @@ def test_a_time_is_text_or_minutes():
         ("mem", "64GB", "must match"),
         ("exclude", "'node1; rm'", "must match"),
         ("gpus_per_block", "-1", "at least 0"),
-        ("lease_s", "0.5", "at least 1"),
         ("container_runtime", "docker", "allowed are apptainer, pyxis"),
         ("setup", '["a\\nb"]', "control characters"),
         ("setup", "[export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345]", "looks like a secret"),
