@@ -82,8 +82,12 @@ def measured(name: str, config: ValueModelConfig, dtype: torch.dtype, device: to
 
 def row(line: dict[str, Any]) -> list[str]:
     differences, allowed = line["differences"], line["allowed"]
-    cells = [f"{differences[name]:.1e} ≤ {allowed[name]:.0e}" if name in differences else "-" for name in NAMES]
+    cells = [judged(differences[name], allowed[name]) if name in differences else "-" for name in NAMES]
     return [line["model"], line["dtype"], *cells]
+
+
+def judged(difference: float, allowed: float) -> str:
+    return f"{difference:.1e} {'≤' if difference <= allowed else '>'} {allowed:.0e}"
 
 
 if __name__ == "__main__":
