@@ -125,5 +125,6 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     The largest number of a row becomes the largest that the type has.
     """
     largest = x.abs().amax(dim=1, keepdim=True).float()
-    scales = (largest / LARGEST_FLOAT8).clamp_min_(torch.finfo(torch.float32).tiny)
+    # A product, because torch divides by a number otherwise on a GPU than elsewhere.
+    scales = (largest * (1 / LARGEST_FLOAT8)).clamp_min_(torch.finfo(torch.float32).tiny)
     return (x.float() / scales).to(torch.float8_e4m3fn), scales
