@@ -41,9 +41,9 @@ FIELDS: dict[str, tuple[str, Callable[[Any, Any], float]]] = {
     "temperature.gpu": ("°C", lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
     "utilization.gpu": ("%", lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu),
     "utilization.memory": ("%", lambda n, h: n.nvmlDeviceGetUtilizationRates(h).memory),
-    "memory.total": ("MiB", lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total / MIB),
-    "memory.used": ("MiB", lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used / MIB),
-    "memory.free": ("MiB", lambda n, h: n.nvmlDeviceGetMemoryInfo(h).free / MIB),
+    "memory.total": ("MiB", lambda n, h: memory_of(n, h).total / MIB),
+    "memory.used": ("MiB", lambda n, h: memory_of(n, h).used / MIB),
+    "memory.free": ("MiB", lambda n, h: memory_of(n, h).free / MIB),
     "pcie.link.gen.current": ("", lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
     "pcie.link.width.current": ("lanes", lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
     "total_energy_consumption": ("J", lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1000),
@@ -114,6 +114,11 @@ def nvml_way(gpu: str) -> Iterator[Way]:
         yield Way(lambda: {field: answer_of(nvml, handle, ask) for field, (_, ask) in FIELDS.items()})
     finally:
         nvml.nvmlShutdown()
+
+
+def memory_of(nvml: Any, handle: Any) -> Any:
+    """In the form that has what the driver keeps apart from what is used."""
+    return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
 
 
 def answer_of(nvml: Any, handle: Any, ask: Callable[[Any, Any], float]) -> float | None:

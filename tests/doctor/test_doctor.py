@@ -301,6 +301,7 @@ class NvmlOfTwo:
     """The binding on a machine with two devices; the second tells nothing but its name."""
 
     NVML_CLOCK_SM = 1
+    nvmlMemory_v2 = 2  # noqa: N815
 
     class NVMLError(Exception):
         pass

@@ -17,6 +17,9 @@ class FakeNvml:
     """Two devices; the second is of a kind that knows neither power nor energy, under an old driver."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    nvmlMemory_v2 = 2  # noqa: N815
+    driver_mib = 615
+    """Memory that the first device's driver keeps; the second knows the first form of the answer alone."""
 
     class NVMLError(Exception):
         pass
@@ -44,9 +47,7 @@ class FakeNvml:
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}",
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
-                total=80 << 30, used=self.used_mib_of.get(handle, self.used_mib) * MIB
-            ),
+            "nvmlDeviceGetMemoryInfo": self.memory,
             "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=55),
             "nvmlDeviceGetPowerUsage": self.known_to_first(345_600),
             "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
@@ -62,6 +63,13 @@ class FakeNvml:
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1,
         }
         return answers[name]
+
+    def memory(self, handle, version=1):
+        if version == self.nvmlMemory_v2 and handle != 0:
+            raise self.NVMLError("another version")
+        used = self.used_mib_of.get(handle, self.used_mib)
+        kept = self.driver_mib if version == 1 and handle == 0 else 0
+        return SimpleNamespace(total=80 << 30, used=(used + kept) * MIB)
 
     def known_to_first(self, value):
         def answer(handle):

@@ -47,7 +47,7 @@ class NvmlReader:
                 index=device.index,
                 name=device.name,
                 uuid=device.uuid,
-                memory_bytes=getattr(device.ask(self._nvml.nvmlDeviceGetMemoryInfo), "total", None),
+                memory_bytes=getattr(device.memory(), "total", None),
                 driver=_answer(self._nvml, self._nvml.nvmlSystemGetDriverVersion),
             )
             for device in self._devices
@@ -172,6 +172,16 @@ class _Device:
             self.last_problem = _reason(error)
             return None
 
+    def memory(self) -> Any:
+        """Bytes of memory: total, used and free, where what the driver keeps for itself is neither of the last two.
+
+        That is the second form of the answer, and what nvidia-smi says; drivers before 510 know only the first, in
+        which it counts as used.
+        """
+        question = self._nvml.nvmlDeviceGetMemoryInfo
+        memory = self.ask(question, self._nvml.nvmlMemory_v2)
+        return self.ask(question) if memory is None else memory
+
     def mig_uuids(self) -> Iterator[str]:
         """Identities of the MIG devices that it is divided into."""
         for number in range(self.ask(self._nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
@@ -193,7 +203,7 @@ class _Device:
             uuid=self.uuid,
             source="nvml",
             utilization_frac=None if utilization is None else utilization.gpu / 100,
-            memory_used_bytes=getattr(ask(nvml.nvmlDeviceGetMemoryInfo), "used", None),
+            memory_used_bytes=getattr(self.memory(), "used", None),
             power_w=_per_mille(ask(nvml.nvmlDeviceGetPowerUsage)),
             energy_j=_per_mille(ask(nvml.nvmlDeviceGetTotalEnergyConsumption)),
             sm_clock_hz=_hz(ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)),
@@ -205,7 +215,7 @@ class _Device:
 
     def state(self) -> GpuState:
         nvml, ask = self._nvml, self.ask
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo)
+        memory = self.memory()
         users = [
             *(ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()),
             *(ask(nvml.nvmlDeviceGetGraphicsRunningProcesses) or ()),
@@ -233,7 +243,7 @@ class _Device:
             index=self.index,
             name=self.name,
             uuid=self.uuid,
-            memory_bytes=getattr(ask(nvml.nvmlDeviceGetMemoryInfo), "total", None),
+            memory_bytes=getattr(self.memory(), "total", None),
             driver=_answer(nvml, nvml.nvmlSystemGetDriverVersion),
             max_sm_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
             max_memory_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
