@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from benchctl.guided.value_model.scoring import ScoredRow, Scorer
 
 ORACLES = Path(__file__).parents[3] / "shared/oracles/guidance.json"
 MODELS = {}
+RECORDED_OR_NOT = ({"graphs": True, "record": [3]}, {"graphs": False})
 
 
 def models(family="qwen2", dtype=torch.float32):
@@ -200,6 +202,28 @@ def test_a_prompt_of_many_samples_goes_through_the_model_once(length):
         # As short as an extension: copying it would bring nothing.
         assert (done.prefill_tokens, done.shared_tokens) == (6 * 5, 0)
     assert done.extended_tokens == 6 * 2
+
+
+def test_a_few_prompts_go_through_recorded_passes_of_a_quarter_more_tokens_at_most_to_the_same_values(monkeypatch):
+    ours, _ = models(dtype=torch.float64)
+    # As on a GPU with kernels, whose attention looks at no more cells than there are.
+    monkeypatch.setattr(ours, "operations", replace(ours.operations, splits_keys=True))
+    recorded, plain_passes = (Scorer(ours, 9, 700, max_candidates=4, **more) for more in RECORDED_OR_NOT)
+    draw = random.Random(0)
+    for length, num_rows in ((9, 1), (100, 3), (600, 1), (600, 3), (20, 9)):
+        rows = [row((length, number), text(draw, length - number)) for number in range(num_rows)]
+        ids = choices(draw, num_rows, 3)
+        before = recorded.counters.computed_tokens, plain_passes.counters.computed_tokens
+        for scorer in (recorded, plain_passes):
+            scorer.prepare(rows)
+        ours_computed, computed = (
+            scorer.counters.computed_tokens - done
+            for scorer, done in zip((recorded, plain_passes), before, strict=True)
+        )
+        assert computed <= ours_computed <= 1.25 * computed
+        assert farthest(recorded.score(rows, ids), plain_passes.score(rows, ids)) < 1e-12
+        for scorer in (recorded, plain_passes):
+            scorer.forget([each.key for each in rows])
 
 
 def test_a_prompt_is_still_known_after_its_request_ended_unless_sharing_is_off():

@@ -1,4 +1,8 @@
-"""Forward passes of a value model over some work; those that score are recorded where there is a recorder."""
+"""Forward passes of a value model over some work, recorded where there is a recorder.
+
+What a pass launches takes a host longer than a GPU needs to compute it, unless it is long. So all passes of steady
+decode are recorded, and those over a few prompts of usual lengths. Other prompts go through passes as they are.
+"""
 
 from functools import partial
 from typing import Final
@@ -7,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchctl.guided.transfer import to_device
-from benchctl.guided.value_model.layout import Shape, Work, exact_shape, pack, padded_shape, unpack
+from benchctl.guided.value_model.layout import Shape, Work, exact_shape, pack, padded_shape, prompt_shape, unpack
 from benchctl.guided.value_model.prefix_cache import PrefixCache
 from benchctl.guided.value_model.recording import Recorded, Recorder
-from benchctl.guided.value_model.sizes import recorded_sizes, spans
+from benchctl.guided.value_model.sizes import recorded_prompt_sizes, recorded_sizes, spans
 from benchctl.guided.value_model.value_model import ValueModel
 
 MAX_RECORDINGS: Final = 1024
@@ -35,11 +39,21 @@ class ForwardPass:
         return len(self._recorded)
 
     def extend(self, work: Work) -> None:
-        """Write the missing tokens of all rows into the cache, in a pass of its exact size that is not recorded."""
+        """Write the missing tokens of all rows into the cache."""
         shape = exact_shape(work)
+        padded = prompt_shape(shape.tokens, self._cache.memory.cells)
+        recorded = self._recorded.get(padded)
+        if shape.rows > padded.rows or shape.columns > padded.columns:
+            recorded = None
+        if recorded is not None:
+            shape = padded
         self._count(shape)
+        packed = self._packed(work, shape)
         nothing = torch.zeros((0, 0), dtype=torch.int64, device=self._model.device)
-        self._run(shape, self._packed(work, shape), nothing)
+        if recorded is None:
+            self._run(shape, packed, nothing)
+        else:
+            recorded.replay(packed, nothing)
 
     def score(self, work: Work, candidates: Tensor) -> Tensor:
         """The same, and raw values [lines, K] of ``candidates`` [lines, K], each as if it came next in its row."""
@@ -53,15 +67,17 @@ class ForwardPass:
         return raw[: candidates.numel()].view(candidates.shape)
 
     def record(self, max_rows: int, candidates: int) -> None:
-        """Record the passes of all sizes that steady decode of up to ``max_rows`` rows has."""
+        """Record the passes of all sizes that steady decode of up to ``max_rows`` rows has, and of prompts."""
         if self._recorder is None:
             return
+        sizes = recorded_sizes(max_rows, candidates)
+        shapes = [padded_shape(tokens, candidates, span) for tokens in sizes for span in self._spans()]
+        if self._model.operations.splits_keys:
+            shapes += [prompt_shape(tokens, self._cache.memory.cells) for tokens in recorded_prompt_sizes()]
         # The largest first: what it needs of memory is enough for all others.
-        for tokens in reversed(recorded_sizes(max_rows, candidates)):
-            for span in reversed(self._spans()):
-                shape = padded_shape(tokens, candidates, span)
-                if shape not in self._recorded:
-                    self._recorded[shape] = self._record(self._recorder, shape)
+        for shape in sorted(shapes, key=lambda shape: (shape.tokens, shape.span), reverse=True):
+            if shape not in self._recorded:
+                self._recorded[shape] = self._record(self._recorder, shape)
 
     def _shape(self, work: Work) -> Shape:
         shape = exact_shape(work)

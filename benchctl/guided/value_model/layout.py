@@ -23,7 +23,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from benchctl.guided.value_model.sizes import MAX_LAG, padded_tokens, rows_that_fit
+from benchctl.guided.value_model.sizes import (
+    MAX_LAG,
+    MAX_ROW_TOKENS,
+    PROMPT_ROWS,
+    padded_prompt_tokens,
+    padded_tokens,
+    rows_that_fit,
+)
 
 Integers = npt.NDArray[np.int64]
 
@@ -115,6 +122,14 @@ def padded_shape(num_tokens: int, candidates: int, span: int) -> Shape:
         columns=candidates + MAX_LAG,
         span=span,
     )
+
+
+def prompt_shape(num_tokens: int, span: int) -> Shape:
+    """The same of a pass that extends a few rows by many tokens, prompts above all, and scores none."""
+    tokens = padded_prompt_tokens(num_tokens)
+    return Shape(
+        tokens=tokens, rows=PROMPT_ROWS, candidates=0, columns=min(tokens, MAX_ROW_TOKENS), span=span
+    )  # fmt: skip
 
 
 def pack(work: Work, shape: Shape, memory: Memory) -> Integers:

@@ -23,14 +23,11 @@ from benchctl.guided.value_model.layout import Memory, RowWork, Work
 from benchctl.guided.value_model.memory import cells_per_slot
 from benchctl.guided.value_model.prefix_cache import PrefixCache
 from benchctl.guided.value_model.recording import CudaGraphs, run_again
-from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS
+from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS, MAX_ROW_TOKENS
 from benchctl.guided.value_model.slots import Row, ScoredRow, Slot, SlotTable
 from benchctl.guided.value_model.value_model import ValueModel
 
 __all__ = ["Counters", "ScoredRow", "Scorer"]
-
-_PREFILL_ROW_TOKENS = 512
-"""Of one forward pass, in one row."""
 
 _Pair = tuple[Row, Slot]
 
@@ -257,7 +254,7 @@ class Scorer:
             with self._timer.section("value_prefill"):
                 for group in _groups(leaders):
                     while still := [(row, slot) for row, slot in group if slot.cached < len(row.tokens)]:
-                        self._extend(still, _PREFILL_ROW_TOKENS)
+                        self._extend(still, MAX_ROW_TOKENS)
             waiting = self._far_behind(followers)
 
     def _far_behind(self, pairs: Iterable[_Pair]) -> list[_Pair]:
@@ -344,7 +341,7 @@ def _groups(pairs: Sequence[_Pair]) -> Iterable[list[_Pair]]:
     by_length = sorted(pairs, key=lambda pair: pair[1].cached - len(pair[0].tokens))
     while by_length:
         row, slot = by_length[0]
-        columns = min(len(row.tokens) - slot.cached, _PREFILL_ROW_TOKENS)
+        columns = min(len(row.tokens) - slot.cached, MAX_ROW_TOKENS)
         size = max(1, MAX_PREFILL_TOKENS // columns)
         yield by_length[:size]
         by_length = by_length[size:]

@@ -12,6 +12,14 @@ MAX_LAG: Final = 8
 above all, go before in a pass of their own."""
 MAX_PREFILL_TOKENS: Final = 4096
 """Tokens of a forward pass over prompts, in all rows."""
+MAX_ROW_TOKENS: Final = 512
+"""Of these, tokens of one row."""
+PROMPT_ROWS: Final = 8
+"""Rows of a recorded pass over prompts."""
+_MOST_PROMPT_TOKENS: Final = 1024
+"""Tokens of the largest such pass; for more, a GPU needs about as long as the host for launching it."""
+_PROMPT_BITS: Final = 3
+"""Leading bits that remain of the tokens of such a pass: up to a quarter is padding."""
 _LEAST_CHUNK: Final = 512
 """Cells that one program of attention reads at least, where there are as many."""
 _MOST_CHUNKS: Final = 16
@@ -30,7 +38,12 @@ _LAGGING_ROWS: Final = 4
 
 def padded_tokens(number: int) -> int:
     """``number`` or up to an eighth more."""
-    grain = 1 << max(number.bit_length() - _EXACT_BITS, 0)
+    return _rounded_up(number, _EXACT_BITS)
+
+
+def _rounded_up(number: int, bits: int) -> int:
+    """The next number of which only so many leading bits are set."""
+    grain = 1 << max(number.bit_length() - bits, 0)
     return -(-number // grain) * grain
 
 
@@ -46,6 +59,20 @@ def recorded_sizes(max_rows: int, candidates: int) -> list[int]:
     sizes, size = [], min(candidates, MAX_LAG)
     while size <= largest:
         sizes.append(padded_tokens(size))
+        size = sizes[-1] + 1
+    return sizes
+
+
+def padded_prompt_tokens(number: int) -> int:
+    """``number`` or up to a quarter more."""
+    return _rounded_up(number, _PROMPT_BITS)
+
+
+def recorded_prompt_sizes() -> list[int]:
+    """The sizes in tokens of the recorded passes over prompts, in ascending order."""
+    sizes, size = [], MAX_LAG + 1
+    while size <= _MOST_PROMPT_TOKENS:
+        sizes.append(padded_prompt_tokens(size))
         size = sizes[-1] + 1
     return sizes
 
