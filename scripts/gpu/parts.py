@@ -142,12 +142,15 @@ def _bonus(setup: Setup) -> list[Command]:
 
 
 def _engine(setup: Setup) -> list[Command]:
-    """A stock engine against itself, while NVML and nvidia-smi are read through benchctl's own readers."""
+    """A stock engine against itself, while NVML and nvidia-smi are read through benchctl's own readers.
+
+    One block, because two take longer than there is time: a load of it lasted 25 s.
+    """
     model, latest = setup.directory / "model", setup.results("aa", "latest")
     shape = () if setup.is_tiny else ("--shape", "qwen2.5-0.5b")
     run = setup.tool(
         "run", "--profile", "aa", "--engine", setup.preset("transformers"), "--set", f"model={model}",
-        "--blocks", "2", "--quiet", "--output-dir", setup.results(), *setup.short_load,
+        "--blocks", "1", "--quiet", "--output-dir", setup.results(), *setup.short_load,
     )  # fmt: skip
     read = () if setup.device == "cpu" else (sys.executable, "-m", "benchmarks.measure.nvml_agreement", "--")
     return [

@@ -10,9 +10,9 @@ needs most beside it:
 
 vLLM 0.32 takes ``--kv-cache-memory-bytes`` as it is (v1/worker/gpu_worker.py, ``determine_available_memory``):
 it measures nothing then, and ``gpu_memory_utilization`` only says how much must be free at the start. So what a
-server takes beside weights and caches has to be kept free here. That is the reserve. None of its constants was
-measured on a GPU yet; they are allowances, and vLLM's log of a server without the option says what it took ("peak
-activation", "CUDAGraph memory").
+server takes beside weights and caches has to be kept free here. That is the reserve. What the value model and the
+runtime take was measured on one H200 (``docs/measurements/gpu.md``). What vLLM takes was not: these constants are
+allowances, and vLLM's log of a server without the option says what it took ("peak activation", "CUDAGraph memory").
 """
 
 import math
@@ -35,8 +35,8 @@ from benchctl.units import GIB, MIB
 DEFAULT_SHARE: Final = 0.92
 """``gpu_memory_utilization`` of vLLM 0.32 (vllm/config/cache.py)."""
 _BLOCK_TOKENS: Final = 16
-_RUNTIME_BYTES: Final = GIB
-"""CUDA's context, libraries with their workspaces, and what the driver keeps of the memory that it states."""
+_RUNTIME_BYTES: Final = 3 * GIB // 2
+"""CUDA's context and libraries, 883 MiB, and what the driver keeps of the memory that it states, 616 MiB."""
 _GRAPH_BYTES: Final = GIB
 """vLLM's CUDA graphs, of up to 51 sizes."""
 _VALUE_GRAPH_BYTES: Final = GIB // 2
