@@ -4,18 +4,30 @@ The cores of a device do not depend on how many blocks run at a time: a host wit
 the same cores whether one block runs or eight.
 """
 
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-from benchctl.cluster.host import Host, this_host
 from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
+from benchctl.measure.doctor.check import Check
 from benchctl.measure.limits import gpus_of_block
 from benchctl.measure.server.resources import core_ranges
-from benchctl.profile.model import Profile
+from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.visible_devices import VARIABLE, names_mig
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.schema import NodeGpu
-from benchctl.units import count_of
+from benchctl.units import count_of, range_of
+from benchctl.untrusted.text import visible_value
+
+_SYSTEM: Final = Path("/sys/devices/system")
+_RANGE: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_NODE: Final = re.compile(r"node([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +40,115 @@ class Slot:
     """UUIDs of its devices, as ``CUDA_VISIBLE_DEVICES`` takes them; empty on a host without any."""
     cores: tuple[int, ...] = ()
     """Processor cores of server and client; empty for all."""
+    handles: tuple[int, ...] = ()
+    """Open files whose locks say that the slot is ours; empty for one that is not held."""
+
+    def __str__(self) -> str:
+        cores = f"{count_of(len(self.cores), 'core')} ({core_ranges(frozenset(self.cores))})"
+        return f"{', '.join(self.gpus)}, {cores}" if self.gpus else cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Devices and cores of this host, and which of them this process may use."""
+
+    gpus: tuple[NodeGpu, ...] = ()
+    """All devices that the driver shows, in its order."""
+    visible: tuple[int, ...] = ()
+    """Numbers of those that CUDA_VISIBLE_DEVICES leaves."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """The usable physical cores, each with its usable hardware threads, ordered by NUMA node and number."""
+    numa_nodes: Mapping[int, int] = field(default_factory=dict)
+    """NUMA node of each hardware thread, where the system tells."""
+
+    @property
+    def num_threads(self) -> int:
+        """Usable hardware threads, which the system counts as processors."""
+        return sum(map(len, self.cores))
+
+
+def check_beside(profile: Profile, num: int) -> None:
+    """Raise UsageError for an experiment of which no ``num`` blocks can be measured beside each other."""
+    for variant, cell in arms(profile):
+        settings = variant_settings(profile, variant, cell)
+        if VARIABLE in getattr(settings.server, "env", {}):
+            raise UsageError(
+                f"variant {settings.variant!r}: engine.options.env.{VARIABLE} names the devices of all servers, "
+                f"and --on local gives each block its own; leave it out, and set {VARIABLE} for benchctl itself to "
+                "choose among the devices of this host"
+            )
+        if num > 1 and (reason := _only_one(profile, settings)) is not None:
+            raise UsageError(f"variant {settings.variant!r}: {reason}; take --parallel 1, or leave out --on local")
+
+
+def _only_one(profile: Profile, settings: VariantSettings) -> str | None:
+    """The reason why two servers of these settings cannot exist at the same time."""
+    if profile.engine.kind == "attach":
+        return "the server is the one that is attached, which blocks that run beside each other would share"
+    if settings.server.fixed_port is not None:
+        return f"engine.options.port is {settings.server.fixed_port}, which one server at a time can have"
+    return None
+
+
+def this_host(system: Path = _SYSTEM) -> Host:
+    """This host with what this process may use; ``system`` is the kernel's directory of devices.
+
+    Raises UsageError where CUDA_VISIBLE_DEVICES names parts of devices, which cannot be handed out, and on a
+    system that cannot bind processes to cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError(
+            "--on local binds each block to processor cores of its own, and this system cannot; leave it out, and "
+            "the blocks are measured one after the other"
+        )
+    visible = os.environ.get(VARIABLE)
+    if names_mig(visible):
+        raise UsageError(
+            f"{VARIABLE} is {visible_value(visible)}, and --on local hands out whole devices; name whole GPUs there"
+        )
+    gpus = _gpus(None)
+    chosen = gpus if visible is None else _gpus(visible)
+    numa_nodes = _numa_nodes(system)
+    return Host(
+        gpus=gpus,
+        visible=tuple(gpu.index for gpu in chosen),
+        cores=_physical_cores(os.sched_getaffinity(0), numa_nodes, system),
+        numa_nodes=numa_nodes,
+    )
+
+
+def _gpus(visible: str | None) -> tuple[NodeGpu, ...]:
+    with open_gpu(visible) as reader:
+        return reader.described() if reader is not None else ()
+
+
+def _physical_cores(usable: set[int], numa_nodes: Mapping[int, int], system: Path) -> tuple[tuple[int, ...], ...]:
+    """The usable hardware threads by physical core; each is a core of its own where the system does not tell."""
+    cores: dict[int, tuple[int, ...]] = {}
+    for thread in sorted(usable):
+        siblings = _listed(system / f"cpu/cpu{thread}/topology/thread_siblings_list") | {thread}
+        together = tuple(sorted(siblings & usable))
+        cores.setdefault(together[0], together)
+    return tuple(sorted(cores.values(), key=lambda core: (numa_nodes.get(core[0], 0), core)))
+
+
+def _numa_nodes(system: Path) -> dict[int, int]:
+    try:
+        names = [entry.name for entry in (system / "node").iterdir()]
+    except OSError:
+        return {}
+    nodes = {name: int(match[1]) for name in names if (match := _NODE.fullmatch(name))}
+    return {thread: node for name, node in nodes.items() for thread in _listed(system / "node" / name / "cpulist")}
+
+
+def _listed(path: Path) -> frozenset[int]:
+    """The numbers in a file such as ``0-3,8``; none where it cannot be read."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    ranges = [match for part in text.split(",") if (match := _RANGE.fullmatch(part))]
+    return frozenset(number for match in ranges for number in range(int(match[1]), int(match[2] or match[1]) + 1))
 
 
 def slots_for(profile: Profile, num: int) -> tuple[Slot, ...]:
@@ -58,6 +179,26 @@ def slots_of_host(
     return _core_slots(host, num, is_virtual=is_virtual)
 
 
+def slots_check() -> Check:
+    """The row of ``doctor``: how many blocks ``--on local`` can measure at a time, and what each of them gets."""
+    try:
+        host = this_host()
+        slots = slots_of_host(max(len(host.visible) or len(host.cores), 1), host=host)
+    except UsageError as error:
+        facts = {"num_slots": 0, "num_gpus": None, "num_cores": None}
+        return Check(topic="cluster", name="slots", finding=str(error), facts=facts)
+    cores = range_of(sorted(len(slot.cores) for slot in slots))
+    each = "1 GPU and " if host.visible else ""
+    noun = "hardware thread" if host.num_threads > len(host.cores) else "core"
+    return Check(
+        topic="cluster",
+        name="slots",
+        finding=f"--on local: up to {count_of(len(slots), 'block')} at a time, each with {each}{cores} {noun}"
+        + ("" if cores == "1" else "s"),
+        facts={"num_slots": len(slots), "num_gpus": len(host.visible), "num_cores": len(host.cores)},
+    )
+
+
 def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
     groups = _groups([gpu for gpu in host.gpus if gpu.index in host.visible], gpus_per_block)
     if len(groups) < num:
@@ -70,7 +211,7 @@ def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
     slots = tuple(
         Slot(
             index=index,
-            gpus=tuple(_identity(gpu) for gpu in group),
+            gpus=tuple(gpu.uuid or str(gpu.index) for gpu in group),
             cores=tuple(sorted(core for gpu in group for core in shares[gpu.index])),
         )
         for index, group in enumerate(groups)
@@ -85,22 +226,15 @@ def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
 
 def _groups(gpus: Sequence[NodeGpu], size: int) -> list[tuple[NodeGpu, ...]]:
     """Devices of one NUMA node together as far as they go, then what is left of all nodes."""
-    nodes = sorted({_node_order(gpu) for gpu in gpus})
-    by_node = [[gpu for gpu in gpus if _node_order(gpu) == node] for node in nodes]
-    left = [gpu for members in by_node for gpu in members[len(members) // size * size :]]
-    return [group for members in (*by_node, left) for group in _whole_groups(members, size)]
-
-
-def _whole_groups(gpus: Sequence[NodeGpu], size: int) -> list[tuple[NodeGpu, ...]]:
-    return [tuple(gpus[first : first + size]) for first in range(0, len(gpus) - size + 1, size)]
-
-
-def _node_order(gpu: NodeGpu) -> int:
-    return -1 if gpu.numa_node is None else gpu.numa_node
-
-
-def _identity(gpu: NodeGpu) -> str:
-    return gpu.uuid or str(gpu.index)
+    by_node: dict[int, list[NodeGpu]] = {}
+    for gpu in gpus:
+        by_node.setdefault(-1 if gpu.numa_node is None else gpu.numa_node, []).append(gpu)
+    nodes = [members for _, members in sorted(by_node.items())]
+    left = [gpu for members in nodes for gpu in members[len(members) // size * size :]]
+    groups = []
+    for members in (*nodes, left):
+        groups += [tuple(members[first : first + size]) for first in range(0, len(members) - size + 1, size)]
+    return groups
 
 
 def _cores_by_gpu(host: Host) -> dict[int, tuple[int, ...]]:

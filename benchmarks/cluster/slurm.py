@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from benchctl.cluster.slurm.submission import ArrayJob, submit_blocks
+from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
 from benchctl.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))

@@ -6,18 +6,28 @@ import time
 
 import pytest
 
-from benchctl.cluster.device_locks import core_names, locked
+from benchctl.cluster.local import HeldError, locked
 from benchctl.errors import UsageError
 
 LEAVE = (
-    "import subprocess, sys; from benchctl.cluster.device_locks import locked\n"
+    "import subprocess, sys; from benchctl.cluster.local import locked\n"
     "heir = [sys.executable, '-c', 'import time; time.sleep(1.5)']\n"
-    "with locked(['GPU-a']) as locks: subprocess.Popen(heir, pass_fds=locks.handles); print('left', flush=True)"
+    "with locked(['GPU-a']) as locks: subprocess.Popen(heir, pass_fds=locks); print('left', flush=True)"
 )
 HOLD = (
-    "import sys; from benchctl.cluster.device_locks import locked\n"
-    "with locked(sys.argv[1:]) as locks: print(locks.refused, flush=True); sys.stdin.read()"
+    "import sys; from benchctl.cluster.local import HeldError, locked\n"
+    "try:\n"
+    "    with locked(sys.argv[1:]): print('held', flush=True); sys.stdin.read()\n"
+    "except HeldError as error: print(error, flush=True)"
 )
+
+
+def is_free(name):
+    try:
+        with locked([name]):
+            return True
+    except HeldError:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -38,23 +48,20 @@ def end(process):
 
 def test_a_device_is_held_by_one_process_at_a_time_and_its_holder_is_named():
     process, taken = other_process("GPU-a", "core-3")
-    assert taken == "None"
-    with locked(["GPU-b", *core_names([2, 3])]) as locks:
-        assert (locks.handles, locks.refused) == ((), "core-3")
-        assert f"process {process.pid} (" in locks.holder
-        with locked(["GPU-b"]) as others:
-            assert others.refused is None, "what was taken before the one that is held is given back"
+    assert taken == "held"
+    refused = pytest.raises(HeldError, match=rf"^core-3 by process {process.pid} \(")
+    with refused, locked(["GPU-b", "core-2", "core-3"]):
+        pass
+    assert is_free("GPU-b"), "what was taken before the one that is held is given back"
     end(process)
-    with locked(["GPU-a"]) as locks:
-        assert locks.refused is None
+    assert is_free("GPU-a")
 
 
 def test_a_killed_process_holds_nothing():
     process, _ = other_process("GPU-a")
     process.kill()
     end(process)
-    with locked(["GPU-a"]) as locks:
-        assert locks.refused is None
+    assert is_free("GPU-a")
 
 
 def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
@@ -63,21 +70,19 @@ def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
             [sys.executable, "-c", "import sys; sys.stdin.read()"],
             stdin=subprocess.PIPE,
             text=True,
-            pass_fds=locks.handles,
+            pass_fds=locks,
         )
     second, taken = other_process("GPU-a")
-    assert taken == "GPU-a"
+    assert taken.startswith("GPU-a by process ")
     end(second)
     end(heir)
-    with locked(["GPU-a"]) as locks:
-        assert locks.refused is None
+    assert is_free("GPU-a")
 
 
 def test_the_heirs_of_a_process_that_has_ended_are_waited_for():
     began_s = time.monotonic()
     subprocess.run([sys.executable, "-c", LEAVE], check=True, stdout=subprocess.DEVNULL)
-    with locked(["GPU-a"]) as locks:
-        assert locks.refused is None
+    assert is_free("GPU-a")
     assert time.monotonic() - began_s > 1.5
 
 

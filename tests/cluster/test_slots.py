@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from benchctl.cluster.host import Host, this_host
-from benchctl.cluster.slots import slots_of_host
+from benchctl.cluster.slots import Host, slots_of_host, this_host
 from benchctl.errors import UsageError
 from benchctl.records.schema import NodeGpu
 

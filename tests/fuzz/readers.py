@@ -14,7 +14,6 @@ from support.results import builders, lenvm_results
 from support.step_time import MODELS, planted_run
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cluster.arrival import import_archive
 from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sglang.engine import read_sglang_steps
@@ -28,7 +27,7 @@ from benchctl.interop.tables import TableDefaults, read_step_table
 from benchctl.load.answer import Answer, error_of, head_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
-from benchctl.records.archive import contents_of, write_archive
+from benchctl.records.archive import contents_of, import_archive, write_archive
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import verify_directory
 from benchctl.records.peaks import PEAKS

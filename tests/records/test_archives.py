@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.cluster.arrival import import_archive
 from benchctl.errors import RecordError, UsageError
 from benchctl.records import archive as archives
-from benchctl.records.archive import contents_of
+from benchctl.records.archive import contents_of, import_archive
 from benchctl.records.directory import open_results
 from benchctl.records.integrity import verify_directory
 

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,17 +25,10 @@ from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
 from benchctl.cli.screen import note, warn
 from benchctl.cluster.blocks import block_runs, check_block, run_block
-from benchctl.cluster.local.block_process import BlockProcess
-from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
-from benchctl.cluster.local.demand import check_beside, devices_begun_on, slot_text
-from benchctl.cluster.local.fate import fate_of
-from benchctl.cluster.local.held_slots import HeldSlot, held_slots
-from benchctl.cluster.slots import Slot, slots_for
-from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
-from benchctl.cluster.slurm.missing import require_slurm
-from benchctl.cluster.slurm.script import block_words, script_text
-from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, logs_of, queued_blocks, submit_blocks
-from benchctl.cluster.slurm.time_left import time_left_in_job
+from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
+from benchctl.cluster.slots import Slot, check_beside, slots_for
+from benchctl.cluster.slurm import BlocksOnSlurm, logs_of, queued_blocks, require_slurm, time_left_in_job
+from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
@@ -115,13 +107,12 @@ def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
     array = _array_job(directory, profile)
     folder = directory / "submissions" / "UTC"
     try:
-        text = script_text(array.parameters(len(blocks)), array.settings, folder, len(blocks))
+        text = array.script(folder, len(blocks))
     except ImportError:
         return  # told by check_slurm
     print("job script, for sbatch:")
     print(text.replace(str(Path.cwd() / directory), str(directory)))
-    words = shlex.join(block_words(array.settings, directory, blocks[0], keeps_raw_logs=False))
-    print(f"each task measures one block; the first: {words}")
+    print(f"each task measures one block; the first: {shlex.join(array.words(blocks[0]))}")
     if len(blocks) == 1:
         print(f"block {blocks[0]}: the only task, no array")
     for index, block in enumerate(blocks if len(blocks) > 1 else ()):
@@ -132,8 +123,8 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
     """Submit the blocks that are not done; returns their outcome, None when detached."""
     path, pending = results.path, undone_runs(results)
     go_on = shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
-    array = _array_job(path.resolve(), profile, keeps_raw_logs=options.keep_raw_logs)
-    tasks = queued_blocks(array.directory, active_tasks())
+    array = _array_job(path.resolve(), profile, _further_words(options))
+    tasks = queued_blocks(array.directory)
     blocks = sorted({planned.block for planned in pending} - set(tasks.values()))
     if tasks:
         queued = ", ".join(sorted(tasks))
@@ -151,7 +142,7 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
         print(f"progress: {shlex.join(['benchctl', 'watch', str(path)])}")
         print(f"afterwards, also for blocks whose task was lost: {go_on}")
         return None
-    watched = BlocksOnSlurm(results, array, tasks, on_submit=tell_submitted, on_problem=warn)
+    watched = BlocksOnSlurm(array, tasks, on_submit=tell_submitted, on_problem=warn)
 
     def is_over() -> bool:
         watched.look()
@@ -190,14 +181,19 @@ def _outcome_elsewhere(
     )
 
 
-def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool = False) -> ArrayJob:
+def _further_words(options: RunOptions) -> tuple[str, ...]:
+    """Words of the command of each block that are those of this one."""
+    return ("--keep-raw-logs",) if options.keep_raw_logs else ()
+
+
+def _array_job(directory: Path, profile: Profile, options: tuple[str, ...] = ()) -> ArrayJob:
     return ArrayJob(
         directory=directory,
         name=profile.name,
         settings=profile.cluster,
         num_gpus=gpus_of_block(profile) or 0,
         argv=redacted_argv(("benchctl", *sys.argv[1:])),
-        keeps_raw_logs=keeps_raw_logs,
+        options=options,
     )
 
 
@@ -205,7 +201,7 @@ def _refuse_unfinished(path: Path, watched: BlocksOnSlurm, go_on: str) -> None:
     """End the command where blocks were not measured: cancelled ones as interrupted, others as a failure."""
     if watched.given_up:
         block, task = next(iter(watched.given_up.items()))
-        times = count_of(watched.settings.resubmissions + 1, "time")
+        times = count_of(watched.array.settings.resubmissions + 1, "time")
         raise RunError(
             f"{_blocks_text(watched.given_up)}: submitted {times}, and no task ended its block; when the reason is "
             f"removed, continue with: {go_on}",
@@ -242,6 +238,7 @@ def _blocks_text(blocks: Iterable[int]) -> str:
 
 def measure_block(path: Path, block: int, options: RunOptions) -> int:
     """Measure block ``block`` of ``path``, as far as it is not done; returns the exit code."""
+    end_with_parent()
     reopened = reopen_experiment(path, None)
     results, profile, requests = reopened.results, reopened.profile, reopened.requests
     check_block(results, block)
@@ -293,7 +290,7 @@ def check_slots(profile: Profile, num: int, *, is_plan: bool) -> None:
         refuse(str(error), is_plan=is_plan)
 
 
-def _held(profile: Profile, num: int) -> AbstractContextManager[tuple[HeldSlot, ...]]:
+def _held(profile: Profile, num: int) -> AbstractContextManager[tuple[Slot, ...]]:
     """The slots of this experiment, which no other benchctl has."""
     is_virtual = engine_for(profile.engine.kind).clock == "virtual"
     return held_slots(slots_for(profile, num), num, is_virtual=is_virtual)
@@ -311,7 +308,7 @@ def print_slots(profile: Profile, requests: Sequence[PreparedRequest], num: int)
 def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Sequence[Slot]) -> None:
     print(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
-        print(f"  slot {slot.index}: {slot_text(slot)}")
+        print(f"  slot {slot.index}: {slot}")
     estimate = estimate_plan(profile, requests, visible=",".join(slots[0].gpus))
     if estimate.run_s:
         block_s = estimate.total_s(run for run in plan_runs(profile).runs if run.block == 0)
@@ -331,7 +328,7 @@ def measure_on_slots(
     num = options.parallel or 1
     command = ["benchctl", "run", "--resume", str(results.path), "--on", "local", "--parallel", str(num)]
     with _held(profile, num) as slots:
-        _tell_slots(profile, requests, [held.slot for held in slots])
+        _tell_slots(profile, requests, slots)
         pending = undone_runs(results)
         with advising(f"Continue with: {shlex.join(command)}"):
             blocks = _hand_out(results, profile, slots, pending, options)
@@ -347,18 +344,12 @@ def measure_on_slots(
 def _hand_out(
     results: ResultDirectory,
     profile: Profile,
-    slots: Sequence[HeldSlot],
+    slots: Sequence[Slot],
     pending: Sequence[PlannedRun],
     options: RunOptions,
 ) -> BlocksOnSlots:
     """Measure the blocks of ``pending``; returns what became of those that were not measured."""
-    words = ("--keep-raw-logs",) if options.keep_raw_logs else ()
-
-    def start(block: int, held: HeldSlot) -> BlockProcess:
-        return BlockProcess(results.path, block, held.slot, words, held.handles)
-
-    numbers, begun_on = {planned.block for planned in pending}, devices_begun_on(results, pending)
-    blocks = BlocksOnSlots(slots, numbers, start, partial(fate_of, results), begun_on)
+    blocks = BlocksOnSlots(results, slots, pending, _further_words(options))
     with noting_interrupt() as has_come:
 
         def is_over() -> bool:
@@ -380,7 +371,7 @@ def _tell_left(results: ResultDirectory, blocks: BlocksOnSlots) -> None:
         warn(f"block {block} is measured by another process; 'benchctl watch {results.path}' shows it")
     for left in blocks.left:
         end = f"by signal {-left.code}" if left.code < 0 else f"with exit code {left.code}"
-        warn(f"block {left.block} was given up: its process ended twice, {end}; {left.process.log}")
+        warn(f"block {left.process.block} was given up: its process ended twice, {end}; {left.process.log}")
     if blocks.refused is not None:
         process = blocks.refused.process
         kinds: tuple[type[BenchctlError], ...] = (InvalidDataError, RunError)

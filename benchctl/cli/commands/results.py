@@ -17,13 +17,12 @@ from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results
 from benchctl.cli.outcome import print_tables_and_notes
 from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, wide_console
-from benchctl.cluster.arrival import import_archive
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.foreign_writers import write_foreign
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.lenvm.summary import SUMMARY_NAME
 from benchctl.interop.lenvm.warnings import REPAIRS
-from benchctl.records.archive import contents_of, write_archive
+from benchctl.records.archive import contents_of, import_archive, write_archive
 from benchctl.records.claims import current_manifest
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic

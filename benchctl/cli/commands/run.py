@@ -37,7 +37,7 @@ from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
 from benchctl.cli.screen import print_json, warn
 from benchctl.cluster.blocks import divide
-from benchctl.cluster.local.held_slots import held_devices
+from benchctl.cluster.local import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome, create_experiment

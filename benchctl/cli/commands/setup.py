@@ -26,8 +26,8 @@ from benchctl.cli.options import (
     complete_profile,
 )
 from benchctl.cli.screen import PhaseProgress, folding_console, tell
-from benchctl.cluster.slots_check import slots_check
-from benchctl.cluster.slurm.missing import slurm_checks
+from benchctl.cluster.slots import slots_check
+from benchctl.cluster.slurm import slurm_checks
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing.install import install_engine

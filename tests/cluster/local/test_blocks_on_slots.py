@@ -7,28 +7,24 @@ import time
 import pytest
 from support.nvidia_smi import FakeSmi, devices
 
-from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
-from benchctl.cluster.local.held_slots import HeldSlot, held_devices, held_slots
+from benchctl.cluster import local
+from benchctl.cluster.local import BlocksOnSlots, held_devices, held_slots
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.record import PlannedRun
 
-TWO = tuple(HeldSlot(slot=Slot(index=index, gpus=(f"GPU-{index}",))) for index in range(2))
+TWO = tuple(Slot(index=index, gpus=(f"GPU-{index}",)) for index in range(2))
 
 
 class Process:
     """A process that ends as its block is told to."""
 
-    def __init__(self, block, held, code):
-        self.block, self.slot, self.log = block, held.slot, f"b{block}.log"
+    def __init__(self, block, slot, code):
+        self.block, self.slot, self.log = block, slot, f"b{block}.log"
         self._process = subprocess.Popen([sys.executable, "-IS", "-c", f"import os; {code}"])
-        self.pid = self._process.pid
-
-    def poll(self):
-        return self._process.poll()
-
-    def terminate(self):
-        self._process.terminate()
+        self.poll, self.terminate = self._process.poll, self._process.terminate
 
     def wait(self, limit_s):
         try:
@@ -41,18 +37,20 @@ class Process:
 class Handing:
     """The handing out of blocks whose n-th process runs the n-th code given for it, or else the last."""
 
-    def __init__(self, codes, slots=TWO, fates=None, begun_on=None):
+    def __init__(self, monkeypatch, codes, slots=TWO, fates=None, begun_on=None):
         fates = fates or {0: "ended"}
         self.started = []
         self._codes = {block: list(given) for block, given in codes.items()}
-        self.blocks = BlocksOnSlots(
-            slots, codes, self._start, lambda _, code: fates.get(code, "died"), begun_on or {}
-        )
+        monkeypatch.setattr(local, "BlockProcess", self._start)
+        monkeypatch.setattr(local, "fate_of", lambda _results, _block, code: fates.get(code, "died"))
+        monkeypatch.setattr(local, "devices_begun_on", lambda *_: begun_on or {})
+        runs = [PlannedRun(index=i, run_id=f"r{i}", block=i, position=0, variant="a", cell={}) for i in codes]
+        self.blocks = BlocksOnSlots(ResultDirectory("unread"), slots, runs)
 
-    def _start(self, block, held):
+    def _start(self, _results, block, slot, _options):
         codes = self._codes[block]
-        self.started.append((block, held.slot.index))
-        return Process(block, held, codes.pop(0) if len(codes) > 1 else codes[0])
+        self.started.append((block, slot.index))
+        return Process(block, slot, codes.pop(0) if len(codes) > 1 else codes[0])
 
     def run(self):
         deadline = time.monotonic() + 60
@@ -63,37 +61,40 @@ class Handing:
         return self
 
 
-def test_the_lowest_blocks_come_first_and_each_free_slot_gets_the_next():
+def test_the_lowest_blocks_come_first_and_each_free_slot_gets_the_next(monkeypatch):
     long, short = "import time; time.sleep(0.6)", "import time; time.sleep(0.05)"
-    handing = Handing({0: [long], **{block: [short] for block in range(1, 5)}}).run()
+    handing = Handing(monkeypatch, {0: [long], **{block: [short] for block in range(1, 5)}}).run()
     assert [block for block, _ in handing.started] == [0, 1, 2, 3, 4]
     assert [slot for _, slot in handing.started] == [0, 1, 1, 1, 1], "block 0 keeps its slot for long"
 
 
-def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once():
+def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once(monkeypatch):
     killed = "os.kill(os.getpid(), 9)"
-    handing = Handing({0: ["import time; time.sleep(0.3)"], 1: [killed, "0"], 2: [killed]}).run()
+    handing = Handing(monkeypatch, {0: ["import time; time.sleep(0.3)"], 1: [killed, "0"], 2: [killed]}).run()
     assert [slot for block, slot in handing.started if block == 1] == [1, 1]
     assert [block for block, _ in handing.started].count(2) == 2
     (left,) = handing.blocks.left
-    assert (left.block, left.code) == (2, -9)
+    assert (left.process.block, left.code) == (2, -9)
 
 
-def test_a_block_that_is_refused_ends_the_handing_out():
-    handing = Handing({block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1], fates={2: "refused"}).run()
+def test_a_block_that_is_refused_ends_the_handing_out(monkeypatch):
+    handing = Handing(
+        monkeypatch, {block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1], fates={2: "refused"}
+    ).run()
     assert handing.started == [(0, 0)]
     assert handing.blocks.refused is not None
 
 
-def test_a_block_that_another_process_measures_is_left_to_it():
-    handing = Handing({0: ["os._exit(2)"], 1: ["0"]}, fates={0: "ended", 2: "of others"}).run()
+def test_a_block_that_another_process_measures_is_left_to_it(monkeypatch):
+    handing = Handing(monkeypatch, {0: ["os._exit(2)"], 1: ["0"]}, fates={0: "ended", 2: "of others"}).run()
     assert handing.blocks.of_others == [0]
     assert handing.blocks.refused is None
     assert len(handing.started) == 2
 
 
-def test_a_block_that_was_begun_goes_to_the_devices_that_began_it():
+def test_a_block_that_was_begun_goes_to_the_devices_that_began_it(monkeypatch):
     handing = Handing(
+        monkeypatch,
         {block: ["import time; time.sleep(0.1)"] for block in range(4)},
         begun_on={0: ("GPU-1",), 1: ("GPU-elsewhere",), 2: ("GPU-1",)},
     ).run()
@@ -102,9 +103,9 @@ def test_a_block_that_was_begun_goes_to_the_devices_that_began_it():
     assert on[1] == 0, "no slot has those devices, so that any will do"
 
 
-def test_the_end_asks_all_processes_and_kills_those_that_do_not_listen():
+def test_the_end_asks_all_processes_and_kills_those_that_do_not_listen(monkeypatch):
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
-    handing = Handing({0: [deaf], 1: ["import time; time.sleep(60)"], 2: ["0"]})
+    handing = Handing(monkeypatch, {0: [deaf], 1: ["import time; time.sleep(60)"], 2: ["0"]})
     handing.blocks.advance()
     time.sleep(0.3)
     began_s = time.monotonic()
@@ -118,9 +119,9 @@ def test_slots_that_another_benchctl_has_are_passed_over_and_its_process_is_name
     monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path))
     slots = [Slot(index=index, gpus=(f"GPU-{index}",), cores=(index,)) for index in range(3)]
     with held_slots(slots, 2, is_virtual=False) as held:
-        assert [each.slot.index for each in held] == [0, 1]
+        assert [each.index for each in held] == [0, 1]
         with held_slots(slots, 1, is_virtual=False) as others:
-            assert [each.slot.index for each in others] == [2]
+            assert [each.index for each in others] == [2]
         with (
             pytest.raises(UsageError, match=r"1 of 3 slots are free; held are GPU-0 by process \d+ .*--parallel 1"),
             held_slots(slots, 2, is_virtual=False),
@@ -141,7 +142,7 @@ def test_an_experiment_without_slots_holds_the_first_devices_that_its_servers_se
     two = load_profile("ci-smoke", engine="vllm", overrides=["engine.options.tensor_parallel_size=2"])
     slots = [Slot(index=index, gpus=(f"GPU-{letter * 2}",)) for index, letter in enumerate("abc")]
     with held_devices(two), held_slots(slots, 1, is_virtual=False) as held:
-        assert held[0].slot.gpus == ("GPU-cc",)
+        assert held[0].gpus == ("GPU-cc",)
         with (
             pytest.raises(UsageError, match=r"GPU-aa is held by process \d+ .*CUDA_VISIBLE_DEVICES"),
             held_devices(two),

@@ -9,22 +9,19 @@ import pytest
 from support.cli import benchctl
 from support.slurm import states, write_profile
 
-from benchctl.cluster.slurm.script import (
-    block_words,
-    launcher_python,
-    script_parameters,
-    script_text,
-    variables_not_passed_on,
-)
+from benchctl.cluster.slurm_job import ArrayJob, variables_not_passed_on
 from benchctl.profile.sections import ClusterSettings
 
 DIRECTORY = Path("/shared/results/d")
 
 
-def script(num_blocks: int = 3, num_gpus: int = 1, **keys: object) -> str:
+def array_job(directory: Path = DIRECTORY, num_gpus: int = 1, **keys: object) -> ArrayJob:
     settings = ClusterSettings.model_validate(keys)
-    parameters = script_parameters(settings, "sweep", num_gpus, num_blocks, DIRECTORY)
-    return script_text(parameters, settings, DIRECTORY / "submissions" / "x", num_blocks)
+    return ArrayJob(directory=directory, name="sweep", settings=settings, num_gpus=num_gpus, argv=())
+
+
+def script(num_blocks: int = 3, num_gpus: int = 1, **keys: object) -> str:
+    return array_job(num_gpus=num_gpus, **keys).script(DIRECTORY / "submissions" / "x", num_blocks)
 
 
 def test_each_key_has_its_line():
@@ -65,15 +62,14 @@ def test_apptainer_runs_the_block_with_the_devices_and_the_directory(tmp_path: P
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nshift 5\nexec "$@"\n')
     fake.chmod(0o755)
-    settings = ClusterSettings(container="/images/b.sif", python=sys.executable)
-    words = block_words(settings, tmp_path / "d", 0, keeps_raw_logs=False)
+    array = array_job(tmp_path / "d", container="/images/b.sif", python=sys.executable)
     environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd())}
-    ended = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
+    ended = subprocess.run(array.words(0), env=environment, check=False, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "words").read_text().startswith(f"exec --nv --bind {tmp_path / 'd'} /images/b.sif ")
     assert states(tmp_path / "d") == {"done"}
-    assert launcher_python(settings) == sys.executable
-    assert block_words(ClusterSettings(container="b.sif"), DIRECTORY, 0, keeps_raw_logs=False)[6] == "python3"
+    assert array.python() == sys.executable
+    assert array_job(container="b.sif").words(0)[6] == "python3"
 
 
 @pytest.mark.parametrize(

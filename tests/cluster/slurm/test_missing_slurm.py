@@ -9,8 +9,7 @@ import pytest
 from support.cli import benchctl
 from support.slurm import write_profile
 
-from benchctl.cluster.slurm.missing import require_slurm, slurm_checks
-from benchctl.cluster.slurm.time_left import slurm_time_left_s, time_left_in_job
+from benchctl.cluster.slurm import require_slurm, slurm_checks, time_left_in_job
 from benchctl.errors import MissingPackageError, ProfileError, UsageError
 from benchctl.profile.load import load_cluster
 
@@ -66,7 +65,7 @@ def test_a_controller_that_does_not_answer_is_named_with_its_own_words(path: Pat
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(path: Path, monkeypatch: pytest.MonkeyPatch):
     programs(path, sbatch="", srun="", squeue="", sinfo="main*")
-    monkeypatch.setattr("benchctl.cluster.slurm.missing.find_spec", lambda _name: None)
+    monkeypatch.setattr("benchctl.cluster.slurm.find_spec", lambda _name: None)
     with pytest.raises(MissingPackageError, match=r"pip install submitit"):
         require_slurm()
 
@@ -82,8 +81,8 @@ def test_a_cluster_that_answers_is_shown_with_its_partitions(path: Path):
 @pytest.mark.parametrize(("answer", "seconds"), [("9:30", 570.0), ("1-00:00:00", 86_400.0), ("UNLIMITED", None)])
 def test_the_time_left_is_asked_of_the_controller(path: Path, answer: str, seconds: float | None):
     programs(path, squeue=answer)
-    assert slurm_time_left_s({"SLURM_JOB_ID": "7"}) == seconds
-    assert slurm_time_left_s({}) is None
+    assert time_left_in_job({"SLURM_JOB_ID": "7"})() == seconds
+    assert time_left_in_job({})() is None
 
 
 def test_without_a_controller_the_time_left_is_the_length_of_the_job_less_the_time_since(path: Path):

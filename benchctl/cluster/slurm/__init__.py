@@ -1,1 +1,0 @@
-"""Blocks as tasks of an array job of Slurm, submitted by submitit."""
