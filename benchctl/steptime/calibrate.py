@@ -1,4 +1,16 @@
-"""Request overheads, and the two scalars that carry a step-time model to another device."""
+"""Two scalars that carry a step-time model to another device, from a few steps measured there; request overheads.
+
+The source model prices each step of the target with the target's peaks. Its price has three parts: P_c bound by
+arithmetic, P_m bound by memory, and o (all-reduce, requests, steps), which is taken to be the same. Utilisation
+differs between devices, so
+
+    y = o + s_c P_c + s_m P_m,    s_c, s_m = arg min sum (y - o - s_c P_c - s_m P_m)^2
+
+    s_c = (sum P_c u  sum P_m^2  -  sum P_m u  sum P_c P_m) / det
+    det = sum P_c^2 sum P_m^2 - (sum P_c P_m)^2,   u = y - o
+
+and s_m likewise. Decode steps alone hardly determine s_c: a few prompts belong to the steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,32 +18,13 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.costs.hardware import Hardware
 from benchctl.errors import UsageError
-from benchctl.steptime.design import Floats, design_of, usable_steps
-from benchctl.steptime.fit import one_hardware, provenance_of
+from benchctl.steptime.design import design_of
+from benchctl.steptime.fit import one_hardware, provenance_of, tensor_parallel_of
 from benchctl.steptime.model import UNSCALED, RequestOverheads, StepTimeModel
-from benchctl.steptime.work import Deployment, ObservedSteps
-
-
-def fit_overheads(
-    arrived_us: Floats, queued_us: Floats, finished_us: Floats, departed_us: Floats, output_tokens: Floats
-) -> RequestOverheads:
-    """The overheads of these requests, times in microseconds of one clock. Raises UsageError without requests."""
-    if not len(arrived_us):
-        raise UsageError("no request has all timestamps; overheads need at least one that completed")
-    columns = np.column_stack([np.ones(len(output_tokens)), output_tokens])
-    scale = np.sqrt(np.mean(columns**2, axis=0))
-    scale = np.where(scale > 0, scale, 1.0)
-    from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
-
-    after = nnls(columns / scale, np.maximum(departed_us - finished_us, 0.0))[0] / scale
-    return RequestOverheads(
-        arrival_us=float(np.mean(queued_us - arrived_us)),
-        departure_us=float(after[0]),
-        departure_us_per_token=float(after[1]),
-        num_requests=len(arrived_us),
-    )
-
+from benchctl.steptime.step_counts import Floats, stacked
+from benchctl.steptime.work import ObservedSteps
 
 MAX_CONDITION: Final = 1e6
 _NUDGE: Final = 1e-6
@@ -74,7 +67,7 @@ def calibrate(
     """The model on the device of these steps, and the scales. Raises UsageError as ``solve_scales`` does."""
     design = design_of(observed, model.columns)
     hardware = one_hardware(design)
-    parts = [parts_of(model, run) for run in map(usable_steps, observed) if len(run.duration_us)]
+    parts = [parts_of(model, run) for run in design.runs]
     compute, memory, overhead = (np.concatenate(column) for column in zip(*parts, strict=True))
     scales = solve_scales(compute, memory, overhead, design.measured_us)
     if min(scales.compute, scales.memory) <= 0:
@@ -86,7 +79,7 @@ def calibrate(
     calibrated = replace(
         model,
         hardware=hardware,
-        tensor_parallel=tuple(sorted({run.deployment.tensor_parallel for run in design.runs})),
+        tensor_parallel=tensor_parallel_of(design),
         compute_scale=model.compute_scale * scales.compute,
         memory_scale=model.memory_scale * scales.memory,
         # Two scales of all steps alike teach the coefficients nothing about drafts: their own fit counts.
@@ -101,40 +94,23 @@ def calibrate(
 
 def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, Floats]:
     """The price of each step in microseconds: bound by arithmetic, bound by memory, and the rest."""
-    base = _columns(model, run, run.deployment)
-    device = run.deployment.hardware
-    compute_bound = _columns(
-        model,
-        run,
-        replace(run.deployment, hardware=replace(device, peak_flops_per_s=device.peak_flops_per_s * (1 + _NUDGE))),
-    )
-    memory_bound = _columns(
-        model,
-        run,
-        replace(
-            run.deployment,
-            hardware=replace(device, bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * (1 + _NUDGE)),
-        ),
-    )
-    num_steps = len(run.duration_us)
+    device, num_steps = run.deployment.hardware, len(run.duration_us)
+
+    def columns(device: Hardware) -> dict[str, Floats]:
+        features = model.columns(run.work, replace(run.deployment, hardware=device))
+        return {name: stacked([column], num_steps)[:, 0] for name, column in features.items()}
+
+    base = columns(device)
+    faster = columns(replace(device, peak_flops_per_s=device.peak_flops_per_s * (1 + _NUDGE)))
+    wider = columns(replace(device, bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * (1 + _NUDGE)))
     parts = np.zeros((3, num_steps))
     for name, value in model.values.items():
-        if name not in base:
-            continue
-        price = value * base[name]
-        is_scaled = name not in UNSCALED
-        compute = price * _responds(base[name], compute_bound[name]) * is_scaled
-        memory = price * _responds(base[name], memory_bound[name]) * is_scaled
-        parts += np.stack([compute, memory, price - compute - memory])
+        if name in base:
+            price, is_scaled = value * base[name], name not in UNSCALED
+            compute = price * _responds(base[name], faster[name]) * is_scaled
+            memory = price * _responds(base[name], wider[name]) * is_scaled
+            parts += np.stack([compute, memory, price - compute - memory])
     return parts[0], parts[1], parts[2]
-
-
-def _columns(model: StepTimeModel, run: ObservedSteps, deployment: Deployment) -> dict[str, Floats]:
-    columns = model.columns(run.work, deployment)
-    return {
-        name: np.broadcast_to(np.asarray(column, dtype=np.float64), len(run.duration_us))
-        for name, column in columns.items()
-    }
 
 
 def _responds(before: Floats, after: Floats) -> Floats:
@@ -142,3 +118,30 @@ def _responds(before: Floats, after: Floats) -> Floats:
     change = 1.0 - after / np.where(before > 0, before, 1.0)
     elasticity = np.where(before > 0, change, 0.0) / _NUDGE
     return np.asarray(np.round(np.clip(elasticity, 0.0, 1.0), 3), dtype=np.float64)
+
+
+def fit_overheads(
+    arrived_us: Floats, queued_us: Floats, finished_us: Floats, departed_us: Floats, output_tokens: Floats
+) -> RequestOverheads:
+    """The overheads of these requests, times in microseconds of one clock. Raises UsageError without requests.
+
+        before the queue = mean(queued - arrived)
+        after the last step = a + b * output tokens, by non-negative least squares on departed - finished
+
+    Waiting in the queue and the steps themselves are left out: a simulator yields the one and the step-time model
+    the other. Published models that fit first-token and last-token intervals count both twice.
+    """
+    if not len(arrived_us):
+        raise UsageError("no request has all timestamps; overheads need at least one that completed")
+    columns = np.column_stack([np.ones(len(output_tokens)), output_tokens])
+    scale = np.sqrt(np.mean(columns**2, axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
+
+    after = nnls(columns / scale, np.maximum(departed_us - finished_us, 0.0))[0] / scale
+    return RequestOverheads(
+        arrival_us=float(np.mean(queued_us - arrived_us)),
+        departure_us=float(after[0]),
+        departure_us_per_token=float(after[1]),
+        num_requests=len(arrived_us),
+    )

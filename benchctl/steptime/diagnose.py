@@ -1,15 +1,25 @@
-"""Health of a fitted step-time model, and the runs that would make it better."""
+"""Health of a fitted step-time model, and the runs that would make it better.
 
-from collections.abc import Iterator, Sequence
+The checks are those of the published model's protocol, with its thresholds. Non-negative least squares never gives
+a coefficient below 0: such a one is reported as held at its bound, with the value that it would have without.
+
+Runs to add are a greedy choice from a grid of possible ones. Each has requests of one shape at one concurrency, and
+so a known mix of steps. What it would add to the design is a sum of squares that needs no measurement, because it
+depends on the work alone; the expected gain is the fall in the sum of the coefficients' variances, each in units
+of its anchor's spread (A-optimal design with the anchors as prior). The run with the largest gain in its predicted
+time is chosen. Runs are chosen one after another: the second counts what the first would have told.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from itertools import product
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from benchctl.steptime.design import (
     ColumnDiagnosis,
     Design,
-    Floats,
     condition_number,
     diagnose_columns,
     fitted_design,
@@ -18,11 +28,45 @@ from benchctl.steptime.design import (
 from benchctl.steptime.evaluate import Accuracy, Evaluation, bin_labels, buckets, predict_runs
 from benchctl.steptime.fit import FitOptions, anchor_of, fit_to
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.work import Coefficient, Deployment, ObservedSteps, StepWork
+from benchctl.steptime.queueing import kv_capacity_tokens
+from benchctl.steptime.step_counts import Floats, stacked
+from benchctl.steptime.work import Coefficient, ObservedSteps, StepWork
 from benchctl.units import US_PER_S
 
+PROMPTS: Final = (128, 512, 2048, 8192)
+OUTPUTS: Final = (1, 64, 256)
+CONCURRENCY: Final = (1, 8, 32, 128)
 _WAVES: Final = 2
 _FEWEST_REQUESTS: Final = 4
+_STEPS_OF_RUN: Final = 200
+"""Steps by which a candidate is described; it is credited with as many as it has."""
+_START_S: Final = 1.0
+"""Time of a run beside its steps, so that the shortest ones are not endlessly good."""
+_NOISE_FRAC: Final = 0.03
+"""Error of a single step that is assumed where the data have less."""
+_MIN_GAIN: Final = 0.02
+"""Fall of the summed variances below which a run is not worth its time."""
+MAX_FACTOR: Final = 5.0
+MIN_FACTOR: Final = 0.3
+MIN_EXPERTS: Final = 0.5
+MAX_RELATIVE_WIDTH: Final = 2.0
+MAX_BUCKET_MAPE: Final = 0.15
+MAX_MAPE: Final = 0.10
+MAX_CONDITION: Final = 1000.0
+MAX_CV: Final = 0.5
+ENOUGH_CV: Final = 0.3
+_MIN_BUCKET_STEPS: Final = 5
+_WIDTH_REMEDIES: Final = {
+    "static_weights": "add a model of another size",
+    "weights": "add a model of another size",
+    "all_reduce": "add runs at another tensor-parallel size",
+    "requests": "add long prompts at low concurrency",
+}
+_ADD_LISTED: Final = "add the runs listed below"
+_GAP_STEPS: Final = 0.01
+_GAP_LEVERAGE: Final = 0.1
+_REDUNDANT_STEPS: Final = 0.2
+_REDUNDANT_RATIO: Final = 0.2
 
 
 def num_requests(concurrency: int) -> int:
@@ -48,174 +92,7 @@ class RunToAdd:
     tensor_parallel: int | None = None
 
 
-PROMPTS: Final = (128, 512, 2048, 8192)
-OUTPUTS: Final = (1, 64, 256)
-CONCURRENCY: Final = (1, 8, 32, 128)
-_STEPS_OF_RUN: Final = 200
-"""Steps by which a candidate is described; it is credited with as many as it has."""
-_START_S: Final = 1.0
-"""Time of a run beside its steps, so that the shortest ones are not endlessly good."""
-_NOISE_FRAC: Final = 0.03
-"""Error of a single step that is assumed where the data have less."""
-_MIN_GAIN: Final = 0.02
-"""Fall of the summed variances below which a run is not worth its time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Candidate:
-    run: RunToAdd
-    information: Floats
-    """Sum of outer products of scaled rows over the steps of the run."""
-    duration_s: float
-
-
-def suggest_runs(
-    model: StepTimeModel, design: Design, options: FitOptions, *, max_runs: int = 3
-) -> tuple[RunToAdd, ...]:
-    """The runs to add next, the most useful first, each with the coefficients that it determines; at most
-    ``max_runs``, and none once no run would help.
-    """
-    if options.structure == "roofline":
-        return ()
-    spreads = np.array([anchor_of(name, options.structure).spread for name in design.names])
-    information = _information(design.matrix / design.measured_us[:, None], spreads) + np.eye(len(spreads))
-    candidates = list(_candidates(model, design, spreads))
-    chosen: list[RunToAdd] = []
-    while len(chosen) < max_runs and candidates:
-        before = _inverse(information)
-        after = [_inverse(information + each.information) for each in candidates]
-        gains = 1.0 - np.array([np.trace(variance) for variance in after]) / np.trace(before)
-        if gains.max() < _MIN_GAIN:
-            break
-        best = int(np.argmax(gains / (_START_S + np.array([each.duration_s for each in candidates]))))
-        chosen.append(_explained(candidates[best].run, design.names, before, after[best]))
-        information = information + candidates[best].information
-        del candidates[best]
-    return tuple(chosen)
-
-
-def _information(relative_rows: Floats, spreads: Floats) -> Floats:
-    """A'A over the noise, in units of the spreads: 1 on the diagonal is as much as the anchor itself says.
-
-    Steps of a run are not independent: every tenth counts.
-    """
-    scaled = relative_rows * spreads
-    return np.asarray(scaled.T @ scaled / (10 * _NOISE_FRAC**2), dtype=np.float64)
-
-
-def _inverse(information: Floats) -> Floats:
-    return np.asarray(np.linalg.inv(information), dtype=np.float64)
-
-
-def _explained(run: RunToAdd, names: Sequence[str], before: Floats, after: Floats) -> RunToAdd:
-    """The run with the coefficients whose variance it at least halves, or the one that it helps most."""
-    falls = 1.0 - np.diag(after) / np.diag(before)
-    order = np.argsort(-falls)
-    helped = [names[i] for i in order if falls[i] >= 0.5] or [names[order[0]]]
-    best = float(falls[order[0]])
-    reason = f"variance of {', '.join(helped)} falls by up to {best:.0%}"
-    return replace(run, reason=reason, coefficients=tuple(helped))
-
-
-def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterator[_Candidate]:
-    """Every run of the grid that fits into the memory of each deployment that was fitted."""
-    deployments = {
-        (run.deployment.shape.name, run.deployment.tensor_parallel): run.deployment for run in design.runs
-    }
-    for (name, size), deployment in deployments.items():
-        capacity = _cache_tokens(deployment)
-        for prompt in PROMPTS:
-            for output in OUTPUTS:
-                for concurrency in CONCURRENCY:
-                    if concurrency * (prompt + output) > capacity:
-                        continue
-                    steps = _steps_of(prompt, output, concurrency)
-                    rows, step_us = _rows(model, design, deployment, steps)
-                    num_steps = _num_steps(output, concurrency)
-                    yield _Candidate(
-                        run=RunToAdd(
-                            prompt_tokens=prompt,
-                            output_tokens=output,
-                            concurrency=concurrency,
-                            reason="",
-                            model=name,
-                            tensor_parallel=size,
-                        ),
-                        information=_information(rows, spreads) * (num_steps / _STEPS_OF_RUN),
-                        duration_s=num_steps * step_us / US_PER_S,
-                    )
-
-
-def _num_steps(output: int, concurrency: int) -> float:
-    """Steps of the requests of a run: its outputs, as often as its batch is renewed."""
-    return num_requests(concurrency) / concurrency * output
-
-
-def _rows(model: StepTimeModel, design: Design, deployment: Deployment, steps: StepWork) -> tuple[Floats, float]:
-    """Features of these steps over their predicted times, and the mean of these times in microseconds."""
-    columns = model.columns(steps, deployment)
-    matrix = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns.get(name, 0.0)) for name in design.names)))
-    predicted_us = matrix @ np.array([model.values[name] for name in design.names])
-    rows = np.asarray(matrix / np.maximum(predicted_us, 1.0)[:, None], dtype=np.float64)
-    return rows, float(np.mean(predicted_us))
-
-
-def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:
-    """Steps of a closed loop of such requests: a prompt joins as often as a request ends, else all rows decode.
-
-    The outputs of a batch are on average half done; a single row shows every length.
-    """
-    index = np.arange(_STEPS_OF_RUN, dtype=np.float64)
-    is_prefill = index % max(1, round(output / concurrency)) == 0
-    num_prefills = np.where(is_prefill, max(1.0, concurrency / output), 0.0)
-    num_decodes = np.maximum(concurrency - num_prefills, 0.0) * (output > 1)
-    generated = index * output / _STEPS_OF_RUN if concurrency == 1 else np.full(_STEPS_OF_RUN, output / 2)
-    context = num_decodes * (prompt + generated)
-    return StepWork(
-        num_prefills=num_prefills,
-        prefill_tokens=num_prefills * prompt,
-        prefill_positions=num_prefills * prompt * prompt / 2,
-        num_decodes=num_decodes,
-        decode_tokens=num_decodes,
-        decode_context=context,
-        decode_positions=context + num_decodes / 2,
-        num_sampled=num_decodes + num_prefills,
-    )
-
-
-def _cache_tokens(deployment: Deployment) -> float:
-    """Tokens that 90 % of the devices' memory holds beside the weights; endless where it is unknown."""
-    shape, devices = deployment.shape, deployment.tensor_parallel
-    if deployment.hardware.memory_bytes is None:
-        return float("inf")
-    memory = 0.9 * devices * deployment.hardware.memory_bytes
-    room = memory - shape.weight_bytes(deployment.param_bytes)
-    return max(room, 0.0) / shape.kv_bytes_per_token(deployment.kv_bytes_per_element)
-
-
-MAX_FACTOR: Final = 5.0
-MIN_FACTOR: Final = 0.3
-MIN_EXPERTS: Final = 0.5
-MAX_RELATIVE_WIDTH: Final = 2.0
-MAX_BUCKET_MAPE: Final = 0.15
-MAX_MAPE: Final = 0.10
-MAX_CONDITION: Final = 1000.0
-MAX_CV: Final = 0.5
-ENOUGH_CV: Final = 0.3
-_MIN_BUCKET_STEPS: Final = 5
-_WIDTH_REMEDIES: Final = {
-    "static_weights": "add a model of another size",
-    "weights": "add a model of another size",
-    "all_reduce": "add runs at another tensor-parallel size",
-    "requests": "add long prompts at low concurrency",
-}
-_GAP_STEPS: Final = 0.01
-_GAP_LEVERAGE: Final = 0.1
-_REDUNDANT_STEPS: Final = 0.2
-_REDUNDANT_RATIO: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HealthCheck:
     """One condition that a model does not meet: where, what it shows, and what to do."""
 
@@ -264,17 +141,20 @@ def diagnose(
     """The health of ``model``, fitted to ``observed`` with ``options``; ``held_out`` judges it if known."""
     design = fitted_design(observed, options.structure, options.experts_read)
     rows = relative_rows(design.matrix, design.measured_us, [np.arange(design.num_steps)])
-    columns = diagnose_columns(design, rows)
+    columns, condition = diagnose_columns(design, rows), condition_number(rows)
     by_bucket = buckets(predict_runs(model, observed) if held_out is None else held_out.predictions)
-    checks = (
-        *_coefficient_checks(model, columns),
-        *_bound_checks(model, design, options),
-        *_design_checks(condition_number(rows), held_out),
-        *_bucket_checks(by_bucket),
+    checks = tuple(
+        check
+        for fails, check in (
+            *_coefficient_checks(model, columns),
+            *_bound_checks(model, design, options),
+            *_error_checks(condition, held_out, by_bucket),
+        )
+        if fails
     )
     regions = _regions(design)
     return Diagnosis(
-        condition=condition_number(rows),
+        condition=condition,
         columns=columns,
         checks=checks,
         buckets=by_bucket,
@@ -289,133 +169,142 @@ def diagnose(
     )
 
 
-def coefficient_cv(model: StepTimeModel, index: int) -> float:
-    """Standard deviation over the bootstrap draws, as a fraction of the coefficient; infinite for one of 0."""
-    if len(model.draws) < 2:
-        return 0.0
-    value = abs(model.coefficients[index].value)
-    spread = float(np.std([draw[index] for draw in model.draws], ddof=1))
-    return spread / value if value > 0 else float("inf") if spread > 0 else 0.0
+_Checks: TypeAlias = Iterable[tuple[bool, HealthCheck]]
+"""Checks, and for each whether it fails."""
 
 
-def _coefficient_checks(model: StepTimeModel, columns: Sequence[ColumnDiagnosis]) -> Iterator[HealthCheck]:
+def _coefficient_checks(model: StepTimeModel, columns: Sequence[ColumnDiagnosis]) -> _Checks:
     for index, (coefficient, column) in enumerate(zip(model.coefficients, columns, strict=True)):
         yield from _value_checks(coefficient)
-        if not coefficient.is_identified:
-            yield _unidentified(coefficient, column)
-            continue
-        yield from _spread_checks(coefficient, coefficient_cv(model, index))
+        yield _identity_check(coefficient, column)
+        if coefficient.is_identified:
+            yield from _spread_checks(coefficient, np.array([draw[index] for draw in model.draws]))
 
 
-def _value_checks(coefficient: Coefficient) -> Iterator[HealthCheck]:
+def _value_checks(coefficient: Coefficient) -> _Checks:
     name, value, is_factor = coefficient.name, coefficient.value, not coefficient.unit
-    if value < 0:
-        yield HealthCheck(
-            code="negative",
-            where=name,
-            message=f"{value:.3g}: a part of a step cannot take less than no time",
-            remedy="the feature is collinear with another, or the data are wrong: see its VIF",
-        )
-    if is_factor and value > MAX_FACTOR:
-        yield HealthCheck(
-            code="far-above-peak",
-            where=name,
-            message=f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
-            remedy="take another structure, or correct the peaks and the shape",
-        )
-    if is_factor and name.endswith("weights") and 0 < value < MIN_FACTOR:
-        yield HealthCheck(
-            code="weights-hidden",
-            where=name,
-            message=f"{value:.3g}: the weights seem to be read while something else takes the time",
-            remedy="use the structure 'overlap', max(compute, kv + weights)",
-        )
-    if "expert" in name and 0 < value < MIN_EXPERTS:
-        yield HealthCheck(
-            code="experts-overcounted",
-            where=name,
-            message=f"{value:.3g}: fewer experts are read than the rule counts",
-            remedy="use --experts uniform, or a measured table; group-limited routing reads fewer still",
-        )
-
-
-def _unidentified(coefficient: Coefficient, column: ColumnDiagnosis) -> HealthCheck:
-    if column.share_frac == 0:
-        why, remedy = "no step has this feature", "predict only steps without it, or add a run that has it"
-    else:
-        why = "constant in these deployments, or a sum of other features"
-        remedy = "predict only these models and tensor-parallel sizes, or add others"
-    return HealthCheck(
-        code="not-identified",
-        where=coefficient.name,
-        message=f"{coefficient.value:.3g} is a typical value and not measured: {why}",
-        remedy=remedy,
-        kind="note",
+    yield (
+        value < 0,
+        HealthCheck(
+            "negative",
+            name,
+            f"{value:.3g}: a part of a step cannot take less than no time",
+            "the feature is collinear with another, or the data are wrong: see its VIF",
+        ),
+    )
+    yield (
+        is_factor and value > MAX_FACTOR,
+        HealthCheck(
+            "far-above-peak",
+            name,
+            f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
+            "take another structure, or correct the peaks and the shape",
+        ),
+    )
+    yield (
+        is_factor and name.endswith("weights") and 0 < value < MIN_FACTOR,
+        HealthCheck(
+            "weights-hidden",
+            name,
+            f"{value:.3g}: the weights seem to be read while something else takes the time",
+            "use the structure 'overlap', max(compute, kv + weights)",
+        ),
+    )
+    yield (
+        "expert" in name and 0 < value < MIN_EXPERTS,
+        HealthCheck(
+            "experts-overcounted",
+            name,
+            f"{value:.3g}: fewer experts are read than the rule counts",
+            "use --experts uniform, or a measured table; group-limited routing reads fewer still",
+        ),
     )
 
 
-def _spread_checks(coefficient: Coefficient, cv: float) -> Iterator[HealthCheck]:
-    name, low, high = coefficient.name, coefficient.low, coefficient.high
-    if low is not None and high is not None and high - low > MAX_RELATIVE_WIDTH * abs(coefficient.value) > 0:
-        yield HealthCheck(
-            code="wide-interval",
-            where=name,
-            message=f"90 % interval {low:.3g} to {high:.3g} is wider than {MAX_RELATIVE_WIDTH:g} times its value",
-            remedy=_WIDTH_REMEDIES.get(name, "add the runs listed below"),
-        )
-    elif cv > MAX_CV and coefficient.value > 0:
-        yield HealthCheck(
-            code="unsteady",
-            where=name,
-            message=f"varies by {cv:.0%} between bootstrap draws; {MAX_CV:.0%} is too much, {ENOUGH_CV:.0%} enough",
-            remedy="add the runs listed below",
-        )
+def _identity_check(coefficient: Coefficient, column: ColumnDiagnosis) -> tuple[bool, HealthCheck]:
+    why = "constant in these deployments, or a sum of other features"
+    remedy = "predict only these models and tensor-parallel sizes, or add others"
+    if column.share_frac == 0:
+        why, remedy = "no step has this feature", "predict only steps without it, or add a run that has it"
+    message = f"{coefficient.value:.3g} is a typical value and not measured: {why}"
+    return not coefficient.is_identified, HealthCheck("not-identified", coefficient.name, message, remedy, "note")
 
 
-def _bound_checks(model: StepTimeModel, design: Design, options: FitOptions) -> Iterator[HealthCheck]:
+def _spread_checks(coefficient: Coefficient, draws: Floats) -> _Checks:
+    """The width of the interval and, where that passes, the spread of the draws over the coefficient."""
+    name, value = coefficient.name, coefficient.value
+    low, high = (value if bound is None else bound for bound in (coefficient.low, coefficient.high))
+    is_wide = high - low > MAX_RELATIVE_WIDTH * abs(value) > 0
+    cv = float(np.std(draws, ddof=1)) / value if len(draws) > 1 and value > 0 else 0.0
+    yield (
+        is_wide,
+        HealthCheck(
+            "wide-interval",
+            name,
+            f"90 % interval {low:.3g} to {high:.3g} is wider than {MAX_RELATIVE_WIDTH:g} times its value",
+            _WIDTH_REMEDIES.get(name, _ADD_LISTED),
+        ),
+    )
+    yield (
+        cv > MAX_CV and not is_wide,
+        HealthCheck(
+            "unsteady",
+            name,
+            f"varies by {cv:.0%} between bootstrap draws; {MAX_CV:.0%} is too much, {ENOUGH_CV:.0%} enough",
+            _ADD_LISTED,
+        ),
+    )
+
+
+def _bound_checks(model: StepTimeModel, design: Design, options: FitOptions) -> _Checks:
     """Coefficients at 0 that would lie below it without the constraint."""
     if options.constraint == "none" or options.structure == "roofline":
         return
     free = fit_to(design, np.arange(design.num_steps), replace(options, constraint="none"))
     for coefficient, value in zip(model.coefficients, free, strict=True):
-        if coefficient.value == 0 and value < 0 and coefficient.is_identified:
-            yield HealthCheck(
-                code="held-at-zero",
-                where=coefficient.name,
-                message=f"held at 0; without the bound it is {value:.3g}",
-                remedy="its part of the time is with a collinear feature: see the VIFs",
-                kind="note",
-            )
-
-
-def _design_checks(condition: float, held_out: Evaluation | None) -> Iterator[HealthCheck]:
-    if np.isfinite(condition) and condition > MAX_CONDITION:
-        yield HealthCheck(
-            code="ill-conditioned",
-            where="design",
-            message=f"condition number {condition:.3g}, above {MAX_CONDITION:g}",
-            remedy="add the runs listed below",
-        )
-    if held_out is not None and held_out.whole.mape_frac > MAX_MAPE:
-        yield HealthCheck(
-            code="inaccurate",
-            where=f"unseen {held_out.by}",
-            message=f"mean error {held_out.whole.mape_frac:.1%}, above {MAX_MAPE:.0%}",
-            remedy="add runs like those that will be predicted",
+        yield (
+            coefficient.value == 0 and value < 0 and coefficient.is_identified,
+            HealthCheck(
+                "held-at-zero",
+                coefficient.name,
+                f"held at 0; without the bound it is {value:.3g}",
+                "its part of the time is with a collinear feature: see the VIFs",
+                "note",
+            ),
         )
 
 
-def _bucket_checks(by_bucket: dict[str, tuple[Accuracy, ...]]) -> Iterator[HealthCheck]:
+def _error_checks(
+    condition: float, held_out: Evaluation | None, by_bucket: dict[str, tuple[Accuracy, ...]]
+) -> _Checks:
+    yield (
+        bool(np.isfinite(condition)) and condition > MAX_CONDITION,
+        HealthCheck(
+            "ill-conditioned", "design", f"condition number {condition:.3g}, above {MAX_CONDITION:g}", _ADD_LISTED
+        ),
+    )
+    if held_out is not None:
+        yield (
+            held_out.whole.mape_frac > MAX_MAPE,
+            HealthCheck(
+                "inaccurate",
+                f"unseen {held_out.by}",
+                f"mean error {held_out.whole.mape_frac:.1%}, above {MAX_MAPE:.0%}",
+                "add runs like those that will be predicted",
+            ),
+        )
     for kind, accuracies in by_bucket.items():
         for accuracy in accuracies:
-            if accuracy.mape_frac > MAX_BUCKET_MAPE and accuracy.num_steps >= _MIN_BUCKET_STEPS:
-                yield HealthCheck(
-                    code="bad-bucket",
-                    where=f"{kind} {accuracy.label}",
-                    message=f"mean error {accuracy.mape_frac:.1%} over {accuracy.num_steps} steps, above "
+            yield (
+                accuracy.mape_frac > MAX_BUCKET_MAPE and accuracy.num_steps >= _MIN_BUCKET_STEPS,
+                HealthCheck(
+                    "bad-bucket",
+                    f"{kind} {accuracy.label}",
+                    f"mean error {accuracy.mape_frac:.1%} over {accuracy.num_steps} steps, above "
                     f"{MAX_BUCKET_MAPE:.0%}",
-                    remedy="add steps like these, or look at them: their times may not be their own",
-                )
+                    "add steps like these, or look at them: their times may not be their own",
+                ),
+            )
 
 
 def _regions(design: Design) -> tuple[Region, ...]:
@@ -424,9 +313,8 @@ def _regions(design: Design) -> tuple[Region, ...]:
     left, values, _ = np.linalg.svd(scaled, full_matrices=False)
     leverage: Floats = np.sum(left[:, values > 1e-9 * values[0]] ** 2, axis=1)
     batch, context, _ = design.extents.T
-    rows = bin_labels(batch, (1, 8, 32, 128))
-    columns = bin_labels(context, (256, 1024, 4096, 16384))
-    labels = np.char.add(np.char.add(np.char.add("batch ", rows), ", context "), columns)
+    batches, contexts = bin_labels(batch, (1, 8, 32, 128)), bin_labels(context, (256, 1024, 4096, 16384))
+    labels = np.array([f"batch {row}, context {column}" for row, column in zip(batches, contexts, strict=True)])
     return tuple(
         Region(
             label=str(label),
@@ -434,4 +322,102 @@ def _regions(design: Design) -> tuple[Region, ...]:
             leverage_frac=float(leverage[labels == label].sum() / leverage.sum()),
         )
         for label in np.unique(labels)
+    )
+
+
+class _Candidate(NamedTuple):
+    """A run, the sum of outer products of scaled rows over its steps, and its predicted duration."""
+
+    run: RunToAdd
+    information: Floats
+    duration_s: float
+
+
+def suggest_runs(
+    model: StepTimeModel, design: Design, options: FitOptions, *, max_runs: int = 3
+) -> tuple[RunToAdd, ...]:
+    """The runs to add next, the most useful first, each with the coefficients that it determines; at most
+    ``max_runs``, and none once no run would help.
+    """
+    if options.structure == "roofline":
+        return ()
+    spreads = np.array([anchor_of(name, options.structure).spread for name in design.names])
+    information = _information(design.matrix / design.measured_us[:, None], spreads) + np.eye(len(spreads))
+    candidates = list(_candidates(model, design, spreads))
+    chosen: list[RunToAdd] = []
+    while len(chosen) < max_runs and candidates:
+        before = np.linalg.inv(information)
+        after = [np.linalg.inv(information + each.information) for each in candidates]
+        gains = 1.0 - np.array([np.trace(variance) for variance in after]) / np.trace(before)
+        if gains.max() < _MIN_GAIN:
+            break
+        best = int(np.argmax(gains / (_START_S + np.array([each.duration_s for each in candidates]))))
+        # The coefficients whose variance the run at least halves, or the one that it helps most.
+        falls = 1.0 - np.diag(after[best]) / np.diag(before)
+        order = np.argsort(-falls)
+        helped = tuple(design.names[i] for i in order if falls[i] >= 0.5) or (design.names[order[0]],)
+        reason = f"variance of {', '.join(helped)} falls by up to {falls[order[0]]:.0%}"
+        chosen.append(replace(candidates[best].run, reason=reason, coefficients=helped))
+        information = information + candidates[best].information
+        del candidates[best]
+    return tuple(chosen)
+
+
+def _information(relative_rows: Floats, spreads: Floats) -> Floats:
+    """A'A over the noise, in units of the spreads: 1 on the diagonal is as much as the anchor itself says.
+
+    Steps of a run are not independent: every tenth counts.
+    """
+    scaled = relative_rows * spreads
+    return np.asarray(scaled.T @ scaled / (10 * _NOISE_FRAC**2), dtype=np.float64)
+
+
+def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterator[_Candidate]:
+    """Every run of the grid that fits into the memory of each deployment that was fitted."""
+    deployments = {
+        (run.deployment.shape.name, run.deployment.tensor_parallel): run.deployment for run in design.runs
+    }
+    values = np.array([model.values[name] for name in design.names])
+    for deployment, prompt, output, concurrency in product(deployments.values(), PROMPTS, OUTPUTS, CONCURRENCY):
+        has_memory = deployment.hardware.memory_bytes is not None
+        if has_memory and concurrency * (prompt + output) > kv_capacity_tokens(deployment):
+            continue
+        columns = model.columns(_steps_of(prompt, output, concurrency), deployment)
+        matrix = stacked([columns.get(name, 0.0) for name in design.names])
+        predicted_us = matrix @ values
+        # The outputs of its requests, as often as its batch is renewed.
+        num_steps = num_requests(concurrency) / concurrency * output
+        rows = matrix / np.maximum(predicted_us, 1.0)[:, None]
+        run = RunToAdd(
+            prompt_tokens=prompt,
+            output_tokens=output,
+            concurrency=concurrency,
+            reason="",
+            model=deployment.shape.name,
+            tensor_parallel=deployment.tensor_parallel,
+        )
+        information = _information(rows, spreads) * (num_steps / _STEPS_OF_RUN)
+        yield _Candidate(run, information, num_steps * float(np.mean(predicted_us)) / US_PER_S)
+
+
+def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:
+    """Steps of a closed loop of such requests: a prompt joins as often as a request ends, else all rows decode.
+
+    The outputs of a batch are on average half done; a single row shows every length.
+    """
+    index = np.arange(_STEPS_OF_RUN, dtype=np.float64)
+    is_prefill = index % max(1, round(output / concurrency)) == 0
+    num_prefills = np.where(is_prefill, max(1.0, concurrency / output), 0.0)
+    num_decodes = np.maximum(concurrency - num_prefills, 0.0) * (output > 1)
+    generated = index * output / _STEPS_OF_RUN if concurrency == 1 else np.full(_STEPS_OF_RUN, output / 2)
+    context = num_decodes * (prompt + generated)
+    return StepWork(
+        num_prefills=num_prefills,
+        prefill_tokens=num_prefills * prompt,
+        prefill_positions=num_prefills * prompt * prompt / 2,
+        num_decodes=num_decodes,
+        decode_tokens=num_decodes,
+        decode_context=context,
+        decode_positions=context + num_decodes / 2,
+        num_sampled=num_decodes + num_prefills,
     )

@@ -1,6 +1,10 @@
-"""Errors of a step-time model on steps that its fit did not see."""
+"""Errors of a step-time model on steps that its fit did not see.
 
-from collections.abc import Callable, Sequence
+Whole runs or whole models are left out, never single steps: the step after one that was fitted is nearly the same
+step. Each group is predicted by a fit to all the others, intervals included.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
@@ -10,10 +14,21 @@ import numpy.typing as npt
 
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
-from benchctl.steptime.design import Flags, Floats, Indices, design_of, fitted_design, group_label
+from benchctl.steptime.design import Indices, design_of, fitted_design, group_label
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import HeldOutError, StepTimeModel, check_features
-from benchctl.steptime.work import ObservedSteps, Quantity, Structure
+from benchctl.steptime.step_counts import Flags, Floats, stacked
+from benchctl.steptime.work import ObservedSteps, Structure
+
+HoldOut: TypeAlias = Literal["run", "model", "tensor-parallel"]
+Words: TypeAlias = npt.NDArray[np.str_]
+
+COMPARED: Final[tuple[Structure, ...]] = ("original", "roofline")
+"""Structures printed beside the one that is judged."""
+_MAX_FOLDS: Final = 20
+"""Fits of a hold-out at most."""
+_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_CONTEXTS: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +50,23 @@ class Predictions:
     @property
     def is_covered(self) -> Flags:
         return np.asarray((self.low_us <= self.measured_us) & (self.measured_us <= self.high_us))
+
+    def accuracy(self, is_counted: Flags, label: str) -> "Accuracy":
+        """Errors of these steps."""
+        errors = self.errors[is_counted]
+        magnitudes = np.abs(errors)
+        return Accuracy(
+            label=label,
+            num_steps=len(errors),
+            mape_frac=float(magnitudes.mean()),
+            bias_frac=float(errors.mean()),
+            p90_frac=float(np.quantile(magnitudes, 0.9)),
+            coverage_frac=float(self.is_covered[is_counted].mean()),
+        )
+
+    def by_label(self, labels: Words, names: Sequence[str]) -> tuple["Accuracy", ...]:
+        """Errors for each of the labels that some step has, in the order of ``names``."""
+        return tuple(self.accuracy(labels == name, name) for name in names if (labels == name).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,97 +100,47 @@ def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Pre
     )
 
 
-def join_predictions(parts: Sequence[Predictions]) -> Predictions:
-    """Several sets of predictions as one."""
-    offsets = np.cumsum([0, *(len(part.runs) for part in parts[:-1])])
-
-    def joined(column: Callable[[Predictions], Floats]) -> Floats:
-        return np.concatenate([column(part) for part in parts])
-
-    return Predictions(
-        runs=tuple(run for part in parts for run in part.runs),
-        run_of=np.concatenate([part.run_of + offset for part, offset in zip(parts, offsets, strict=True)]),
-        measured_us=joined(lambda part: part.measured_us),
-        predicted_us=joined(lambda part: part.predicted_us),
-        low_us=joined(lambda part: part.low_us),
-        high_us=joined(lambda part: part.high_us),
-    )
-
-
-def accuracy_of(predictions: Predictions, steps: Indices, label: str) -> Accuracy:
-    """Errors of these steps."""
-    errors = predictions.errors[steps]
-    magnitudes = np.abs(errors)
-    return Accuracy(
-        label=label,
-        num_steps=len(steps),
-        mape_frac=float(magnitudes.mean()),
-        bias_frac=float(errors.mean()),
-        p90_frac=float(np.quantile(magnitudes, 0.9)),
-        coverage_frac=float(predictions.is_covered[steps].mean()),
-    )
-
-
-Words: TypeAlias = npt.NDArray[np.str_]
-
-_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_CONTEXTS: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-
-
 def buckets(predictions: Predictions) -> dict[str, tuple[Accuracy, ...]]:
     """Errors by model, tensor-parallel size, phase, batch and mean context of a row."""
-    num_seqs = np.concatenate([_each(run, run.work.num_seqs) for run in predictions.runs])
-    context = np.concatenate([_each(run, run.work.context) for run in predictions.runs])
-    phase = np.concatenate([phases_of(run) for run in predictions.runs])
-    models = np.array([run.deployment.shape.name for run in predictions.runs])[predictions.run_of]
-    sizes = np.array([f"TP{run.deployment.tensor_parallel}" for run in predictions.runs])[predictions.run_of]
+    works = [(run.work.num_seqs, run.work.context) for run in predictions.runs]
+    lengths = [len(run.duration_us) for run in predictions.runs]
+    columns = np.vstack([stacked(work, length) for work, length in zip(works, lengths, strict=True)])
+    context = columns[:, 1] / np.maximum(columns[:, 0], 1.0)
+    phases = np.concatenate([phases_of(run) for run in predictions.runs])
+    batches, contexts = bin_names(_BATCHES), bin_names(_CONTEXTS)
+
+    def by_group(by: HoldOut) -> tuple[Accuracy, ...]:
+        labels = _group_labels(predictions, by)
+        return predictions.by_label(labels, sorted(set(labels.tolist())))
+
     return {
-        "model": _by_label(predictions, models),
-        "tensor parallel": _by_label(predictions, sizes),
-        "phase": _by_label(predictions, phase),
-        "batch": _by_label(predictions, bin_labels(num_seqs, _BATCHES)),
-        "context": _by_label(predictions, bin_labels(context / np.maximum(num_seqs, 1.0), _CONTEXTS)),
+        "model": by_group("model"),
+        "tensor parallel": by_group("tensor-parallel"),
+        "phase": predictions.by_label(phases, ("decode", "mixed", "prefill")),
+        "batch": predictions.by_label(bin_labels(columns[:, 0], _BATCHES), batches),
+        "context": predictions.by_label(bin_labels(context, _CONTEXTS), contexts),
     }
 
 
 def phases_of(run: ObservedSteps) -> Words:
     """``prefill``, ``decode`` or ``mixed`` for each step."""
-    prefill, decode = _each(run, run.work.prefill_tokens) > 0, _each(run, run.work.decode_tokens) > 0
+    prefill, decode = (stacked((run.work.prefill_tokens, run.work.decode_tokens), len(run.duration_us)) > 0).T
     return np.where(prefill & decode, "mixed", np.where(prefill, "prefill", "decode"))
 
 
+def bin_names(edges: Sequence[int]) -> tuple[str, ...]:
+    """The bins from one edge up to the next, and those below and above all."""
+    return (f"< {edges[0]}", *(f"{a} to {b - 1}" for a, b in pairwise(edges)), f">= {edges[-1]}")
+
+
 def bin_labels(values: Floats, edges: Sequence[int]) -> Words:
-    """The bin of each value: from one edge up to the next."""
-    labels = [
-        f"< {edges[0]}",
-        *(f"{a} to {b - 1}" for a, b in pairwise(edges)),
-        f">= {edges[-1]}",
-    ]
-    return np.array(labels)[np.searchsorted(edges, values, side="right")]
+    """The bin of each value."""
+    return np.array(bin_names(edges))[np.searchsorted(edges, values, side="right")]
 
 
-def _by_label(predictions: Predictions, labels: Words) -> tuple[Accuracy, ...]:
-    """Errors for each label, bins in the order of their values."""
-    names = sorted(set(labels.tolist()), key=_bin_order)
-    return tuple(accuracy_of(predictions, np.flatnonzero(labels == name), name) for name in names)
-
-
-def _bin_order(label: str) -> tuple[float, str]:
-    number = label.removeprefix(">= ").removeprefix("< ").split(" ")[0]
-    is_number = number.isdigit()
-    return (float(number) - 0.5 * label.startswith("<") if is_number else 0.0), label
-
-
-def _each(run: ObservedSteps, quantity: Quantity) -> Floats:
-    """A quantity with one value for each step."""
-    return np.broadcast_to(np.asarray(quantity, dtype=np.float64), len(run.duration_us))
-
-
-HoldOut: TypeAlias = Literal["run", "model", "tensor-parallel"]
-COMPARED: Final[tuple[Structure, ...]] = ("original", "roofline")
-"""Structures printed beside the one that is judged."""
-_MAX_FOLDS: Final = 20
-"""Fits of a hold-out at most."""
+def _group_labels(predictions: Predictions, by: HoldOut) -> Words:
+    """The group of each step."""
+    return np.array([group_label(run, by) for run in predictions.runs])[predictions.run_of]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -171,6 +153,21 @@ class Evaluation:
     groups: tuple[Accuracy, ...]
     predictions: Predictions
     is_held_out: bool = True
+
+    @classmethod
+    def of(
+        cls, predictions: Predictions, structure: Structure, by: HoldOut, *, is_held_out: bool = True
+    ) -> "Evaluation":
+        """The errors of all steps, and of each group."""
+        labels = _group_labels(predictions, by)
+        return cls(
+            structure=structure,
+            by=by,
+            whole=predictions.accuracy(np.ones(len(labels), dtype=np.bool_), "all"),
+            groups=predictions.by_label(labels, tuple(dict.fromkeys(labels.tolist()))),
+            predictions=predictions,
+            is_held_out=is_held_out,
+        )
 
     def summary(self) -> HeldOutError:
         """The line that the provenance of a model keeps."""
@@ -197,13 +194,20 @@ def hold_out(observed: Sequence[ObservedSteps], options: FitOptions, by: HoldOut
             f"add steps of another {by}"
         )
     names = fitted_design(observed, options.structure, options.experts_read).names
-    parts = []
+    parts: list[Predictions] = []
     for fold in range(min(len(groups), _MAX_FOLDS)):
         left_out = set(groups[fold::_MAX_FOLDS])
         others = [run for run, label in zip(observed, labels, strict=True) if label not in left_out]
         these = [run for run, label in zip(observed, labels, strict=True) if label in left_out]
         parts.append(predict_runs(fit_model(others, options, names=names), these))
-    return _judged(join_predictions(parts), options.structure, by)
+    offsets = np.cumsum([0, *(len(part.runs) for part in parts[:-1])])
+    columns = ("measured_us", "predicted_us", "low_us", "high_us")
+    joined = Predictions(
+        runs=tuple(run for part in parts for run in part.runs),
+        run_of=np.concatenate([part.run_of + offset for part, offset in zip(parts, offsets, strict=True)]),
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns},
+    )
+    return Evaluation.of(joined, options.structure, by)
 
 
 def judge(model: StepTimeModel, observed: Sequence[ObservedSteps], by: HoldOut = "run") -> Evaluation:
@@ -211,34 +215,16 @@ def judge(model: StepTimeModel, observed: Sequence[ObservedSteps], by: HoldOut =
 
     Features have the peaks that the model was fitted with, whatever was measured of that device since.
     """
-    observed = [_at_peaks_of(model, run) for run in observed]
-    for run in observed:
-        if run.deployment.hardware.name != model.hardware:
-            model.check_deployment(run.deployment)
-    return _judged(predict_runs(model, observed), model.structure, by, is_held_out=False)
-
-
-def _at_peaks_of(model: StepTimeModel, run: ObservedSteps) -> ObservedSteps:
-    """A run on the model's device with the peaks of the model; any other run as it is."""
     hardware = hardware_or_none(model.hardware)
-    if hardware is None or run.deployment.hardware.device != hardware.device:
-        return run
-    return replace(run, deployment=replace(run.deployment, hardware=hardware))
-
-
-def _judged(predictions: Predictions, structure: Structure, by: HoldOut, *, is_held_out: bool = True) -> Evaluation:
-    labels = np.array([group_label(run, by) for run in predictions.runs])[predictions.run_of]
-    return Evaluation(
-        structure=structure,
-        by=by,
-        whole=accuracy_of(predictions, np.arange(len(predictions.measured_us)), "all"),
-        groups=tuple(
-            accuracy_of(predictions, np.flatnonzero(labels == group), group)
-            for group in dict.fromkeys(labels.tolist())
-        ),
-        predictions=predictions,
-        is_held_out=is_held_out,
-    )
+    runs = []
+    for run in observed:
+        deployment = run.deployment
+        if hardware is not None and deployment.hardware.device == hardware.device:
+            deployment = replace(deployment, hardware=hardware)
+        if deployment.hardware.name != model.hardware:
+            model.check_deployment(deployment)
+        runs.append(replace(run, deployment=deployment))
+    return Evaluation.of(predict_runs(model, runs), model.structure, by, is_held_out=False)
 
 
 def compare_structures(
@@ -248,7 +234,6 @@ def compare_structures(
 
     The published form is fitted as published: non-negative, without a pull to typical values.
     """
-    others = [structure for structure in COMPARED if structure != options.structure]
     plain = replace(options, ridge=0.0, constraint="non-negative")
-    judged = hold_out(observed, options, by)
-    return judged, *(hold_out(observed, replace(plain, structure=structure), by) for structure in others)
+    others = [replace(plain, structure=structure) for structure in COMPARED if structure != options.structure]
+    return tuple(hold_out(observed, each, by) for each in (options, *others))

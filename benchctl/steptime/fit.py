@@ -1,8 +1,27 @@
-"""Fit of a step-time model to observed steps."""
+"""Fit of a step-time model to observed steps.
+
+The bootstrap draws whole runs where there are many. Few runs are cut into stretches of consecutive steps, and those
+are drawn: single steps would pretend that neighbours are independent. Residuals come from runs, or stretches of an
+only run, that a fit to the others did not see.
+
+Typical coefficients (anchors) decide what the data of a fit leave open. A log of one model cannot tell its weights
+from its layers: both are the same in every step. Any split of the sum fits that log equally well, and only one
+predicts another model. The split nearest to the anchors is taken, measured in their spreads. The ridge lets them
+pull on what the data determine, as far as noise leaves it open.
+
+Sources. Weights and layers: vidur's profiles of the linear layers of Llama-2-7B and 70B (H100, TP 1 to 8, 8 to 64
+tokens), time of a layer = c bytes / bandwidth + t0 by least squares on relative error: c = 1.19 and t0 = 32 us,
+MAPE 3.1 % (A100: 1.33, 36 us, 3.0 %). NVIDIA's aiconfigurator, vLLM 0.14: 1,601 matrix products of up to 64 rows
+give c = 1.11 and 4.0 us each, and attention of a small batch 11 to 13 us a layer, which is not among vidur's.
+Compute: 1.4 to 2.0 and key-value memory 1.2 to 1.6, the ranges that the published model calls typical. All-reduce:
+the latency floor is part of the feature. A row: its logits are read a few times (128,000 values of 32 bits take
+0.15 us at the H100's bandwidth), and the host's work for it is hidden behind the step or takes 5 to 20 us. The
+published form's own typical values: 1.4 to 2.0, 1.2 to 1.6, and 3 to 5 for all-reduce.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,7 +30,6 @@ from benchctl.errors import UsageError
 from benchctl.steptime.design import (
     Constraint,
     Design,
-    Floats,
     Indices,
     Pull,
     Rows,
@@ -23,52 +41,8 @@ from benchctl.steptime.design import (
 )
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import LEVEL, DataFile, Provenance, StepTimeModel, scatter_of
-from benchctl.steptime.step_counts import distances, most_query_tokens, range_of
+from benchctl.steptime.step_counts import Floats, distances, most_query_tokens, range_of
 from benchctl.steptime.work import Coefficient, ExpertsRead, ObservedSteps, Structure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
-    """A typical value of a coefficient, and how far it usually lies from that."""
-
-    value: float
-    spread: float
-
-
-_OVERHEADS: Final[dict[str, Anchor]] = {
-    "requests": Anchor(value=5.0, spread=10.0),
-    # The host's part of guidance differs by orders of magnitude between implementations: hardly a pull.
-    "value_model": Anchor(value=2.0, spread=2.0),
-    "guided_steps": Anchor(value=5000.0, spread=20000.0),
-    "guided_rows": Anchor(value=100.0, spread=1000.0),
-    "candidates": Anchor(value=20.0, spread=200.0),
-}
-_CORRECTED: Final[dict[str, Anchor]] = {
-    "compute": Anchor(value=1.6, spread=0.4),
-    "memory": Anchor(value=1.15, spread=0.1),
-    "weights": Anchor(value=1.15, spread=0.1),
-    "kv": Anchor(value=1.3, spread=0.3),
-    "all_reduce": Anchor(value=1.0, spread=0.5),
-    "layers": Anchor(value=45.0, spread=15.0),
-    "steps": Anchor(value=100.0, spread=100.0),
-    **_OVERHEADS,
-}
-_ORIGINAL: Final[dict[str, Anchor]] = {
-    "prefill": Anchor(value=1.7, spread=0.3),
-    "decode": Anchor(value=1.4, spread=0.2),
-    "static_weights": Anchor(value=1.3, spread=0.3),
-    "expert_weights": Anchor(value=1.0, spread=0.4),
-    "all_reduce": Anchor(value=4.0, spread=2.0),
-    # Without a term for layers, theirs is in that of steps: 20 to 80 layers of 45 us.
-    "steps": Anchor(value=2000.0, spread=1500.0),
-    **_OVERHEADS,
-}
-
-
-def anchor_of(name: str, structure: Structure) -> Anchor:
-    """The typical value of a feature's coefficient in a structure. KeyError for the roofline, which has none."""
-    return (_ORIGINAL if structure == "original" else _CORRECTED)[name]
-
 
 _RUNS_TO_DRAW: Final = 10
 """From so many runs on, the bootstrap draws runs."""
@@ -81,6 +55,48 @@ _NUM_FOLDS: Final = 5
 """Parts of the steps whose residuals come from a fit to the other parts."""
 _LEVELS: Final = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 """The ends of an interval."""
+
+
+class Anchor(NamedTuple):
+    """A typical value of a coefficient, and how far it usually lies from that."""
+
+    value: float
+    spread: float
+
+
+_OVERHEADS: Final = {
+    "requests": Anchor(5.0, 10.0),
+    # The host's part of guidance differs by orders of magnitude between implementations: hardly a pull.
+    "value_model": Anchor(2.0, 2.0),
+    "guided_steps": Anchor(5000.0, 20000.0),
+    "guided_rows": Anchor(100.0, 1000.0),
+    "candidates": Anchor(20.0, 200.0),
+}
+_CORRECTED: Final = {
+    "compute": Anchor(1.6, 0.4),
+    "memory": Anchor(1.15, 0.1),
+    "weights": Anchor(1.15, 0.1),
+    "kv": Anchor(1.3, 0.3),
+    "all_reduce": Anchor(1.0, 0.5),
+    "layers": Anchor(45.0, 15.0),
+    "steps": Anchor(100.0, 100.0),
+    **_OVERHEADS,
+}
+_ORIGINAL: Final = {
+    "prefill": Anchor(1.7, 0.3),
+    "decode": Anchor(1.4, 0.2),
+    "static_weights": Anchor(1.3, 0.3),
+    "expert_weights": Anchor(1.0, 0.4),
+    "all_reduce": Anchor(4.0, 2.0),
+    # Without a term for layers, theirs is in that of steps: 20 to 80 layers of 45 us.
+    "steps": Anchor(2000.0, 1500.0),
+    **_OVERHEADS,
+}
+
+
+def anchor_of(name: str, structure: Structure) -> Anchor:
+    """The typical value of a feature's coefficient in a structure. KeyError for the roofline, which has none."""
+    return (_ORIGINAL if structure == "original" else _CORRECTED)[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,69 +124,85 @@ def fit_model(
 ) -> StepTimeModel:
     """The model of all steps that count; ``fitted_on`` is the date that its provenance states.
 
-    A feature of ``names`` that no step has gets its typical coefficient.
+    A feature of ``names`` that no step has gets its typical coefficient. The roofline is not fitted: every
+    coefficient is 1, and residuals say how far steps lie above it.
     Raises UsageError when no step is left, when the runs are of several kinds of device, or when features that vary
     cannot be told apart.
     """
     design = fitted_design(observed, options.structure, options.experts_read, names)
-    hardware = one_hardware(design)
-    if options.structure == "roofline":
-        return _unfitted(design, options, hardware, fitted_on)
-    rows = _rows_of(design, np.arange(design.num_steps))
-    if options.ridge is None or options.ridge <= 0:
-        check_design(design, rows)
-    values, pull = fit_values(design, rows, options, len(design.runs))
-    draws = _bootstrap(rows, pull, options)
-    identified = identified_columns(rows)
-    low, high = np.quantile(draws, _LEVELS, axis=0)
-    coefficients = tuple(
-        Coefficient(
-            name=name,
-            value=float(values[i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            unit="us" if name in COUNTS else "",
-            is_identified=bool(identified[i]),
-        )
-        for i, name in enumerate(design.names)
+    hardware, is_fitted = one_hardware(design), options.structure != "roofline"
+    coefficients, draws = (
+        _fitted(design, options)
+        if is_fitted
+        else (tuple(Coefficient(name=name, value=1.0) for name in design.names), ())
     )
     return StepTimeModel(
         structure=options.structure,
         experts_read=options.experts_read,
         coefficients=coefficients,
         hardware=hardware,
-        tensor_parallel=_tensor_parallel(design),
-        draws=tuple(tuple(round(float(value), 9) for value in draw) for draw in draws),
-        scatter=scatter_by_fifths(design.extents[:, 0], held_out_residuals(design, options)),
+        tensor_parallel=tensor_parallel_of(design),
+        draws=draws,
+        scatter=_scatter_by_fifths(design.extents[:, 0], _held_out_residuals(design, options)),
         fitted_range=range_of(design.extents),
-        growth=growth_outside(design, options),
+        growth=_growth_outside(design, options) if is_fitted else 0.0,
         provenance=provenance_of(design, observed, fitted_on),
     )
 
 
-def fit_values(design: Design, rows: Rows, options: FitOptions, num_runs: int) -> tuple[Floats, Pull]:
+def _fitted(design: Design, options: FitOptions) -> tuple[tuple[Coefficient, ...], tuple[tuple[float, ...], ...]]:
+    """The coefficients with their intervals, and the draws behind these."""
+    runs = [np.flatnonzero(design.run_of == run) for run in range(len(design.runs))]
+    blocks = design.blocks_of(np.arange(design.num_steps), _NUM_BLOCKS)
+    rows = relative_rows(design.matrix, design.measured_us, runs if len(runs) >= _RUNS_TO_DRAW else blocks)
+    if options.ridge is None or options.ridge <= 0:
+        check_design(design, rows)
+    values, pull = _fit_values(design, rows, options, len(runs))
+    draws = _bootstrap(rows, pull, options)
+    low, high = np.quantile(draws, _LEVELS, axis=0)
+    coefficients = (
+        Coefficient(
+            name=name,
+            value=float(values[i]),
+            low=float(low[i]),
+            high=float(high[i]),
+            unit="us" if name in COUNTS else "",
+            is_identified=bool(is_identified),
+        )
+        for i, (name, is_identified) in enumerate(zip(design.names, identified_columns(rows), strict=True))
+    )
+    return tuple(coefficients), tuple(tuple(round(value, 9) for value in row) for row in draws.tolist())
+
+
+def _fit_values(design: Design, rows: Rows, options: FitOptions, num_runs: int) -> tuple[Floats, Pull]:
     """The coefficients of the features of ``rows``, and the pull that was applied."""
-    pull = pull_of(design.names, options.structure, options.ridge or 0.0)
-    values = solve(rows, pull, constraint=options.constraint)
+    values, spreads = np.array([anchor_of(name, options.structure) for name in design.names]).T
+    pull = Pull(values=values, spreads=spreads, strength=options.ridge or 0.0)
+    fitted = solve(rows, pull, constraint=options.constraint)
     if options.ridge is not None:
-        return values, pull
-    strength = noise_of(rows.relative @ values) ** 2 / (_RUN_WEIGHT * num_runs)
-    pull = replace(pull, strength=strength)
+        return fitted, pull
+    # The standard deviation of predicted / measured by its median distance from 1: outliers do not count.
+    noise = 1.4826 * float(np.median(np.abs(rows.relative @ fitted - 1.0)))
+    pull = replace(pull, strength=noise**2 / (_RUN_WEIGHT * num_runs))
     return solve(rows, pull, constraint=options.constraint), pull
 
 
-def noise_of(ratios: Floats) -> float:
-    """Standard deviation of predicted / measured by its median distance from 1, so that outliers do not count."""
-    return 1.4826 * float(np.median(np.abs(ratios - 1.0)))
+def _bootstrap(rows: Rows, pull: Pull, options: FitOptions) -> Floats:
+    """Coefficients of each draw, shape (draws, columns).
 
-
-def pull_of(names: Sequence[str], structure: Structure, ridge: float) -> Pull:
-    """The anchors of these features as the values that a ridge pulls to."""
-    anchors = [anchor_of(name, structure) for name in names]
-    return Pull(
-        values=np.array([anchor.value for anchor in anchors]),
-        spreads=np.array([anchor.spread for anchor in anchors]),
-        strength=ridge,
+    Each draw also draws the values that it is pulled to. Directions that the data leave open then vary as far as
+    typical values do: the interval of a prediction for another model is as wide as what is not known about it.
+    """
+    num_blocks = len(rows.counts)
+    stream = np.random.default_rng([options.seed, num_blocks])
+    shares = np.full(num_blocks, 1 / num_blocks)
+    times = stream.multinomial(num_blocks, shares, size=options.num_draws).astype(np.float64)
+    values = stream.normal(pull.values, pull.spreads, size=(options.num_draws, len(pull.values)))
+    return np.stack(
+        [
+            solve(rows, replace(pull, values=drawn), constraint=options.constraint, weights=weights)
+            for drawn, weights in zip(values, times, strict=True)
+        ]
     )
 
 
@@ -179,27 +211,44 @@ def fit_to(design: Design, steps: Indices, options: FitOptions) -> Floats:
     if options.structure == "roofline":
         return np.ones(len(design.names))
     rows = relative_rows(design.matrix, design.measured_us, design.blocks_of(steps, _NUM_BLOCKS))
-    return fit_values(design, rows, options, len(np.unique(design.run_of[steps])))[0]
+    return _fit_values(design, rows, options, len(np.unique(design.run_of[steps])))[0]
 
 
-def held_out_residuals(design: Design, options: FitOptions) -> Floats:
+def _log_residuals(design: Design, fitted_to: Indices, options: FitOptions) -> Floats:
+    """log(measured / predicted) of all steps by a fit to some; a prediction of 0 counts as one of a nanosecond."""
+    predicted_us = design.matrix @ fit_to(design, fitted_to, options)
+    return np.log(design.measured_us / np.maximum(predicted_us, 1e-3))
+
+
+def _held_out_residuals(design: Design, options: FitOptions) -> Floats:
     """log(measured / predicted) of each step, predicted by a fit that did not see its run, or its part of it."""
-    folds = _folds(design)
-    logs = np.empty(design.num_steps)
+    folds, logs = _folds(design), np.empty(design.num_steps)
     for fold in range(_NUM_FOLDS):
-        others, these = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        if len(these):
-            values = fit_to(design, others if len(others) else these, options)
-            logs[these] = log_residuals(design.matrix[these] @ values, design.measured_us[these])
+        is_left_out = folds == fold
+        others = np.flatnonzero(~is_left_out if not is_left_out.all() else is_left_out)
+        if is_left_out.any():
+            logs[is_left_out] = _log_residuals(design, others, options)[is_left_out]
     return logs
 
 
-def log_residuals(predicted_us: Floats, measured_us: Floats) -> Floats:
-    """log(measured / predicted); a prediction of 0 counts as one of a nanosecond."""
-    return np.log(measured_us / np.maximum(predicted_us, 1e-3))
+def _folds(design: Design) -> Indices:
+    """The fold of each step: whole runs where a deployment has several, else stretches of its only run.
+
+    Whole runs also show how runs of the same work differ, such as two starts of one server.
+    """
+    folds = np.empty(design.num_steps, dtype=np.intp)
+    deployments = [(run.deployment.shape.name, run.deployment.tensor_parallel) for run in design.runs]
+    for index, deployment in enumerate(deployments):
+        steps = np.flatnonzero(design.run_of == index)
+        if deployments.count(deployment) > 1:
+            folds[steps] = deployments[:index].count(deployment) % _NUM_FOLDS
+            continue
+        for fold, part in enumerate(np.array_split(steps, _NUM_FOLDS)):
+            folds[part] = fold
+    return folds
 
 
-def scatter_by_fifths(num_seqs: Floats, logs: Floats) -> tuple[tuple[float, float, float], ...]:
+def _scatter_by_fifths(num_seqs: Floats, logs: Floats) -> tuple[tuple[float, float, float], ...]:
     """For each fifth of steps by their sequences: the most of these, and the ends of the interval of ``logs``."""
     most = np.unique(np.quantile(num_seqs, (0.2, 0.4, 0.6, 0.8, 1.0), method="higher"))
     fifth = np.searchsorted(most, num_seqs)
@@ -208,7 +257,7 @@ def scatter_by_fifths(num_seqs: Floats, logs: Floats) -> tuple[tuple[float, floa
     )
 
 
-def growth_outside(design: Design, options: FitOptions) -> float:
+def _growth_outside(design: Design, options: FitOptions) -> float:
     """The least growth with which as many steps as ``LEVEL`` says lie in their intervals, outside of a fit's range.
 
     The half of the steps with the larger values of one extent is predicted by a fit to the other half; the largest
@@ -218,9 +267,8 @@ def growth_outside(design: Design, options: FitOptions) -> float:
     for extent in extents.T:
         is_out = extent > np.median(extent)
         if is_out.any():
-            predicted_us = design.matrix @ fit_to(design, np.flatnonzero(~is_out), options)
-            logs = log_residuals(predicted_us, design.measured_us)
-            low, high = scatter_of(scatter_by_fifths(extents[~is_out, 0], logs[~is_out]), extents[is_out, 0])
+            logs = _log_residuals(design, np.flatnonzero(~is_out), options)
+            low, high = scatter_of(_scatter_by_fifths(extents[~is_out, 0], logs[~is_out]), extents[is_out, 0])
             excess = np.maximum(np.maximum(logs[is_out] - high, -logs[is_out] - low), 0.0)
             distance = np.maximum(distances(extents[is_out], range_of(extents[~is_out])).max(axis=1), 1e-9)
             needed.append(float(np.quantile(excess / distance, LEVEL)))
@@ -242,6 +290,11 @@ def one_hardware(design: Design) -> str:
             "'benchctl steptime calibrate' carries it to another"
         )
     return names[0]
+
+
+def tensor_parallel_of(design: Design) -> tuple[int, ...]:
+    """The tensor-parallel sizes of all runs."""
+    return tuple(sorted({run.deployment.tensor_parallel for run in design.runs}))
 
 
 def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: str | None) -> Provenance:
@@ -268,66 +321,3 @@ def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: 
 
 def _joined(values: Iterable[str | None]) -> str | None:
     return " and ".join(dict.fromkeys(value for value in values if value is not None)) or None
-
-
-def _rows_of(design: Design, steps: Indices) -> Rows:
-    runs = list(design.groups_by("run").values())
-    blocks = runs if len(runs) >= _RUNS_TO_DRAW else design.blocks_of(steps, _NUM_BLOCKS)
-    return relative_rows(design.matrix, design.measured_us, blocks)
-
-
-def _bootstrap(rows: Rows, pull: Pull, options: FitOptions) -> Floats:
-    """Coefficients of each draw, shape (draws, columns).
-
-    Each draw also draws the values that it is pulled to. Directions that the data leave open then vary as far as
-    typical values do: the interval of a prediction for another model is as wide as what is not known about it.
-    """
-    stream = np.random.default_rng([options.seed, rows.num_blocks])
-    shares = np.full(rows.num_blocks, 1 / rows.num_blocks)
-    times = stream.multinomial(rows.num_blocks, shares, size=options.num_draws).astype(np.float64)
-    values = stream.normal(pull.values, pull.spreads, size=(options.num_draws, len(pull.values)))
-    return np.stack(
-        [
-            solve(rows, replace(pull, values=drawn), constraint=options.constraint, weights=weights)
-            for drawn, weights in zip(values, times, strict=True)
-        ]
-    )
-
-
-def _folds(design: Design) -> Indices:
-    """The fold of each step: whole runs where a deployment has several, else stretches of its only run.
-
-    Whole runs also show how runs of the same work differ, such as two starts of one server.
-    """
-    folds = np.empty(design.num_steps, dtype=np.intp)
-    ranks: dict[tuple[str, int], list[int]] = {}
-    for index, run in enumerate(design.runs):
-        ranks.setdefault((run.deployment.shape.name, run.deployment.tensor_parallel), []).append(index)
-    for runs in ranks.values():
-        for rank, run_index in enumerate(runs):
-            steps = np.flatnonzero(design.run_of == run_index)
-            if len(runs) > 1:
-                folds[steps] = rank % _NUM_FOLDS
-                continue
-            for fold, part in enumerate(np.array_split(steps, _NUM_FOLDS)):
-                folds[part] = fold
-    return folds
-
-
-def _tensor_parallel(design: Design) -> tuple[int, ...]:
-    return tuple(sorted({run.deployment.tensor_parallel for run in design.runs}))
-
-
-def _unfitted(design: Design, options: FitOptions, hardware: str, fitted_on: str | None) -> StepTimeModel:
-    """The analytic bound: every coefficient 1, and residuals that say how far steps lie above it."""
-    logs = log_residuals(design.matrix.sum(axis=1), design.measured_us)
-    return StepTimeModel(
-        structure=options.structure,
-        experts_read=options.experts_read,
-        coefficients=tuple(Coefficient(name=name, value=1.0) for name in design.names),
-        hardware=hardware,
-        tensor_parallel=_tensor_parallel(design),
-        scatter=scatter_by_fifths(design.extents[:, 0], logs),
-        fitted_range=range_of(design.extents),
-        provenance=provenance_of(design, design.runs, fitted_on),
-    )

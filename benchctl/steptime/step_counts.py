@@ -8,13 +8,13 @@ sums are exact; of the prompts in a step two things are assumed:
   from the tokens that clients get: those of decoding rows with accepted drafts, and one for each prompt that ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.steptime.work import StepWork
+from benchctl.steptime.work import Quantity, StepWork
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -78,11 +78,16 @@ def most_query_tokens(work: StepWork) -> int:
     return int(np.ceil(tokens[decodes] / rows[decodes]).max(initial=0.0))
 
 
-def extents_of(work: StepWork) -> Floats:
+def stacked(columns: Iterable[Quantity], num_steps: int = 1) -> Floats:
+    """Quantities as the columns of an array with a row for each step."""
+    *rows, _ = np.broadcast_arrays(*columns, np.zeros(num_steps))
+    return np.column_stack(rows)
+
+
+def extents_of(work: StepWork, num_steps: int = 1) -> Floats:
     """The ``EXTENTS`` of each step as columns, 0 for what it does not have."""
     context = work.decode_context / np.maximum(work.num_decodes, 1.0)
-    columns = (work.num_seqs, context, work.prefill_tokens)
-    return np.column_stack(np.broadcast_arrays(*map(np.atleast_1d, columns)))
+    return stacked((work.num_seqs, context, work.prefill_tokens), num_steps)
 
 
 def range_of(extents: Floats) -> tuple[tuple[float, ...], ...]:
