@@ -1,4 +1,5 @@
 """Model shapes, hardware peaks, FLOPs and bytes; pure.
 
-``shapes.py`` and ``hardware.py`` describe models and devices, ``work.py`` counts, ``flops.py`` prices the counts.
+``shapes.py`` and ``hardware.py`` describe models and devices, ``flops.py`` counts and prices the work of a run, and
+``roofline.py`` has the least time of forward passes.
 """

@@ -1,11 +1,28 @@
-"""Features of steps: the columns that a step-time model weighs with coefficients, in a fixed order."""
+"""Features of steps: the columns that a step-time model weighs with coefficients, in a fixed order.
 
+Times at the data sheet's peaks are in microseconds; counts (``layers``, ``requests``, ``steps``, ``guided_steps``,
+``guided_rows``, ``candidates``) have coefficients in microseconds each. With C the FLOPs of a step at peak, K its
+key-value bytes and W its weights at peak bandwidth, C and W with the head:
+
+overlap        compute C or memory K + W, whichever is larger, the other 0; all_reduce, layers, requests, steps
+scaling-book   compute C or weights W, whichever is larger, the other 0; kv K; all_reduce, layers, requests, steps
+no-overlap     compute C, kv K, weights W; all_reduce, layers, requests, steps
+roofline       roofline max(C, K + W), whose coefficient is 1
+original       the seven published ones (``original_times``)
+
+A step without tokens has none of these but ``steps``; the published form reads weights even then. A deployment
+with a value model adds that model's forward pass at its roofline, 1 for a guided step, its rows and candidates.
+
+Two columns for one maximum let compute and memory have efficiencies of their own while the model stays linear.
+Every step of a model has the same layers and steps, so that their coefficients differ only over models.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.costs.model_shape import LatentShape, ModelShape
 from benchctl.steptime.peaks import (
-    US_PER_S,
     experts_read_by,
     greater,
     is_above,
@@ -14,11 +31,100 @@ from benchctl.steptime.peaks import (
     value_model_us,
 )
 from benchctl.steptime.work import Deployment, ExpertsRead, StepWork, Structure
+from benchctl.units import US_PER_S
 
 if TYPE_CHECKING:
     from benchctl.steptime.work import Quantity
 
-_PEAKS: Final = {"h100-sxm": 989.5e12}
+FeaturesOf: TypeAlias = "Callable[[StepWork], tuple[Quantity, ...]]"
+
+_OVERHEADS: Final = ("all_reduce", "layers", "requests", "steps")
+_NAMES: Final[dict[Structure, tuple[str, ...]]] = {
+    "original": (
+        *("prefill", "decode", "static_weights", "expert_weights"),
+        *("all_reduce", "requests", "steps"),
+    ),
+    "overlap": ("compute", "memory", *_OVERHEADS),
+    "scaling-book": ("compute", "weights", "kv", *_OVERHEADS),
+    "no-overlap": ("compute", "kv", "weights", *_OVERHEADS),
+    "roofline": ("roofline",),
+}
+GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
+COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_steps", "guided_rows", "candidates"})
+"""Features that count; the others are times at peak, in microseconds."""
+_PUBLISHED_PEAKS: Final = {"h100-sxm": 989.5e12}
+
+
+def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str, ...]:
+    """Names of the columns in order; ``is_guided`` adds those of a value model."""
+    return _NAMES[structure] + (GUIDED_NAMES if is_guided else ())
+
+
+def features(
+    work: StepWork, deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
+) -> "dict[str, Quantity]":
+    """The features of a step, or of many, by name in the order of ``feature_names``."""
+    names = feature_names(structure, is_guided=deployment.value_shape is not None)
+    return dict(zip(names, step_features(deployment, structure, experts_read)(work), strict=True))
+
+
+def step_features(
+    deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
+) -> FeaturesOf:
+    """The function from the work of a step, or of many, to its features, with all constants computed once.
+
+    Raises UsageError for measured experts without a table.
+    """
+    price = (
+        _original(deployment, experts_read)
+        if structure == "original"
+        else _corrected(deployment, structure, experts_read)
+    )
+    value_us = value_model_us(deployment)
+    if value_us is None:
+        return price
+    return lambda work: (
+        *price(work),
+        value_us(work),
+        is_above(work.guided_rows, 0.0),
+        work.guided_rows,
+        work.candidates,
+    )
+
+
+def _corrected(deployment: Deployment, structure: Structure, experts_read: ExpertsRead) -> FeaturesOf:
+    """Columns of all structures but the published one."""
+    times, layers = peak_times(deployment), float(deployment.shape.layers)
+    num_experts, all_reduces = experts_read_by(deployment, experts_read), step_all_reduces(deployment)
+
+    def price(work: StepWork) -> "tuple[Quantity, ...]":
+        tokens = work.tokens
+        has_tokens = is_above(tokens, 0.0)
+        compute = (
+            tokens * times.token_us
+            + work.prefill_positions * times.prefill_position_us
+            + work.decode_positions * times.decode_position_us
+            + work.prefill_context * times.prefill_context_us
+            + work.num_sampled * times.head_us
+        )
+        kv = (work.context + tokens) * times.kv_token_us
+        weights: Quantity = has_tokens * times.static_weights_us
+        if num_experts is not None:
+            weights = weights + num_experts(tokens) * times.expert_weights_us
+        # One row with logits reads the whole head.
+        weights = weights + is_above(work.num_sampled, 0.0) * times.head_weights_us
+        if structure == "roofline":
+            return (greater(compute, kv + weights),)
+        all_reduce, constant = has_tokens * all_reduces(tokens), has_tokens * 0.0 + 1.0
+        overheads = (all_reduce, has_tokens * layers, work.num_seqs, constant)
+        if structure == "no-overlap":
+            return (compute, kv, weights, *overheads)
+        hidden = weights if structure == "scaling-book" else kv + weights
+        is_compute_bound = is_above(compute, hidden)
+        bound = (is_compute_bound * compute, (1.0 - is_compute_bound) * hidden)
+        return (*bound, kv, *overheads) if structure == "scaling-book" else (*bound, *overheads)
+
+    return price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,55 +147,31 @@ class OriginalTimes:
         return (context + tokens) * self.kv_token_us
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentFlops:
-    """FLOPs of an absorbed latent attention in one layer: six projections and scores for each token, two for each
-    position. With tokens T and no context, the positions of a prompt are T / 2 each.
-    """
-
-    down: float
-    query: float
-    query_absorbed: float
-    value_absorbed: float
-    output: float
-    nope_position: float
-    rope_position: float
-
-    @property
-    def for_token(self) -> float:
-        return self.down + self.query + self.query_absorbed + self.value_absorbed + self.output
-
-    @property
-    def for_position(self) -> float:
-        return self.nope_position + self.rope_position
-
-
-def latent_flops(shape: ModelShape, latent: LatentShape, tp: int) -> LatentFlops:
-    """The seven published terms, on one device; the projection down is not divided."""
-    d, heads = shape.hidden, shape.q_heads
-    return LatentFlops(
-        down=2 * d * (latent.kv_rank + latent.rope_dim),
-        query=2 * d * d / tp,
-        query_absorbed=2 * heads * latent.nope_dim * latent.kv_rank / tp,
-        value_absorbed=2 * heads * latent.kv_rank * latent.value_dim / tp,
-        output=2 * heads * latent.value_dim * d / tp,
-        nope_position=4 * heads / tp * latent.kv_rank,
-        rope_position=2 * heads / tp * latent.rope_dim,
-    )
-
-
 def original_times(deployment: Deployment) -> OriginalTimes:
-    """The times of a deployment under the published conventions; products are in bfloat16."""
+    """The times of a deployment under the conventions of the published model, for comparison.
+
+        step time = b1 max(prefill compute, prefill kv) + b2 max(decode compute, decode kv) + b3 static weights
+                    + b4 expert weights + b5 all-reduce + b6 requests + b7
+
+    Its conventions, which the other structures correct: products are in bfloat16; both phases of a latent attention
+    are absorbed, with d^2 weights for the query; heads, routers and norms are left out; weights add to compute
+    instead of hiding behind it; an all-reduce moves its bytes at the bandwidth of the memory; an empty step reads
+    the weights of k experts. Three of its errors are not kept: results are microseconds, tensor parallelism divides
+    once, and experts are counted by tokens.
+
+    Source: revision 7 of the latency model of inference-sim; the H100 has 989.5 TFLOP/s there.
+    """
     shape, hardware, tp = deployment.shape, deployment.hardware, deployment.tensor_parallel
-    flop_us = US_PER_S / _PEAKS.get(hardware.name, hardware.peak_flops_per_s)
+    flop_us = US_PER_S / _PUBLISHED_PEAKS.get(hardware.name, hardware.peak_flops_per_s)
     byte_us = US_PER_S / hardware.bandwidth_bytes_per_s
     kv_width = shape.kv_heads * shape.head_dim
     if shape.latent is None:
         token = 2 * shape.hidden * (2 * shape.q_heads * shape.head_dim + 2 * kv_width) / tp
         position, kv_elements = 4 * shape.q_heads / tp * shape.head_dim, 2 * kv_width / tp
     else:
-        flops = latent_flops(shape, shape.latent, tp)
-        token, position, kv_elements = flops.for_token, flops.for_position, shape.latent.cache_elements()
+        of_token, of_position = latent_flops(shape, shape.latent, tp)
+        token, position = sum(of_token.values()), sum(of_position.values())
+        kv_elements = shape.latent.cache_elements()
     dense = shape.dense_layers * 3 * shape.hidden * shape.ffn / tp
     shared = chosen = 0.0
     if shape.moe is not None:
@@ -106,125 +188,24 @@ def original_times(deployment: Deployment) -> OriginalTimes:
     )
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+def latent_flops(shape: ModelShape, latent: LatentShape, tp: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The published terms of an absorbed latent attention in one layer, on one device.
 
-    from benchctl.steptime.work import Quantity
-
-    FeaturesOf: TypeAlias = Callable[[StepWork], tuple[Quantity, ...]]
-
-_OVERHEADS: Final = ("all_reduce", "layers", "requests", "steps")
-_NAMES: Final[dict[Structure, tuple[str, ...]]] = {
-    "original": (
-        "prefill",
-        "decode",
-        "static_weights",
-        "expert_weights",
-        "all_reduce",
-        "requests",
-        "steps",
-    ),
-    "overlap": ("compute", "memory", *_OVERHEADS),
-    "scaling-book": ("compute", "weights", "kv", *_OVERHEADS),
-    "no-overlap": ("compute", "kv", "weights", *_OVERHEADS),
-    "roofline": ("roofline",),
-}
-GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
-COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_steps", "guided_rows", "candidates"})
-"""Features that count; the others are times at peak, in microseconds."""
-
-
-def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str, ...]:
-    """Names of the columns in order; ``is_guided`` adds those of a value model."""
-    return _NAMES[structure] + (GUIDED_NAMES if is_guided else ())
-
-
-def features(
-    work: StepWork, deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
-) -> "dict[str, Quantity]":
-    """The features of a step, or of many, by name in the order of ``feature_names``."""
-    names = feature_names(structure, is_guided=deployment.value_shape is not None)
-    return dict(zip(names, step_features(deployment, structure, experts_read)(work), strict=True))
-
-
-def step_features(
-    deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
-) -> "FeaturesOf":
-    """The function from the work of a step, or of many, to its features, with all constants computed once.
-
-    Raises UsageError for measured experts without a table.
+    Five projections for each token, of which the one down is not divided, and two scores for each position. With
+    tokens T and no context, the positions of a prompt are T / 2 each.
     """
-    price = (
-        _original(deployment, experts_read)
-        if structure == "original"
-        else _corrected(deployment, structure, experts_read)
-    )
-    value_us = value_model_us(deployment)
-    if value_us is None:
-        return price
-    return lambda work: (
-        *price(work),
-        value_us(work),
-        is_above(work.guided_rows, 0.0),
-        work.guided_rows,
-        work.candidates,
-    )
+    d, heads = shape.hidden, shape.q_heads
+    of_token = {
+        "down": 2 * d * (latent.kv_rank + latent.rope_dim),
+        "query": 2 * d * d / tp,
+        "query_absorbed": 2 * heads * latent.nope_dim * latent.kv_rank / tp,
+        "value_absorbed": 2 * heads * latent.kv_rank * latent.value_dim / tp,
+        "output": 2 * heads * latent.value_dim * d / tp,
+    }
+    return of_token, {"nope": 4 * heads / tp * latent.kv_rank, "rope": 2 * heads / tp * latent.rope_dim}
 
 
-def _corrected(deployment: Deployment, structure: Structure, experts_read: ExpertsRead) -> "FeaturesOf":
-    """Columns of all structures but the published one."""
-    times, layers = peak_times(deployment), float(deployment.shape.layers)
-    num_experts, all_reduces = experts_read_by(deployment, experts_read), step_all_reduces(deployment)
-    columns = _COLUMNS[structure]
-
-    def price(work: StepWork) -> "tuple[Quantity, ...]":
-        tokens = work.prefill_tokens + work.decode_tokens
-        has_tokens = is_above(tokens, 0.0)
-        compute = (
-            tokens * times.token_us
-            + work.prefill_positions * times.prefill_position_us
-            + work.decode_positions * times.decode_position_us
-            + work.prefill_context * times.prefill_context_us
-            + work.num_sampled * times.head_us
-        )
-        kv = (work.prefill_context + work.decode_context + tokens) * times.kv_token_us
-        weights: Quantity = has_tokens * times.static_weights_us
-        if num_experts is not None:
-            weights = weights + num_experts(tokens) * times.expert_weights_us
-        # One row with logits reads the whole head.
-        weights = weights + is_above(work.num_sampled, 0.0) * times.head_weights_us
-        if structure == "roofline":
-            return (greater(compute, kv + weights),)
-        all_reduce = has_tokens * (0.0 if all_reduces is None else all_reduces(tokens))
-        requests = work.num_prefills + work.num_decodes
-        return (*columns(compute, kv, weights), all_reduce, has_tokens * layers, requests, has_tokens * 0.0 + 1.0)
-
-    return price
-
-
-def _overlap(compute: "Quantity", kv: "Quantity", weights: "Quantity") -> "tuple[Quantity, ...]":
-    is_compute_bound = is_above(compute, kv + weights)
-    return is_compute_bound * compute, (1.0 - is_compute_bound) * (kv + weights)
-
-
-def _scaling_book(compute: "Quantity", kv: "Quantity", weights: "Quantity") -> "tuple[Quantity, ...]":
-    is_compute_bound = is_above(compute, weights)
-    return is_compute_bound * compute, (1.0 - is_compute_bound) * weights, kv
-
-
-def _no_overlap(compute: "Quantity", kv: "Quantity", weights: "Quantity") -> "tuple[Quantity, ...]":
-    return compute, kv, weights
-
-
-_COLUMNS: Final = {
-    "overlap": _overlap,
-    "scaling-book": _scaling_book,
-    "no-overlap": _no_overlap,
-    "roofline": _no_overlap,
-}
-
-
-def _original(deployment: Deployment, experts_read: ExpertsRead) -> "FeaturesOf":
+def _original(deployment: Deployment, experts_read: ExpertsRead) -> FeaturesOf:
     times, num_experts = original_times(deployment), experts_read_by(deployment, experts_read)
     moe = deployment.shape.moe
     # With no tokens the published form counts the experts of one.
@@ -239,8 +220,7 @@ def _original(deployment: Deployment, experts_read: ExpertsRead) -> "FeaturesOf"
             times.compute_us(work.decode_tokens, work.decode_positions),
             times.kv_us(work.decode_context, work.decode_tokens),
         )
-        tokens, requests = work.prefill_tokens + work.decode_tokens, work.num_prefills + work.num_decodes
-        nothing = 0.0 * tokens
+        tokens, nothing = work.tokens, 0.0 * work.tokens
         experts = nothing if num_experts is None else greater(num_experts(tokens), nothing + fewest_experts)
         return (
             prefill,
@@ -248,7 +228,7 @@ def _original(deployment: Deployment, experts_read: ExpertsRead) -> "FeaturesOf"
             nothing + times.static_weights_us,
             experts * times.expert_weights_us,
             tokens * times.all_reduce_token_us,
-            requests,
+            work.num_seqs,
             nothing + 1.0,
         )
 

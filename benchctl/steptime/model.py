@@ -1,17 +1,26 @@
-"""A fitted step-time model and its file."""
+"""A fitted step-time model and its file, readable JSON with its format, version and provenance.
+
+    step time = sum over features of coefficient times feature, at least 0     (all in microseconds)
+
+The interval of a prediction has three parts. The bootstrap draws of the coefficients say how far another set of
+runs would move the prediction; ``scatter`` says how far a single step of such a batch lies from it. As logarithms
+both are about symmetric, and independent, so their half-widths add in squares. Outside of the range of the fit the
+interval grows with the distance, as much as predictions of larger steps from smaller ones were found to need.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.features import COUNTS, GUIDED_NAMES, features
-from benchctl.steptime.step_counts import EXTENTS, Floats, distances, extents_of
+from benchctl.steptime.features import COUNTS, feature_names, features
+from benchctl.steptime.peaks import greater
+from benchctl.steptime.step_counts import EXTENTS, Floats, distances, extents_of, stacked
 from benchctl.steptime.work import Coefficient, Deployment, ExpertsRead, Quantity, StepWork, Structure
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_json
 from benchctl.untrusted.text import visible_value
@@ -20,6 +29,10 @@ LEVEL: Final = 0.90
 """Level of the intervals of coefficients and predictions."""
 _NORMAL_QUANTILE: Final = 1.644854
 """Half the width of an interval of ``LEVEL`` in standard deviations."""
+FORMAT: Final = "benchctl-step-time-model"
+VERSION: Final = 1
+_MOST: Final = 1e100
+"""Numbers of a file are at most so large: sums of them have a value."""
 UNSCALED: Final = frozenset({"all_reduce"}) | COUNTS
 """Features that another device's arithmetic and memory leave as they are."""
 
@@ -167,22 +180,23 @@ class StepTimeModel:
         self.check_deployment(deployment)
         columns = self.columns(work, deployment)
         check_features(columns, self.values)
-        return self._at_least_0(columns)
+        return self._priced(columns)
 
     def extrapolate_us(self, work: StepWork, deployment: Deployment) -> Quantity:
         """As ``predict_us`` for whatever deployment and steps; a feature without a coefficient adds nothing."""
-        return self._at_least_0(self.columns(work, deployment))
+        return self._priced(self.columns(work, deployment))
 
-    def _at_least_0(self, columns: Mapping[str, Quantity]) -> Quantity:
-        total = sum_of_features(columns, self.values)
-        return np.maximum(total, 0.0) if isinstance(total, np.ndarray) else max(total, 0.0)
+    def _priced(self, columns: Mapping[str, Quantity]) -> Quantity:
+        total: Quantity = 0.0
+        for each in self.coefficients:
+            total = total + each.value * columns.get(each.name, 0.0)
+        return greater(total, 0.0)
 
     def interval_us(self, work: StepWork, deployment: Deployment) -> tuple[Floats, Floats]:
         """Bounds between which the time of a single step lies with probability ``LEVEL``, for each step."""
         self.check_deployment(deployment)
         columns = self.columns(work, deployment)
-        amounts = (np.atleast_1d(columns.get(each.name, 0.0)) for each in self.coefficients)
-        rows = np.column_stack(np.broadcast_arrays(*amounts))
+        rows = stacked([columns.get(each.name, 0.0) for each in self.coefficients])
         return self.row_intervals_us(rows, extents_of(work))[1:]
 
     def row_intervals_us(self, rows: Floats, extents: Floats) -> tuple[Floats, Floats, Floats]:
@@ -219,28 +233,6 @@ def check_features(columns: Mapping[str, Quantity], values: Mapping[str, float])
             )
 
 
-def sum_of_features(columns: Mapping[str, Quantity], values: Mapping[str, float]) -> Quantity:
-    """Sum of coefficient times feature. Raises UsageError for a coefficient of an unknown feature."""
-    unknown_names = [name for name in values if name not in columns and name not in GUIDED_NAMES]
-    if unknown_names:
-        raise UsageError(
-            f"the step-time model has a coefficient of {unknown_names[0]}, which this benchctl does not compute; "
-            "fit the model again"
-        )
-    total: Quantity = 0.0
-    for name, value in values.items():
-        total = total + value * columns.get(name, 0.0)
-    return total
-
-
-FORMAT: Final = "benchctl-step-time-model"
-VERSION: Final = 1
-_MOST: Final = 1e100
-_DAMAGE: Final[tuple[type[Exception], ...]] = (*DECODING_ERRORS, UsageError)
-_ROWS: Final = "draws"
-"""The one long table of the file: a line for each of its rows."""
-
-
 def write_model(path: Path, model: StepTimeModel) -> None:
     """Write the file whole; the same model gives the same bytes."""
     path.write_text(model_text(model), encoding="utf-8")
@@ -249,10 +241,10 @@ def write_model(path: Path, model: StepTimeModel) -> None:
 def model_text(model: StepTimeModel) -> str:
     """The JSON of a model, with each bootstrap draw on one line."""
     document = {"format": FORMAT, "version": VERSION, **msgspec.to_builtins(model)}
-    rows = [json.dumps(row) for row in document.pop(_ROWS)]
+    rows = [json.dumps(row) for row in document.pop("draws")]
     head = json.dumps(document, indent=1).removesuffix("\n}")
     body = "[" + ",".join(f"\n  {row}" for row in rows) + ("\n ]" if rows else "]")
-    return f'{head},\n "{_ROWS}": {body}\n}}\n'
+    return f'{head},\n "draws": {body}\n}}\n'
 
 
 def read_model(path: Path) -> StepTimeModel:
@@ -269,10 +261,6 @@ def read_model(path: Path) -> StepTimeModel:
             f"{path}: version {visible_value(version)} of the format is unknown to this benchctl, which reads "
             f"{VERSION}; fit the model again, or use the benchctl that wrote it"
         )
-    return _model(path, document)
-
-
-def _model(path: Path, document: dict[str, Any]) -> StepTimeModel:
     fields = {key: value for key, value in document.items() if key not in {"format", "version"}}
     unknown_keys = sorted(set(fields) - set(StepTimeModel.__dataclass_fields__))
     if unknown_keys:
@@ -281,9 +269,15 @@ def _model(path: Path, document: dict[str, Any]) -> StepTimeModel:
         )
     try:
         model = msgspec.convert(fields, StepTimeModel)
-    except _DAMAGE as error:
+    except DECODING_ERRORS as error:
         raise UsageError(f"{path}: damaged ({decoding_problem(error)}); fit the model again") from error
     _check_numbers(path, fields)
+    unknown_names = sorted(set(model.values) - set(feature_names(model.structure, is_guided=True)))
+    if unknown_names:
+        raise UsageError(
+            f"{path}: a coefficient of {visible_value(unknown_names[0])}, which this benchctl does not compute; "
+            "fit the model again"
+        )
     width = len(model.coefficients)
     if any(len(draw) != width for draw in model.draws):
         raise UsageError(f"{path}: a row of draws has not {width} values, one for each coefficient; fit it again")

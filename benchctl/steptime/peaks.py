@@ -1,7 +1,25 @@
-"""Times of a step's parts at the data sheet's peaks: compute, memory, experts, all-reduces, guided work."""
+"""Times of a step's parts at the data sheet's peaks: compute, memory, experts, all-reduces, guided work.
 
+Tensor parallelism divides heads, blocks and experts among devices, once. Not divided are the projections down of a
+latent attention and its cache, routers, and key-value heads beyond one for each device. A latent attention is
+computed expanded for prompts and absorbed for decoding tokens (``LatentShape``); the context of a prompt that is
+computed in parts, or has a cached prefix, is expanded again.
+
+A small all-reduce costs a synchronisation of all devices, which no bandwidth explains: bandwidth alone is 40 times
+too little for a megabyte among four H100. Engines choose among three kernels by the size m of the message, as vLLM
+does:
+
+one-shot   each of n devices reads the message of every other:   f + p (n - 1) + e (n - 1) m / link
+two-shot   each reduces its part and reads the others':          f + p (n - 1) + e 2 (n - 1) / n m / link
+ring       NCCL beyond 8 MiB, the same bytes with a larger floor
+
+f, p and e of H100 and A100 are fitted to measured times of vLLM 0.14 in CUDA graphs (``benchmarks/steptime``),
+which they meet within 6 %; other devices have the H100's, with their own links.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -9,10 +27,19 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.model_shape import ModelShape
 from benchctl.errors import UsageError
 from benchctl.steptime.work import Deployment, ExpertsRead, StepWork
-from benchctl.units import MIB
+from benchctl.units import MIB, US_PER_S
 
 if TYPE_CHECKING:
     from benchctl.steptime.work import Quantity
+
+PricedTokens: TypeAlias = Callable[[Any], Any]
+"""What a step's tokens cost, for one step or for many."""
+
+_ELEMENT_BYTES: Final = 2
+"""Of activations, embedding and head, which are not quantised."""
+_RING_FROM: Final = 8 * MIB
+_TWO_SHOT_FROM: Final = ((2, _RING_FROM), (4, MIB // 2), (8, MIB // 4))
+"""Message from which two-shot is used, by the number of devices at most."""
 
 
 def greater(a: "Quantity", b: "Quantity") -> "Quantity":
@@ -29,14 +56,13 @@ def is_above(a: "Quantity", b: "Quantity") -> "Quantity":
     return 1.0 if a > b else 0.0
 
 
-US_PER_S = 1e6
-_HEAD_BYTES = 2
-"""Embedding and head are not quantised."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTimes:
-    """Compute time of a token, position, token of a prompt's context and row with logits; time to move the rest."""
+    """Microseconds at peak, on one device, for each count of a step.
+
+    Compute of a token, of a position, of a token of a prompt's context and of a row with logits; time to move the
+    rest.
+    """
 
     token_us: float
     prefill_position_us: float
@@ -59,67 +85,45 @@ def peak_times(deployment: Deployment) -> PeakTimes:
     flop_us = US_PER_S / hardware.peak_of(shape.precision)
     attention_us = US_PER_S / hardware.peak_flops_per_s / tp
     byte_us = US_PER_S / hardware.bandwidth_bytes_per_s
-    replicated, divided = replicated_params(shape), divided_params(shape, tp)
+    static_params = _static_params(shape, tp)
     chosen = shape.moe.experts_per_token * shape.expert_params() if shape.moe is not None else 0
     expansion = shape.layers * shape.latent.expansion_flops(shape.q_heads) if shape.latent is not None else 0
     return PeakTimes(
-        token_us=2 * (replicated + divided + chosen / tp) * flop_us,
+        token_us=2 * (static_params + chosen / tp) * flop_us,
         prefill_position_us=shape.attention_flops_per_position() * attention_us,
         decode_position_us=shape.decode_attention_flops_per_position() * attention_us,
         prefill_context_us=expansion / tp * flop_us,
         head_us=shape.head_flops() * attention_us,
         kv_token_us=kv_elements(shape, tp) * deployment.kv_bytes_per_element * byte_us,
-        static_weights_us=(replicated + divided) * deployment.param_bytes * byte_us,
+        static_weights_us=static_params * deployment.param_bytes * byte_us,
         expert_weights_us=shape.expert_params() / tp * deployment.param_bytes * byte_us,
-        head_weights_us=shape.head_flops() / 2 / tp * _HEAD_BYTES * byte_us,
+        head_weights_us=shape.head_flops() / 2 / tp * _ELEMENT_BYTES * byte_us,
     )
 
 
-def replicated_params(shape: ModelShape) -> float:
-    """Weights of projections that each device holds whole."""
-    latent = shape.layers * shape.latent.replicated_params(shape.hidden) if shape.latent is not None else 0
-    routers = shape.moe.layers * shape.hidden * shape.moe.experts if shape.moe is not None else 0
-    return latent + routers
-
-
-def divided_params(shape: ModelShape, tp: int) -> float:
-    """The share of one of ``tp`` devices of all other weights without routed experts.
+def _static_params(shape: ModelShape, tp: int) -> float:
+    """Weights without routed experts that one of ``tp`` devices holds: some whole, and its share of the others.
 
     A device has at least one key-value head.
     """
-    divided = (shape.static_params() - replicated_params(shape)) / tp
+    replicated = shape.moe.layers * shape.hidden * shape.moe.experts if shape.moe is not None else 0
     if shape.latent is not None:
-        return divided
-    one_head = 2 * shape.hidden * shape.head_dim * shape.layers
-    return divided + one_head * (_kv_heads(shape, tp) - shape.kv_heads / tp)
+        replicated += shape.layers * shape.latent.replicated_params(shape.hidden)
+    divided = (shape.static_params() - replicated) / tp
+    if shape.latent is None:
+        one_head = 2 * shape.hidden * shape.head_dim * shape.layers
+        divided += one_head * (max(1.0, shape.kv_heads / tp) - shape.kv_heads / tp)
+    return replicated + divided
 
 
 def kv_elements(shape: ModelShape, tp: int) -> float:
     """Elements of the cache that a device holds for one token, over all layers."""
     if shape.latent is not None:
         return shape.layers * shape.latent.cache_elements()
-    return shape.layers * 2 * _kv_heads(shape, tp) * shape.head_dim
+    return shape.layers * 2 * max(1.0, shape.kv_heads / tp) * shape.head_dim
 
 
-def _kv_heads(shape: ModelShape, tp: int) -> float:
-    return max(1.0, shape.kv_heads / tp)
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchctl.steptime.work import Quantity
-
-    PricedTokens: TypeAlias = Callable[[Quantity], Quantity]
-
-_ACTIVATION_BYTES: Final = 2
-_RING_FROM: Final = 8 * MIB
-_TWO_SHOT_FROM: Final = ((2, _RING_FROM), (4, MIB // 2), (8, MIB // 4))
-"""Message from which two-shot is used, by the number of devices at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(NamedTuple):
     """``floor_us`` and ``peer_us`` for each other device; the link's time for the bytes times ``link_factor``."""
 
     floor_us: float
@@ -127,25 +131,16 @@ class Kernel:
     link_factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceKernels:
-    """The three kernels of one kind of device."""
-
-    one_shot: Kernel
-    two_shot: Kernel
-    ring: Kernel
-
-
-_H100: Final = AllReduceKernels(
-    one_shot=Kernel(floor_us=4.3, peer_us=0.05, link_factor=1.65),
-    two_shot=Kernel(floor_us=6.2, peer_us=0.85, link_factor=1.35),
-    ring=Kernel(floor_us=27.5, peer_us=0.7, link_factor=1.32),
-)
-_A100: Final = AllReduceKernels(
-    one_shot=Kernel(floor_us=4.9, peer_us=0.15, link_factor=1.57),
-    two_shot=Kernel(floor_us=9.9, peer_us=0.65, link_factor=1.28),
-    ring=Kernel(floor_us=50.0, peer_us=2.5, link_factor=1.41),
-)
+_H100: Final = {
+    "one_shot": Kernel(4.3, 0.05, 1.65),
+    "two_shot": Kernel(6.2, 0.85, 1.35),
+    "ring": Kernel(27.5, 0.7, 1.32),
+}
+_A100: Final = {
+    "one_shot": Kernel(4.9, 0.15, 1.57),
+    "two_shot": Kernel(9.9, 0.65, 1.28),
+    "ring": Kernel(50.0, 2.5, 1.41),
+}
 KERNELS: Final = {"h100-sxm": _H100, "h200-sxm": _H100, "a100-sxm": _A100, "a100-sxm-40gb": _A100}
 
 
@@ -153,14 +148,17 @@ def all_reduce_us(num_bytes: "Quantity", hardware: Hardware, devices: int) -> "Q
     """One all-reduce of a message of so many bytes, in microseconds; 0 for a single device."""
     if devices == 1:
         return 0.0 * num_bytes
-    kernels = KERNELS.get(hardware.device, _H100)
+
+    def kernel_us(name: str) -> "Quantity":
+        kernel = KERNELS.get(hardware.device, _H100)[name]
+        link_us = moved_bytes(num_bytes, name, devices) * (US_PER_S / hardware.link_bytes_per_s)
+        return kernel.floor_us + kernel.peer_us * (devices - 1) + kernel.link_factor * link_us
+
     if isinstance(num_bytes, float | int):
-        return _kernel_us(num_bytes, kernels, kernel_name(num_bytes, devices), hardware, devices)
-    one_shot, two_shot, ring = (
-        _kernel_us(num_bytes, kernels, name, hardware, devices) for name in ("one_shot", "two_shot", "ring")
-    )
+        return kernel_us(kernel_name(num_bytes, devices))
     is_large, is_ring = is_above(num_bytes, _two_shot_from(devices) - 1), is_above(num_bytes, _RING_FROM - 1)
-    return (1.0 - is_ring) * ((1.0 - is_large) * one_shot + is_large * two_shot) + is_ring * ring
+    small_us = (1.0 - is_large) * kernel_us("one_shot") + is_large * kernel_us("two_shot")
+    return (1.0 - is_ring) * small_us + is_ring * kernel_us("ring")
 
 
 def kernel_name(num_bytes: float, devices: int) -> str:
@@ -180,74 +178,55 @@ def _two_shot_from(devices: int) -> int:
     return next((size for most, size in _TWO_SHOT_FROM if devices <= most), 0)
 
 
-def _kernel_us(
-    num_bytes: "Quantity", kernels: AllReduceKernels, name: str, hardware: Hardware, devices: int
-) -> "Quantity":
-    kernel: Kernel = getattr(kernels, name)
-    link_us = moved_bytes(num_bytes, name, devices) * (US_PER_S / hardware.link_bytes_per_s)
-    return kernel.floor_us + kernel.peer_us * (devices - 1) + kernel.link_factor * link_us
-
-
-def step_all_reduces(deployment: Deployment) -> "PricedTokens | None":
-    """Time of a step's all-reduces from its tokens, two for each layer; None on one device."""
+def step_all_reduces(deployment: Deployment) -> PricedTokens:
+    """Time of a step's all-reduces from its tokens, two for each layer; 0 on one device."""
     shape, hardware, devices = deployment.shape, deployment.hardware, deployment.tensor_parallel
-    if devices == 1:
-        return None
-    token_bytes, num_all_reduces = shape.hidden * _ACTIVATION_BYTES, 2 * shape.layers
+    token_bytes, num_all_reduces = shape.hidden * _ELEMENT_BYTES, 2 * shape.layers
     return lambda tokens: num_all_reduces * all_reduce_us(tokens * token_bytes, hardware, devices)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+def experts_read_by(deployment: Deployment, rule: ExpertsRead) -> PricedTokens | None:
+    """Distinct experts of one layer that so many tokens read, by the rule of a model; None for a dense model.
 
-    NumExperts: TypeAlias = Callable[[Any], Any]
-
-
-def experts_read_by(deployment: Deployment, rule: ExpertsRead) -> "NumExperts | None":
-    """Distinct experts of one layer that so many tokens read; None for a dense model.
-
-    Raises UsageError for ``measured`` without a table.
+    ``linear`` and ``uniform`` are those of ``MoeShape``; ``measured`` interpolates in a table of the user's, for
+    models whose routing prefers some experts. Limiting a token to some groups of experts, as DeepSeek does, leaves
+    the uniform rule as it is: a token still reads each expert with probability k / N. Raises UsageError for
+    ``measured`` without a table.
     """
     moe = deployment.shape.moe
     if moe is None:
         return None
-    rules: dict[str, NumExperts] = {"linear": moe.linear_experts, "uniform": moe.uniform_experts}
-    if rule in rules:
-        return rules[rule]
+    if rule != "measured":
+        return moe.linear_experts if rule == "linear" else moe.uniform_experts
     if not deployment.measured_experts:
         raise UsageError(
             f"{deployment.shape.name}: experts that a step reads are to be measured ones, but there is no table of "
             "them; state measured_experts, or take the rule 'uniform'"
         )
-    tokens_of, experts_of = (
-        np.array(column) for column in zip((0.0, 0.0), *deployment.measured_experts, strict=True)
-    )
+    tokens_of, experts_of = np.array([(0.0, 0.0), *deployment.measured_experts]).T
     return lambda tokens: np.interp(tokens, tokens_of, experts_of)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+def value_model_us(deployment: Deployment) -> "Callable[[StepWork], Quantity] | None":
+    """Roofline of the value model's pass in a guided step, in microseconds; None without a value model.
 
-    from benchctl.steptime.work import Quantity
-
-    PricedWork: TypeAlias = Callable[[StepWork], Quantity]
-
-
-def value_model_us(deployment: Deployment) -> "PricedWork | None":
-    """max(FLOPs at peak, bytes at peak) of the value model's pass in microseconds; None without a value model."""
+    Its tokens are the prompts that it prefills, the tokens that it extends its prefixes by, and the candidates,
+    each with a value head. It reads its weights once and the cache of the guided rows, whose contexts are taken as
+    long as the mean row's. It runs on one device.
+    """
     if deployment.value_shape is None:
         return None
     value_model = deployment.value_shape.as_value_model()
     times = peak_times(replace(deployment, shape=value_model, tensor_parallel=1, weight_bytes_per_param=None))
 
     def price(work: StepWork) -> "Quantity":
-        tokens = work.value_prefill_tokens + work.value_extend_tokens + work.candidates
-        rows = work.num_prefills + work.num_decodes
-        mean_context = (work.prefill_context + work.decode_context) / greater(rows, 1.0)
+        decoded = work.value_extend_tokens + work.candidates
+        tokens = work.value_prefill_tokens + decoded
+        mean_context = work.context / greater(work.num_seqs, 1.0)
         compute = (
             tokens * times.token_us
             + work.value_prefill_tokens * mean_context / 2 * times.prefill_position_us
-            + (work.value_extend_tokens + work.candidates) * mean_context * times.decode_position_us
+            + decoded * mean_context * times.decode_position_us
             + work.candidates * times.head_us
         )
         memory = (work.guided_rows * mean_context + tokens) * times.kv_token_us

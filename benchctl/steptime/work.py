@@ -1,4 +1,8 @@
-"""The work of engine steps as counts, the deployment that does it, and the words of a step-time model."""
+"""The work of engine steps as counts, the deployment that does it, and the words of a step-time model.
+
+Every quantity is one number or an array with one value for each step: formulas hold for both, so that a log of a
+million steps and one step of a simulator are priced by the same lines of code.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -98,22 +98,22 @@ def test_the_seven_terms_of_a_latent_attention_are_those_of_the_document() -> No
     published = oracles()["deepseek_v3_layer_GFLOP(T=128,S=0,TP=1)"]
     shape = shape_for("deepseek-v3")
     assert shape.latent is not None
-    flops = latent_flops(shape, shape.latent, 1)
+    of_token, of_position = latent_flops(shape, shape.latent, 1)
     tokens, positions = 128, 128 * 64
     gflops = {
-        "w_dkv": flops.down * tokens,
-        "w_q": flops.query * tokens,
-        "q_absorb": flops.query_absorbed * tokens,
-        "v_absorb": flops.value_absorbed * tokens,
-        "w_o": flops.output * tokens,
-        "scores_nope": flops.nope_position * positions,
-        "scores_rope": flops.rope_position * positions,
+        "w_dkv": of_token["down"] * tokens,
+        "w_q": of_token["query"] * tokens,
+        "q_absorb": of_token["query_absorbed"] * tokens,
+        "v_absorb": of_token["value_absorbed"] * tokens,
+        "w_o": of_token["output"] * tokens,
+        "scores_nope": of_position["nope"] * positions,
+        "scores_rope": of_position["rope"] * positions,
     }
     for name, value in gflops.items():
         assert value / 1e9 == pytest.approx(published[name], abs=1e-4), name
     assert sum(gflops.values()) / 1e9 == pytest.approx(published["total"], abs=1e-4)
     assert sum(gflops.values()) / 989e12 * 1e6 == pytest.approx(published["us_at_989"], abs=1e-3)
-    assert flops.for_token / 2 / 1e6 == pytest.approx(oracles()["deepseek_v3_attn_weight_Mparams"], abs=1e-3)
+    assert sum(of_token.values()) / 2 / 1e6 == pytest.approx(oracles()["deepseek_v3_attn_weight_Mparams"], abs=1e-3)
     # The cache of 128 heads of 128 keys and values against one of 512 + 64.
     assert 2 * 128 * 128 / shape.latent.cache_elements() == pytest.approx(oracles()["kv_ratio"], abs=1e-3)
 
