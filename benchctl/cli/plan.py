@@ -12,7 +12,7 @@ from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.screen import warn, wide_console
 from benchctl.engines.engine import engine_for
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs
 from benchctl.records.directory import arm_label, cell_name

@@ -21,7 +21,7 @@ from benchctl.measure.measured_run import ignore
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import measure_run
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.claims import Owner, boot_id, owned_block, settle_runs, sole_writer
 from benchctl.records.directory import BLOCKS, ResultDirectory, arm_label

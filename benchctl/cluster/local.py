@@ -30,8 +30,8 @@ from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
 from benchctl.measure.limits import gpus_of_block
-from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.measure.telemetry.visible_devices import VARIABLE, names_mig
+from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
 from benchctl.records.claims import living_owner, state_of
 from benchctl.records.directory import ResultDirectory

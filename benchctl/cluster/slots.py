@@ -17,8 +17,8 @@ from benchctl.errors import UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.limits import gpus_of_block
 from benchctl.measure.server.resources import core_ranges
-from benchctl.measure.telemetry.gpu import open_gpu
-from benchctl.measure.telemetry.visible_devices import VARIABLE, names_mig
+from benchctl.measure.telemetry.gpus import open_gpu
+from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.schema import NodeGpu

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchctl.errors import RecordError
 from benchctl.measure.journal import utc_now
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, arm_label

@@ -35,7 +35,7 @@ from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
 from benchctl.measure.run import RunContext, decline_run, measure_run
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import settle_runs, sole_writer

@@ -18,8 +18,8 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.guided.value_model.memory import ValueModelMemory
 from benchctl.measure.kv_option import KV_OPTION, with_kv_bytes
-from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label

@@ -16,8 +16,8 @@ from benchctl.errors import address_space_shortfall
 from benchctl.load.demand import LoadSize, max_open
 from benchctl.load.process import usable_open_files
 from benchctl.load.workers.workers import num_workers
-from benchctl.measure.telemetry.gpu import absent_gpu
-from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.measure.telemetry.gpus import absent_gpu
+from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.engine_options import LaunchedOptions, engine_spec
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
@@ -110,12 +110,12 @@ def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
     servers = (variant_settings(profile, variant, cell).server for variant, cell in arms(profile))
     given: list[dict[str, str]] = [getattr(server, "env", {}) for server in servers if server.uses_gpu]
     for visible in dict.fromkeys(env.get(VARIABLE, os.environ.get(VARIABLE)) for env in given):
-        absence = absent_gpu(visible, nvml)
-        if absence is not None:
+        if (absence := absent_gpu(visible, nvml)) is not None:
+            reason, is_certain = absence
             kind = profile.engine.kind
             need = f"engine {kind!r} needs one in this profile; {_remedy(kind)}"
-            message = f"no GPU is seen here ({absence.reason}), and {need}"
-            yield Shortfall(message=message, is_certain=absence.is_certain)
+            message = f"no GPU is seen here ({reason}), and {need}"
+            yield Shortfall(message=message, is_certain=is_certain)
             return
 
 

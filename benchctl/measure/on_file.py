@@ -13,7 +13,7 @@ from benchctl.analysis.planning import engine_sha256, is_repeated_baseline, nois
 from benchctl.analysis.validity.machines import noise_warnings, other_server_warning
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import BenchctlError, NotComparableError
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.load import hardware_names
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms

@@ -32,14 +32,14 @@ from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.server.resources import choose_port, process_on, split_cores
 from benchctl.measure.server.server import AnyServer, Launch, ServerProcess
-from benchctl.measure.telemetry.gpu import (
+from benchctl.measure.telemetry.gpus import (
     FORGOTTEN_LIMIT_S,
     foreign_processes,
     memory_used_bytes,
     open_gpu,
     wait_memory_returned,
 )
-from benchctl.measure.telemetry.gpu_reading import GpuReader
+from benchctl.measure.telemetry.reading import GpuReader
 from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile

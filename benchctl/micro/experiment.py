@@ -26,7 +26,7 @@ from benchctl.measure.measured_run import ignore
 from benchctl.measure.on_file import peaks_on_file
 from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.run import RunContext
-from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.floor import Peaks
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
@@ -148,8 +148,7 @@ def _gpus(device: str) -> tuple[GpuInfo, ...]:
     """The device of the worker; none where it computes on the CPU."""
     if device == "cpu":
         return ()
-    with open_gpu(visible_devices(device)) as reader:
-        return reader.inventory() if reader else ()
+    return gpu_inventory(visible_devices(device))
 
 
 def _floor_unknown(info: WorkerInfo, measured: MeasuredPeaks | None) -> ResultWarning:

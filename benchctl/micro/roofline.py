@@ -9,7 +9,7 @@ import msgspec
 import psutil
 
 from benchctl.errors import UsageError
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.worker import WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.records.peaks import MeasuredPeaks

@@ -22,7 +22,7 @@ from benchctl.errors import RunError
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.micro.floor import Peaks
 from benchctl.micro.forward_times import ForwardTimes

@@ -280,10 +280,6 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "The server has a MIG device, a part of a GPU, and samples are of the whole GPU.",
             "Keep the other parts idle, or read no GPU metric of this run.",
         ),
-        "gpu-field-unknown": note(
-            "nvidia-smi of this driver lacks a field that is sampled; what it says is unknown.",
-            "Install the driver's library libnvidia-ml, which NVML reads, or a newer driver.",
-        ),
         "gpu-sampler-failed": warning(
             "The GPU sampler stopped early; its samples do not cover the whole load.", MEASURE_AGAIN
         ),

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pynvml
 
-from benchctl.measure.telemetry.gpu_reading import unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
 from benchctl.records.schema import GpuSample
@@ -70,6 +69,10 @@ def report(pairs: Sequence[tuple[GpuSample, GpuSample]]) -> bool:
     return agree
 
 
+def ignore(_warning: object) -> None:
+    pass
+
+
 def collect(
     samples: Callable[[threading.Event], Iterator[GpuSample]], stopped: threading.Event, into: list[GpuSample]
 ) -> threading.Thread:
@@ -89,8 +92,8 @@ def read_both(hz: float, load: Callable[[], None]) -> tuple[list[GpuSample], lis
             raise SystemExit(2)
         stopped, by_nvml, by_smi = threading.Event(), list[GpuSample](), list[GpuSample]()
         threads = [
-            collect(lambda end: nvml.samples(hz, end, unheard), stopped, by_nvml),
-            collect(lambda end: smi.samples(hz, end, unheard), stopped, by_smi),
+            collect(lambda end: nvml.samples(hz, end, ignore), stopped, by_nvml),
+            collect(lambda end: smi.samples(hz, end, ignore), stopped, by_smi),
         ]
         try:
             load()

@@ -32,9 +32,9 @@ from benchctl.measure.doctor.host import (
 )
 from benchctl.measure.doctor.software import NeededEngine, engine_checks
 from benchctl.measure.server.resources import CoreSplit
-from benchctl.measure.telemetry.nvml import GpuState
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.records.peaks import PEAKS
+from benchctl.records.schema import GpuSample, NodeGpu
 from benchctl.units import GIB
 
 TOPICS = ["software", "machine", "gpu", "peaks", "engine", "data", "cluster"]
@@ -252,22 +252,24 @@ def test_shared_memory_that_is_not_there_is_missing(tmp_path):
     assert shared_memory_check(tmp_path).facts["total_bytes"] > 0
 
 
-def test_an_idle_gpu_at_its_own_settings_is_in_order():
-    state = GpuState(
+def checks_of_device(*, used_bytes=0, reasons=("gpu-idle",), limit_w=700.0, **others):
+    gpu = NodeGpu(index=0, name="H100", memory_bytes=80 * GIB, max_sm_clock_mhz=1980, power_limit_w=limit_w)
+    sample = GpuSample(
+        t_ns=0,
         index=0,
-        name="H100",
-        memory_total_bytes=80 * GIB,
-        memory_free_bytes=79 * GIB + 1,
+        source="nvml",
+        memory_used_bytes=used_bytes,
         sm_clock_hz=345_000_000,
-        sm_clock_max_hz=1_980_000_000,
-        is_persistent=True,
-        power_limit_w=700.0,
-        power_default_w=700.0,
-        throttle_reasons=("gpu-idle",),
+        throttle_reasons=reasons,
     )
-    assert [check.state for check in device_checks(state)] == ["ok", "ok", "ok"]
-    assert [check.finding for check in device_checks(state)] == [
-        "H100, 79.0 of 80.0 GiB free",
+    return device_checks(gpu, sample, default_w=700.0, **others)
+
+
+def test_an_idle_gpu_at_its_own_settings_is_in_order():
+    checks = checks_of_device(used_bytes=GIB - 1, is_persistent=True)
+    assert [check.state for check in checks] == ["ok", "ok", "ok"]
+    assert [check.finding for check in checks] == [
+        "H100, 80.0 GiB",
         "SM clock 345 of at most 1980 MHz",
         "power limit 700 W, persistence on",
     ]
@@ -276,25 +278,23 @@ def test_an_idle_gpu_at_its_own_settings_is_in_order():
 @pytest.mark.parametrize(
     ("change", "name", "says"),
     [
-        ({"memory_free_bytes": 40 * GIB}, "0 device", "40960 MiB held"),
+        ({"used_bytes": 40 * GIB}, "0 device", "40960 MiB held"),
         ({"processes": (1,)}, "0 device", "in use by 1 ("),
-        ({"throttle_reasons": ("gpu-idle", "hw-thermal")}, "0 clocks", "held down by hw-thermal"),
-        ({"power_limit_w": 400.0}, "0 power", "below its default of 700 W"),
+        ({"reasons": ("gpu-idle", "hw-thermal")}, "0 clocks", "held down by hw-thermal"),
+        ({"limit_w": 400.0}, "0 power", "below its default of 700 W"),
         ({"is_persistent": False}, "0 power", "persistence off"),
     ],
 )
 def test_a_gpu_that_is_used_hot_or_held_back_is_a_warning(change, name, says):
-    idle = {"memory_total_bytes": 80 * GIB, "memory_free_bytes": 80 * GIB, "power_default_w": 700.0}
-    checks = device_checks(GpuState(index=0, name="H100", **(idle | {"power_limit_w": 700.0} | change)))
-    (doubted,) = [check for check in checks if check.state == "warning"]
+    (doubted,) = [check for check in checks_of_device(**change) if check.state == "warning"]
     assert doubted.name == name
     assert says in doubted.finding
 
 
 def test_what_a_gpu_does_not_tell_is_unknown_and_no_warning():
-    checks = device_checks(GpuState(index=3, name="some device"))
+    checks = device_checks(NodeGpu(index=3, name="some device"), GpuSample(t_ns=0, index=3, source="nvml"))
     assert [check.state for check in checks] == ["ok", "ok", "ok"]
-    assert checks[0].facts["memory_free_bytes"] is None
+    assert checks[0].facts["memory_used_bytes"] is None
 
 
 class NvmlOfTwo:
@@ -316,9 +316,8 @@ class NvmlOfTwo:
         answers = {
             "nvmlDeviceGetCount": 2,
             "nvmlSystemGetDriverVersion": "570.1",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, free=70 * GIB),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=10 * GIB),
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1), SimpleNamespace(pid=2**22 + 1)],
-            "nvmlDeviceGetGraphicsRunningProcesses": [SimpleNamespace(pid=1)],
             "nvmlDeviceGetClockInfo": 1980,
             "nvmlDeviceGetMaxClockInfo": 1980,
             "nvmlDeviceGetPersistenceMode": 1,
@@ -344,7 +343,7 @@ def test_devices_are_read_through_nvml_and_the_binding_is_closed_again(monkeypat
     nvml = NvmlOfTwo()
     checks = {check.name: check for check in gpu_checks(is_needed=True, nvml=nvml)}
     assert not nvml.is_open
-    assert checks["nvml"].facts == {"driver": "570.1", "num_visible": 2}
+    assert checks["driver"].facts == {"driver": "570.1", "num_visible": 2}
     assert checks["0 device"].facts["processes"] == ("1", str(2**22 + 1))
     assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap",)
     assert checks["0 power"].remedy == "sudo nvidia-smi -i 0 -pl 700"

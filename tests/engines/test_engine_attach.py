@@ -30,7 +30,7 @@ from benchctl.load.tls import TlsTransport
 from benchctl.measure.resume import here
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
-from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.planning import variant_settings

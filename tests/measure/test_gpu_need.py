@@ -7,7 +7,7 @@ from support.nvml import FakeNvml
 
 from benchctl.analysis.planning import engine_sha256
 from benchctl.measure.limits import gpu_shortfalls
-from benchctl.measure.telemetry.gpu import absent_gpu
+from benchctl.measure.telemetry.gpus import absent_gpu
 from benchctl.profile.engine_options import engine_specs
 from benchctl.profile.load import load_profile, profile_sha256
 
@@ -100,7 +100,7 @@ def test_a_device_that_only_cannot_be_read_is_not_said_to_be_absent(
         (tmp_path / file).touch()
     absence = absent_gpu(visible, FakeNvml(has_driver=has_driver), tmp_path)
     assert absence is not None
-    assert absence.is_certain is is_certain
+    assert absence[1] is is_certain
 
 
 def test_the_demand_for_a_gpu_leaves_the_identity_of_an_experiment_as_it_was():

@@ -2,27 +2,26 @@
 
 import itertools
 import os
-import stat
 import threading
 import time
 
 import psutil
 import pytest
+from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml, wait_for_lines
 
-from benchctl.measure.telemetry.gpu import (
+from benchctl.measure.telemetry.gpus import (
     foreign_processes,
     gpu_inventory,
     memory_used_bytes,
     open_gpu,
     wait_memory_returned,
 )
-from benchctl.measure.telemetry.gpu_reading import throttle_reasons, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
+from benchctl.measure.telemetry.reading import throttle_reasons, visible_devices
 from benchctl.measure.telemetry.samplers import Sampler
-from benchctl.measure.telemetry.visible_devices import visible_devices
 from benchctl.records.files import read_jsonl
-from benchctl.records.schema import GpuInfo, GpuSample
+from benchctl.records.schema import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 
 
@@ -41,9 +40,14 @@ def test_nvml_readings_are_in_base_units_and_unknown_is_absent():
 
 def test_the_inventory_names_the_visible_devices():
     with open_gpu("1", FakeNvml()) as reader:
-        assert reader.inventory() == (
-            GpuInfo(index=1, name="GPU 1", uuid="GPU-11", memory_bytes=80 << 30, driver="570.1"),
-        )
+        (gpu,) = reader.described()
+    assert (gpu.index, gpu.name, gpu.uuid, gpu.memory_bytes, gpu.driver) == (
+        1,
+        "GPU 1",
+        "GPU-11",
+        80 << 30,
+        "570.1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_throttle_reasons_have_names_and_unknown_bits_keep_their_number():
 def test_the_sampler_writes_readings_at_its_rate_until_the_load_ends(tmp_path):
     path = tmp_path / "gpu.jsonl"
     with open_gpu("0", FakeNvml()) as reader:
-        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped, unheard)) as sampler:
+        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped, lambda _warning: None)) as sampler:
             wait_for_lines(path, 8)
         seen = tuple(read_jsonl(path, GpuSample))
         time.sleep(0.1)
@@ -151,77 +155,57 @@ def test_a_driver_that_hides_its_users_shows_none():
         assert reader.compute_processes() == {0: (), 1: ()}
 
 
-SMI = r"""#!/bin/sh
-echo "$@" >> "$(dirname "$0")/asked"
-case "$*" in
-*driver_version*)
-  echo "0, GPU-aa, 143771, 570.1, NVIDIA H200"
-  echo "1, GPU-bb, [N/A], 570.1, NVIDIA H200" ;;
-*--query-gpu=index,uuid\ *) echo "0, GPU-aa"; echo "1, GPU-bb" ;;
-*compute-apps*)
-  echo "GPU-bb, 4242"
-  echo "GPU-cc, 11"
-  echo "GPU-bb, [Not Found]" ;;
-*-lms*)
-  for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    echo "1, GPU-bb, 37, 512, 700.25, 1980, 2619, 55, 0x0000000000000004"
-    sleep 0.05
-  done ;;
-*) echo "1, GPU-bb, [N/A], 512, [Not Supported], 1980, 2619, 55, [N/A]" ;;
-esac
-"""
-
-
 @pytest.fixture
 def smi(tmp_path, monkeypatch):
-    """A program named nvidia-smi; the list of what it was asked is in ``asked`` beside it."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(SMI)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return tmp_path / "asked"
+    """A program named nvidia-smi that lists two devices."""
+    fake = FakeSmi(tmp_path / "bin")
+    fake.behave(devices=devices(2))
+    monkeypatch.setenv("PATH", str(fake.directory), prepend=os.pathsep)
+    return fake
 
 
 def test_without_nvml_the_program_nvidia_smi_is_asked(smi):
+    smi.behave(devices=devices(2, **{"utilization.gpu": "[N/A]", "power.draw": "[Not Supported]"}))
     with open_gpu("GPU-bb", FakeNvml(has_driver=False)) as reader:
-        assert reader.inventory() == (GpuInfo(index=1, name="NVIDIA H200", uuid="GPU-bb", driver="570.1"),)
-        (sample,) = reader.read()
-    assert "-i GPU-bb" in smi.read_text().splitlines()[-1]
+        (gpu,), (sample,) = reader.described(), reader.read()
+    assert (gpu.index, gpu.name, gpu.uuid, gpu.driver) == (1, "NVIDIA H200", "GPU-bb", "570.1")
+    assert gpu.memory_bytes == 143_771 * MIB
+    assert "-i GPU-bb" in smi.asked[-1]
     assert (sample.source, sample.memory_used_bytes, sample.sm_clock_hz) == ("nvidia-smi", 512 * MIB, 1_980_000_000)
-    assert (sample.utilization_frac, sample.power_w, sample.throttle_reasons) == (None, None, None)
+    assert (sample.utilization_frac, sample.power_w, sample.throttle_reasons) == (None, None, ("sw-power-cap",))
 
 
 def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
+    smi.behave(apps=["GPU-bb, 4242", "GPU-cc, 11", "GPU-bb, [Not Found]"])
     reader = open_smi(None).reader
     assert reader is not None
     assert reader.compute_processes() == {0: (), 1: (4242,)}
-    assert "-i GPU-aa,GPU-bb" in smi.read_text().splitlines()[-1]
+    assert "-i GPU-aa,GPU-bb" in smi.asked[-1]
 
 
 def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):
     reader = open_smi("1").reader
     assert reader is not None
-    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped, unheard)):
+    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped, lambda _warning: None)):
         wait_for_lines(tmp_path / "gpu.jsonl", 3)
-    seen = tuple(read_jsonl(tmp_path / "gpu.jsonl", GpuSample))
-    assert 3 <= len(seen) < 20
-    assert (seen[0].power_w, seen[0].utilization_frac) == (700.25, 0.37)
-    assert seen[0].throttle_reasons == ("sw-power-cap",)
-    assert "-lms 50" in smi.read_text().splitlines()[-1]
+    first, *_ = read_jsonl(tmp_path / "gpu.jsonl", GpuSample)
+    assert (first.power_w, first.utilization_frac, first.throttle_reasons) == (700.25, 0.37, ("sw-power-cap",))
+    assert "-lms 50" in smi.asked[-1]
 
 
 def test_a_stream_of_nvidia_smi_that_ends_by_itself_is_a_warning_and_its_samples_are_kept(smi, tmp_path):
-    reader = open_smi(None).reader
+    smi.behave(dies_after=20, last_words="GPU is lost")
+    reader = open_smi("1").reader
     assert reader is not None
     path = tmp_path / "gpu.jsonl"
-    with Sampler("gpu", path, lambda stopped: reader.samples(20, stopped, unheard)) as sampler:
+    with Sampler("gpu", path, lambda stopped: reader.samples(20, stopped, lambda _warning: None)) as sampler:
         wait_for_lines(path, 20)
         deadline = time.monotonic() + 20
         while not sampler.warnings and time.monotonic() < deadline:
             time.sleep(0.01)
     (warning,) = sampler.warnings
     assert warning.code == "gpu-sampler-failed"
-    assert "nvidia-smi ended by itself with exit code 0" in warning.message
+    assert "nvidia-smi ended by itself with exit code 15: GPU is lost" in warning.message
     assert len(tuple(read_jsonl(path, GpuSample))) == 20
 
 

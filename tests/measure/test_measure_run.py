@@ -27,7 +27,7 @@ from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.measure.server.process import is_alive
-from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.schema import ResultWarning

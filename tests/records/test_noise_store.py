@@ -128,7 +128,7 @@ def noise_of_machine(model: str, store: Path) -> NoiseFloor:
     import platform
 
     from benchctl.analysis.planning import engine_sha256
-    from benchctl.measure.telemetry.gpu import gpu_inventory
+    from benchctl.measure.telemetry.gpus import gpu_inventory
 
     profile = load_profile("topk-sweep", engine="sim-exact")
     gpus = tuple(gpu.name for gpu in gpu_inventory())

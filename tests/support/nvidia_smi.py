@@ -31,10 +31,8 @@ def end(code):
 if told.get("fails"):
     print(told["fails"])
     end(9)
-if "-L" in words:
-    print(told["list"])
-    end(0)
 if "--query-compute-apps" in options:
+    print(*told.get("apps", []), sep="\n")
     end(0)
 fields = options["--query-gpu"].split(",")
 for field in fields:

@@ -47,7 +47,7 @@ from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
-from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
 from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of

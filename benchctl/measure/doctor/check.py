@@ -1,14 +1,14 @@
 """The result of inspecting one part of a machine."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, TypeAlias
 
 CheckState: TypeAlias = Literal["ok", "warning", "missing"]
 Fact: TypeAlias = str | int | float | bool | tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One part of the machine that was inspected.
 
@@ -20,6 +20,7 @@ class Check:
     topic: str
     name: str
     finding: str
+    _: KW_ONLY
     remedy: str | None = None
     is_missing: bool = False
     is_needed: bool = False

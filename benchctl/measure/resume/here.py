@@ -8,8 +8,8 @@ from functools import cache
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.measure.machine import node_name
-from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.record import RunRecord

@@ -16,7 +16,7 @@ import psutil
 
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.telemetry.gpu_reading import GpuReader
+from benchctl.measure.telemetry.reading import GpuReader
 from benchctl.profile.sections import Telemetry
 from benchctl.records.files import JsonlWriter
 from benchctl.records.schema import HostSample, PrometheusSample, ResultWarning

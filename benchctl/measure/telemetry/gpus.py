@@ -1,19 +1,18 @@
-"""GPU telemetry: choose a reader, list devices and their users, wait until memory is free again."""
+"""The GPUs of this machine: a reader of those that a server sees, their users, and memory that comes back."""
 
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pynvml
 
-from benchctl.measure.telemetry.gpu_reading import GpuReader, OpenedGpus, Warn, process_text, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
-from benchctl.measure.telemetry.visible_devices import VARIABLE, hides_all
+from benchctl.measure.telemetry.reading import VARIABLE, GpuReader, OpenedGpus, Warn, hides_all
 from benchctl.records.schema import FOREIGN_GPU_PROCESS, GpuInfo, ResultWarning
 from benchctl.units import MIB
 from benchctl.untrusted.text import visible_value
@@ -29,50 +28,12 @@ _DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 _MISSING: Final = "neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbsentGpu:
-    """The absence of a visible GPU."""
-
-    reason: str
-    """The words of both ways of reading."""
-    is_certain: bool
-    """False where the system has files of a device that neither way can read."""
-
-
 @contextmanager
-def open_gpu(visible: str | None, nvml: Any = pynvml, warn: Warn = unheard) -> Iterator[GpuReader | None]:
-    """A reader of the devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, or None.
+def opened(visible: str | None, nvml: Any = pynvml) -> Iterator[OpenedGpus]:
+    """The devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, through NVML or else nvidia-smi.
 
-    ``warn`` is told of devices that cannot be read beside others, of names that mean none, and of the reason why
-    there is no reader.
+    The problem is that of NVML, and of both without a reader.
     """
-    with _opened(visible, nvml) as opened:
-        for warning in opened.warnings:
-            warn(warning)
-        if opened.reader is None:
-            warn(ResultWarning(code="gpu-sampler-missing", message=f"{_MISSING} ({opened.problem})"))
-        yield opened.reader
-
-
-def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/dev")) -> AbsentGpu | None:
-    """The absence of devices that ``visible`` names; None where there is one.
-
-    ``system`` is the directory of the system's devices.
-    """
-    with _opened(visible, nvml) as opened:
-        if opened.reader is not None:
-            return None
-        names = "" if visible is None else f"{VARIABLE} is {visible_value(visible)}; "
-        may_be_there = any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
-        return AbsentGpu(
-            reason=f"{names}{opened.problem}",
-            is_certain=opened.has_driver or hides_all(visible) or not may_be_there,
-        )
-
-
-@contextmanager
-def _opened(visible: str | None, nvml: Any) -> Iterator[OpenedGpus]:
-    """The devices through NVML or else through nvidia-smi; the problem is that of both."""
     with open_nvml(nvml, visible) as by_nvml:
         if by_nvml.reader is not None:
             yield by_nvml
@@ -80,19 +41,51 @@ def _opened(visible: str | None, nvml: Any) -> Iterator[OpenedGpus]:
         by_smi = open_smi(visible)
         yield OpenedGpus(
             reader=by_smi.reader,
-            problem=f"NVML: {by_nvml.problem}; nvidia-smi: {by_smi.problem}",
+            problem=by_nvml.problem if by_smi.reader else f"NVML: {by_nvml.problem}; nvidia-smi: {by_smi.problem}",
             has_driver=by_nvml.has_driver or by_smi.has_driver,
             warnings=by_smi.warnings or by_nvml.warnings,
         )
 
 
+@contextmanager
+def open_gpu(
+    visible: str | None, nvml: Any = pynvml, warn: Warn = lambda _warning: None
+) -> Iterator[GpuReader | None]:
+    """A reader of the devices that ``visible`` names, or None.
+
+    ``warn`` is told of devices that cannot be read beside others, of names that mean none, and of the reason why
+    there is no reader.
+    """
+    with opened(visible, nvml) as gpus:
+        for warning in gpus.warnings:
+            warn(warning)
+        if gpus.reader is None:
+            warn(ResultWarning(code="gpu-sampler-missing", message=f"{_MISSING} ({gpus.problem})"))
+        yield gpus.reader
+
+
+def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/dev")) -> tuple[str, bool] | None:
+    """The reason why no device that ``visible`` names is there, and whether that is certain; None where one is.
+
+    It is not where the system has files of devices, in the directory ``system``, that neither way can read.
+    """
+    with opened(visible, nvml) as gpus:
+        if gpus.reader is not None:
+            return None
+    may_be_there = any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
+    names = "" if visible is None else f"{VARIABLE} is {visible_value(visible)}; "
+    return f"{names}{gpus.problem}", gpus.has_driver or hides_all(visible) or not may_be_there
+
+
 def gpu_inventory(visible: str | None = None) -> tuple[GpuInfo, ...]:
     """The devices that ``visible`` names, by default those that CUDA_VISIBLE_DEVICES names."""
     with open_gpu(os.environ.get(VARIABLE) if visible is None else visible) as reader:
-        return reader.inventory() if reader else ()
+        gpus = reader.described() if reader is not None else ()
+    return tuple(GpuInfo(**{name: getattr(gpu, name) for name in GpuInfo.__struct_fields__}) for gpu in gpus)
 
 
 def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
+    """The memory in use of each device, by its index."""
     readings = reader.read()
     return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
 
@@ -105,15 +98,16 @@ def wait_memory_returned(
     Each device is checked by itself: memory that one frees must not hide memory that another still holds.
     """
     deadline = time.monotonic() + limit_s
-    while held := _held_bytes(memory_used_bytes(reader), before_bytes):
+    while True:
+        more = {i: used - before_bytes.get(i, used) for i, used in memory_used_bytes(reader).items()}
+        held = {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}
+        if not held:
+            return ()
         if time.monotonic() >= deadline:
-            held_text = ", ".join(
-                f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items())
-            )
-            message = f"{held_text} are still held {limit_s:g} s after the server was stopped"
+            text = ", ".join(f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items()))
+            message = f"{text} are still held {limit_s:g} s after the server was stopped"
             return (ResultWarning(code="gpu-memory-held", message=message),)
         time.sleep(_POLL_S)
-    return ()
 
 
 def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tuple[ResultWarning, ...]:
@@ -138,7 +132,9 @@ def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tup
     )
 
 
-def _held_bytes(now: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:
-    """The memory that each device holds beyond that before, if it exceeds what other programs may explain."""
-    more = {index: used - before.get(index, used) for index, used in now.items()}
-    return {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}
+def process_text(pid: int) -> str:
+    """A process by its id, and its name if it is visible from here."""
+    try:
+        return f"{pid} ({psutil.Process(pid).name()})"
+    except (psutil.Error, ValueError):
+        return f"{pid}"

@@ -1,0 +1,241 @@
+"""Readings of GPUs, however they are taken: which devices a server sees, and devices that fall silent."""
+
+import datetime as dt
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Final, TypeAlias
+
+from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, NodeGpu, ResultWarning
+from benchctl.units import s_from_ns
+from benchctl.untrusted.text import visible_value
+
+Warn: TypeAlias = Callable[[ResultWarning], object]
+"""Takes a warning that travels with the result."""
+Reading: TypeAlias = tuple[GpuSample, str]
+"""A sample, and the reason in the driver's words where the device answered no question."""
+
+VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
+_NONE: Final = frozenset({"", "-1", "NoDevFiles"})
+"""Values that hide all devices on purpose; the last one is Slurm's."""
+_MIG: Final = "MIG-"
+_OLD_MIG: Final = re.compile(r"MIG-(GPU-[^/]+)(/\d+){2}")
+"""A MIG device as drivers before 470 name it: the GPU that it is part of, its GPU and its compute instance."""
+
+NONE_VISIBLE: Final = "none of its devices is visible"
+"""The reason why there is no reader where CUDA_VISIBLE_DEVICES names none of the devices."""
+SILENT_READINGS: Final = 3
+"""Readings in a row without any answer after which a device is asked no more: one may fail by chance."""
+READ_QUANTITIES: Final = (
+    "utilization_frac", "memory_used_bytes", "power_w", "energy_j", "sm_clock_hz", "memory_clock_hz",
+    "temperature_c", "throttle_reasons",
+)  # fmt: skip
+"""Fields of a sample that are read from the device."""
+_REASONS: Final = {
+    0x001: "gpu-idle",
+    0x002: "application-clocks",
+    0x004: "sw-power-cap",
+    0x008: "hw-slowdown",
+    0x010: "sync-boost",
+    0x020: "sw-thermal",
+    0x040: "hw-thermal",
+    0x080: "hw-power-brake",
+    0x100: "display-clocks",
+    0x200: "board-limit",
+    0x400: "reliability",
+}
+"""Bits of the clock event reasons, as ``nvml.h`` numbers them."""
+
+
+class GpuReader:
+    """A source of samples of the visible devices; one class for each way of reading them."""
+
+    source: str
+    """Its name for readers."""
+
+    def described(self) -> tuple[NodeGpu, ...]:
+        """The visible devices that can be read, with what may change the numbers of a run, as far as it is told."""
+        raise NotImplementedError
+
+    def readings(self) -> Iterator[Reading]:
+        """One reading of each device."""
+        raise NotImplementedError
+
+    def stream(self, hz: float, stopped: Event) -> Iterator[Reading]:
+        """Readings of each device at ``hz`` until ``stopped`` is set."""
+        while not stopped.is_set():
+            yield from self.readings()
+            stopped.wait(1 / hz)
+
+    def compute_processes(self) -> dict[int, tuple[int, ...]]:
+        """Programs that compute on each device, by index; ids as the driver knows them, outside of containers."""
+        raise NotImplementedError
+
+    def read(self) -> tuple[GpuSample, ...]:
+        """A sample of each device that answers at least one question."""
+        return tuple(sample for sample, _ in self.readings() if is_answered(sample))
+
+    def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
+        """Samples at ``hz`` until ``stopped`` is set; ``warn`` is told once of each device that stops answering."""
+        silence = {gpu.index: _Silence() for gpu in self.described()}
+        first_ns: int | None = None
+        for sample, reason in self.stream(hz, stopped):
+            device = silence[sample.index]
+            if device.num_unanswered >= SILENT_READINGS:
+                if all(each.num_unanswered >= SILENT_READINGS for each in silence.values()):
+                    return
+            elif is_answered(sample):
+                first_ns = sample.t_ns if first_ns is None else first_ns
+                device.num_unanswered, device.last_ns, device.last_at = 0, sample.t_ns, dt.datetime.now(dt.UTC)
+                yield sample
+            else:
+                device.num_unanswered += 1
+                if device.num_unanswered == SILENT_READINGS:
+                    warn(ResultWarning(code=GPU_LOST, message=device.message(sample.index, reason, first_ns)))
+
+
+@dataclass(slots=True)
+class _Silence:
+    """The last answer of a device, and the readings in a row without one."""
+
+    num_unanswered: int = 0
+    last_ns: int = 0
+    last_at: dt.datetime | None = None
+
+    def message(self, index: int, reason: str, first_ns: int | None) -> str:
+        if self.last_at is None or first_ns is None:
+            return f"GPU {index} answered no question during the load ({reason}): it has no samples"
+        return (
+            f"GPU {index} has not answered since {self.last_at:%Y-%m-%d %H:%M:%S} UTC, "
+            f"{s_from_ns(self.last_ns - first_ns):.1f} s after the first sample ({reason}): its samples end there"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedGpus:
+    """The outcome of opening the devices in one way."""
+
+    reader: GpuReader | None = None
+    """None where no visible device can be read."""
+    problem: str = ""
+    """The reason for that, or for reading them in another way."""
+    has_driver: bool = True
+    """False where this way finds no driver to ask."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Devices that are missing in the readings, and readings that are of more than a device."""
+
+
+def opened_gpus(
+    visible: str | None,
+    uuids: Sequence[str | None],
+    unreadable: Mapping[int, str],
+    make_reader: Callable[[Sequence[int]], GpuReader],
+    mig: Mapping[str, int] | None = None,
+) -> OpenedGpus:
+    """A reader of those devices that ``visible`` names and that can be read.
+
+    ``uuids`` are those of all devices of the machine, ``unreadable`` the reasons why some cannot be read, by index.
+    """
+    chosen = visible_devices(visible, uuids, mig)
+    absent = {index: reason for index, reason in unreadable.items() if index in chosen.positions}
+    says = "its use, power, clocks and throttling are unknown"
+    warnings = (
+        *chosen.warnings,
+        *(
+            ResultWarning(code=GPU_UNREADABLE, message=f"GPU {index} cannot be read ({reason}): {says}")
+            for index, reason in absent.items()
+        ),
+    )
+    if readable := [index for index in chosen.positions if index not in absent]:
+        return OpenedGpus(reader=make_reader(readable), warnings=warnings)
+    reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in absent.items())
+    return OpenedGpus(warnings=warnings, problem=reasons or (NONE_VISIBLE if uuids else "it lists no device"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleDevices:
+    """The devices that a value of the variable names."""
+
+    positions: tuple[int, ...]
+    """Their places in the list of all devices, in the order of the value."""
+    problem: str = ""
+    """The reason why some or all of what the value names is left out; empty where nothing is."""
+    mig_positions: tuple[int, ...] = ()
+    """Those of which the value names only a part, a MIG device."""
+
+    @property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        """The warnings for a value of which something is left out, or that names parts of devices."""
+        warnings = []
+        if self.problem:
+            message = f"{self.problem}; what it and later entries mean is not sampled"
+            warnings.append(ResultWarning(code="gpu-unknown-name", message=message))
+        if self.mig_positions:
+            whole = ", ".join(map(str, self.mig_positions))
+            message = f"the server has a part of GPU {whole}, a MIG device, and samples are of the whole GPU"
+            warnings.append(ResultWarning(code="gpu-partitioned", message=message))
+        return tuple(warnings)
+
+
+def names_mig(visible: str | None) -> bool:
+    """True for a value that names a MIG device, for which their identities are asked for."""
+    return visible is not None and any(part.strip().startswith(_MIG) for part in visible.split(","))
+
+
+def hides_all(visible: str | None) -> bool:
+    """True for a value that hides all devices on purpose, such as an empty one."""
+    return visible is not None and visible.strip() in _NONE
+
+
+def visible_devices(
+    visible: str | None, uuids: Sequence[str | None], mig: Mapping[str, int] | None = None
+) -> VisibleDevices:
+    """The devices that ``visible``, a value of CUDA_VISIBLE_DEVICES, names; all when it is None.
+
+    ``uuids`` are the identities of all devices in PCI order, which is CUDA's own on machines with equal devices;
+    ``mig`` has the position of the device that each MIG device is part of. As CUDA does, an entry is an index or
+    the beginning of an identity, and the first that names no device ends the list.
+    """
+    if visible is None:
+        return VisibleDevices(positions=tuple(range(len(uuids))))
+    chosen: dict[int, bool] = {}
+    problem = ""
+    for entry in [] if hides_all(visible) else [part.strip() for part in visible.split(",")]:
+        named = _positions_of(entry, uuids, mig or {})
+        if len(named) != 1:
+            problem = _problem(visible, entry, len(named), uuids)
+            break
+        chosen[named[0]] = entry.startswith(_MIG)
+    parts = tuple(position for position, is_part in chosen.items() if is_part)
+    return VisibleDevices(positions=tuple(chosen), problem=problem, mig_positions=parts)
+
+
+def _positions_of(entry: str, uuids: Sequence[str | None], mig: Mapping[str, int]) -> list[int]:
+    """Positions of the devices that one entry may mean; one for an entry that is right."""
+    if _INDEX.fullmatch(entry):
+        return [int(entry)] if int(entry) < len(uuids) else []
+    if (old := _OLD_MIG.fullmatch(entry)) is not None:
+        entry = old[1]
+    if entry.startswith(_MIG):
+        return sorted({position for uuid, position in mig.items() if uuid.startswith(entry)})
+    return [i for i, uuid in enumerate(uuids) if entry and uuid is not None and uuid.startswith(entry)]
+
+
+def _problem(visible: str, entry: str, num_named: int, uuids: Sequence[str | None]) -> str:
+    unknown = [str(i) for i, uuid in enumerate(uuids) if uuid is None]
+    hint = f" (the identity of GPU {', '.join(unknown)} is unknown)" if unknown else ""
+    says = f"names {num_named} devices" if num_named else f"names none of the {len(uuids)} devices here"
+    return f"{VARIABLE} is {visible_value(visible)}, whose entry {visible_value(entry)} {says}{hint}"
+
+
+def is_answered(sample: GpuSample) -> bool:
+    """True for a reading in which the device answered at least one question."""
+    return any(getattr(sample, name) is not None for name in READ_QUANTITIES)
+
+
+def throttle_reasons(mask: int) -> tuple[str, ...]:
+    """Names of the bits of ``mask``; unknown bits keep their number."""
+    bits = (1 << position for position in range(mask.bit_length()))
+    return tuple(_REASONS.get(bit, f"bit-{bit:#x}") for bit in bits if mask & bit)
