@@ -1,35 +1,92 @@
-"""Guidance of one decode step: from the logits of a batch to logits that a server samples as guidance wants it.
+"""One guided step of a server: which rows are guided, by which values, and what it counted."""
 
-A server divides logits by the temperature T and samples the softmax. Rows that are guided get T ln p' at their
-candidates and -inf elsewhere, which makes that softmax p' itself. The server must not filter such a row again: its
-top_p or min_p, applied to p', would cut the guided distribution once more.
-
-Rows that are not guided in a step keep their logits bit for bit, unless the server leaves filtering them to this
-room (``GuideRow.is_server_filtering``): then they get T ln p of the same filters. Whether a row is guided never
-depends on the rows beside it.
-
-A step launches its work on the device and reads nothing back, with one exception: where it skips rows early
-(``skipping``) it waits once for the numbers of candidates of all rows, one copy of B integers, because they show
-which rows need no value model. Otherwise even the counts for a log arrive later (``Guide.pending``).
-"""
-
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from benchctl.guided.candidates import Candidates, select_candidates
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide_step import GuideStep, PendingStep
-from benchctl.guided.operations.registry import PLAIN, Operations
-from benchctl.guided.params import GuidanceParams, is_noop
-from benchctl.guided.row_table import RowTable, row_table
-from benchctl.guided.skipping import Skipping
+from benchctl.guided.operations import PLAIN, Operations
+from benchctl.guided.params import GuidanceError, GuidanceParams, is_noop
+from benchctl.guided.rows import Candidates, RowTable, row_table, select_candidates
 from benchctl.guided.timing import StepTimer, Timer
 from benchctl.guided.transfer import Arriving, to_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideStep:
+    """Counts of guidance in one step, by the names of step records."""
+
+    guided_rows: int = 0
+    candidates: int = 0
+    """Of the guided rows."""
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    """Output tokens that were taken over from the candidates of an earlier step."""
+    value_replayed: bool | None = None
+    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
+    value_recordings: int | None = None
+    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
+    fused: bool | None = None
+    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
+
+
+class PendingStep:
+    """Counts of a step, some of which the device may still be computing."""
+
+    def __init__(self, counted: GuideStep, counts: Arriving | None = None) -> None:
+        """``counts`` are the numbers of candidates of the rows, 0 in those that are not guided."""
+        self._counted, self._counts = counted, counts
+
+    @property
+    def is_known(self) -> bool:
+        return self._counts is None or self._counts.is_here
+
+    @property
+    def step(self) -> GuideStep:
+        """The counts; waits for the device if necessary."""
+        if self._counts is None:
+            return self._counted
+        counts = self._counts.read()
+        return replace(self._counted, guided_rows=sum(count > 0 for count in counts), candidates=sum(counts))
+
+    def fields(self) -> Mapping[str, int | bool | None]:
+        return asdict(self.step)
+
+
+WORTH_WAITING: Final = 0.25
+"""Share of rows without a choice from which waiting is worth it: the wait leaves a device idle for about a quarter
+of what a pass of the value model takes."""
+_AGE: Final = 2
+"""Steps after which counts are looked at: by then they have arrived, and a decision never depends on how soon."""
+
+
+class Skipping:
+    """Decides for each step; ``is_on`` None by the share of rows without a choice two steps ago."""
+
+    def __init__(self, is_on: bool | None) -> None:
+        self._is_on = is_on
+        self._steps: deque[tuple[int, int | Arriving]] = deque(maxlen=_AGE)
+
+    def is_worth_it(self) -> bool:
+        """True to wait in the step that comes now."""
+        if self._is_on is not None:
+            return self._is_on
+        if len(self._steps) < _AGE:
+            return False
+        num_due, open_rows = self._steps[0]
+        num_open = open_rows if isinstance(open_rows, int) else sum(count > 0 for count in open_rows.read())
+        return num_due - num_open >= WORTH_WAITING * num_due
+
+    def note(self, num_due: int, open_rows: int | Arriving) -> None:
+        """Note how many of the due rows of this step had a choice, or the numbers of candidates that will tell."""
+        if self._is_on is None and num_due:
+            self._steps.append((num_due, open_rows))
+
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """At or below, a server takes the most probable token, and guidance leaves it alone."""

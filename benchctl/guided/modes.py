@@ -1,39 +1,121 @@
-"""Changes of the candidates' probabilities by values: every mode is p' ~ p exp(m x), or picks one candidate.
-
-========================  ==============================================================================
-``centered_exp``          x = v, m = s. Nothing is centred; that would cancel
-``value_bias``            x = z, the raw output of the head, m = s
-``mul``                   x = v, m such that E' = s E; unchanged where s <= 0
-``linear``                E' = E + (s - 1) (hi - E) for s >= 1, else E - (1 - s) (E - lo)
-``exp``                   E' = lo + (1 - (1 - r)^s) (hi - lo), r = (E - lo) / (hi - lo)
-``length_mul``            E' = 1 - gamma^(s l), l = ln(1 - E) / ln gamma; gamma cancels: 1 - (1 - E)^s
-target with ``eq``        the candidate whose length is nearest to the target's, v kept within 1e-9 of 0 and 1
-target with ``ge``        the largest v; the smallest where the target is 0, its budget spent
-target with ``le``        the smallest v
-target with ``eq_soft``   E' = target; outside of the values, the candidate nearest to it
-========================  ==============================================================================
-
-p are the probabilities of the candidates, v their values (larger = longer), E = sum p v, lo and hi the least and
-largest v, s the scale. An expectation aimed at stays max(1e-12, 1e-6 (hi - lo)) away from lo and hi, and there is
-no tilt where hi - lo < 1e-8 or where it is within 1e-8 of E already. Of several candidates that a target would
-pick, the most probable wins. Where E < ``value_min`` nothing changes, in any mode.
-
-Each row has a mode of its own; all are computed together, each with the result that it would have alone.
-"""
+"""Rules by which values tilt the probabilities of candidates, and the lengths that values stand for."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 import torch
 from torch import Tensor
 
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.expectation import solve_slope
-from benchctl.guided.length import length_of_value, value_of_length
-from benchctl.guided.parameter_table import CONSTRAINTS, EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, NEUTRAL_WIDTH
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.params import (
+    CONSTRAINTS,
+    EXPECTATION_MODES,
+    EXPONENTIAL_MODES,
+    MODES,
+    NEUTRAL_WIDTH,
+    GuidanceError,
+    GuidanceParams,
+)
+
+
+@overload
+def value_of_length(length: float, gamma: float) -> float: ...
+@overload
+def value_of_length(length: Tensor, gamma: float | Tensor) -> Tensor: ...
+def value_of_length(length: float | Tensor, gamma: float | Tensor) -> float | Tensor:
+    """v = 1 - gamma^length, for a length in tokens.
+
+    Numbers out of range raise GuidanceError; tensors are not looked at, because that would wait for the device.
+    """
+    if isinstance(length, Tensor):
+        return -torch.expm1(length * _log(gamma))
+    if not length >= 0:
+        raise GuidanceError(f"length is {length}; it is a number of tokens and must be 0 or more")
+    return -math.expm1(length * _log_of_number(gamma))
+
+
+@overload
+def length_of_value(value: float, gamma: float) -> float: ...
+@overload
+def length_of_value(value: Tensor, gamma: float | Tensor) -> Tensor: ...
+def length_of_value(value: float | Tensor, gamma: float | Tensor) -> float | Tensor:
+    """Length in tokens = ln(1 - v) / ln(gamma); infinite at 1.
+
+    Numbers out of range raise GuidanceError; tensors are not looked at, because that would wait for the device.
+    """
+    if isinstance(value, Tensor):
+        return torch.log1p(-value) / _log(gamma)
+    if not 0 <= value <= 1:
+        raise GuidanceError(f"value is {value}; it must lie between 0 (ends now) and 1 (never ends)")
+    return math.inf if value == 1 else math.log1p(-value) / _log_of_number(gamma)
+
+
+def _log(gamma: float | Tensor) -> float | Tensor:
+    return torch.log(gamma) if isinstance(gamma, Tensor) else math.log(gamma)
+
+
+def _log_of_number(gamma: float | Tensor) -> float:
+    number = float(gamma)
+    if not 0 < number < 1:
+        raise GuidanceError(f"gamma is {number}; it must lie strictly between 0 and 1, such as 0.997")
+    return math.log(number)
+
+
+LARGEST_T: Final = 22.5
+"""Slopes are m = sinh(t). Targets lie 1e-6 or more within the range; then |m| <= 2e6 ln(2e6 / smallest p), which
+is below sinh(22.5) for every p that float64 can hold."""
+_SECTIONS: Final = 64
+_LARGEST_GRID: Final = 1 << 24
+"""Elements of a grid at most; with whole vocabularies as candidates there are fewer sections and more rounds."""
+_BRACKET_WIDTH: Final = 2e-4
+"""Of t when Newton takes over: close enough for each step to square the error."""
+NEWTON_STEPS: Final = 4
+
+
+def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
+    """Slopes [B, 1] that bring the expectation of ``x`` to ``target``.
+
+    ``log_probs`` [B, K], -inf where absent; ``x`` [B, K] from 0 to 1, both of them attained, 0 where absent;
+    ``target`` [B, 1] in [1e-6, 1 - 1e-6]. Rows that break this get some finite slope. In float64 the expectation is
+    met to 1e-9 and better.
+    """
+    sections = max(8, min(_SECTIONS, _LARGEST_GRID // max(1, log_probs.numel())))
+    steps = torch.linspace(0, 1, sections + 1, dtype=x.dtype, device=x.device)
+    low = torch.full_like(target, -LARGEST_T)
+    width = 2 * LARGEST_T
+    for _ in range(bracket_rounds(sections)):
+        grid = low + width * steps
+        below = _expectation(log_probs, x, torch.sinh(grid)) < target
+        # The last point below the target; the ends of the first bracket count as below and above.
+        index = below[:, 1:-1].sum(dim=1, keepdim=True)
+        low = grid.gather(1, index)
+        width /= sections
+    least, most = torch.sinh(low), torch.sinh(low + width)
+    slope = (least + most) / 2
+    for _ in range(NEWTON_STEPS):
+        slope = _newton(log_probs, x, target, slope).clamp(least, most)
+    return slope
+
+
+def bracket_rounds(sections: int) -> int:
+    """The number of cuts of the bracket into ``sections`` parts before Newton's method takes over."""
+    return math.ceil(math.log(2 * LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
+
+
+def _expectation(log_probs: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
+    """Expectation of x [B, G] under each of G slopes of a row."""
+    weights = torch.softmax(log_probs[:, None, :] + slopes[:, :, None] * x[:, None, :], dim=2)
+    return (weights * x[:, None, :]).sum(dim=2)
+
+
+def _newton(log_probs: Tensor, x: Tensor, target: Tensor, slope: Tensor) -> Tensor:
+    """One step; the derivative of the expectation is the variance."""
+    weights = torch.softmax(log_probs + slope * x, dim=1)
+    mean = (weights * x).sum(dim=1, keepdim=True)
+    variance = (weights * (x - mean).square()).sum(dim=1, keepdim=True)
+    return slope + (target - mean) / variance.clamp_min(torch.finfo(x.dtype).tiny)
+
 
 CODES: Final = {rule: code for code, rule in enumerate((*MODES, *CONSTRAINTS))}
 NUM_MODE_NUMBERS: Final = 5

@@ -31,7 +31,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import torch
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.units import NS_PER_MS
 
 Clock: TypeAlias = Literal["host", "device"]

@@ -16,7 +16,7 @@ from benchctl.engines.vllm_lenvm.kv_memory import (
 )
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.guided.value_model.memory import ValueModelMemory
+from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.measure.kv_option import KV_OPTION, with_kv_bytes
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from benchctl.guided.parameter_table import CONSTRAINTS, MODES, PARAMETERS
+from benchctl.guided.params import CONSTRAINTS, MODES, PARAMETERS
 from benchctl.profile.choices import (
     DEFAULT_MODEL,
     MAX_BLOCKS,

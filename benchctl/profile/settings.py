@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from pydantic import create_model
 
-from benchctl.guided.parameter_table import EXPONENTIAL_MODES
+from benchctl.guided.params import EXPONENTIAL_MODES
 from benchctl.profile.engine_options import guiding_kinds, options_class, request_fields
 from benchctl.profile.errors import validate
 from benchctl.profile.files import did_you_mean

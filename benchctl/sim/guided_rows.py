@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
+from benchctl.guided.params import REVISIONS_THAT_SKIP
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedDecodeCost
 from benchctl.sim.guidance import (

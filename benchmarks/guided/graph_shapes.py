@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchctl.guided.operations.registry import PLAIN
+from benchctl.guided.operations import PLAIN
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
 from benchctl.guided.value_model.value_model import random_value_model
 

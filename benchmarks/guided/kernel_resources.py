@@ -29,7 +29,7 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from benchctl.guided.kernels.check import largest_differences
-from benchctl.guided.operations.registry import kernel_operations
+from benchctl.guided.operations import kernel_operations
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
 SHARED_MEMORY: Final = {80: 166_912, 89: 101_376, 90: 232_448}

@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from benchctl.costs.shapes import shape_for
 from benchctl.guided.modes import mode_batch
-from benchctl.guided.operations.registry import PLAIN
+from benchctl.guided.operations import PLAIN
 from benchctl.guided.params import GuidanceParams
 from benchctl.guided.value_model.checkpoint import Checkpoint, read_checkpoint
 from benchctl.guided.value_model.linear import Product, emulated, weights_alone

@@ -16,7 +16,7 @@ from torch.nn import functional
 from benchctl.costs.model_shape import ModelShape
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, unpack
-from benchctl.guided.value_model.prefix_cache import PrefixCache
+from benchctl.guided.value_model.prefixes import PrefixCache
 from benchctl.guided.value_model.value_model import random_value_model
 
 TINY_BASE = ModelShape(

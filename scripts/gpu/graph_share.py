@@ -1,6 +1,6 @@
 """CUDA graphs of a value model: how many are recorded, what they cost, and how many steps repeat one.
 
-Time and memory at the start, beside what the formulas of ``benchctl.guided.value_model.memory`` say; then decode in
+Time and memory at the start, beside what the formulas of ``benchctl.guided.value_model.sizes`` say; then decode in
 which a share of the rows has no choice and is left out (``benchmarks/guided/graph_shapes.py``, here on the device).
 
     PYTHONPATH=. python scripts/gpu/graph_share.py
@@ -23,8 +23,8 @@ from paired import table
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations
-from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.scoring import Scorer
+from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.value_model import ValueModel, random_value_model
 from benchctl.units import MIB
 from benchmarks.guided.graph_shapes import CONTEXT, Cell, decode_with

@@ -16,7 +16,7 @@ from decode import BaseStep, sample, wait
 from torch import Tensor
 
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
-from benchctl.guided.operations.registry import PLAIN, Operations
+from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.params import GuidanceParams
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.scoring import Scorer

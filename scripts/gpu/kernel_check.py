@@ -20,7 +20,7 @@ from paired import table
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations, largest_differences, tolerance
-from benchctl.guided.operations.registry import NAMES, kernel_operations
+from benchctl.guided.operations import NAMES, kernel_operations
 from benchctl.guided.value_model.value_model import ValueModelConfig, dimensions
 
 VALUE_MODEL, SMALLER = "qwen2.5-1.5b", "qwen2.5-0.5b"

@@ -116,7 +116,7 @@ def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
 def test_attention_of_rows_of_one_length_is_that_of_a_tree_of_one_token(gpu_scripts):
     from decode import attention_of_equal_rows
 
-    from benchctl.guided.operations.layers import tree_attention
+    from benchctl.guided.operations import tree_attention
 
     generator = torch.Generator().manual_seed(0)
     rows, cells, context = 3, 16, 9

@@ -12,7 +12,7 @@ from support.guided.guidance_reference import candidates as reference
 from support.guided.guidance_reference import softmax
 from support.guided.tensors import torch
 
-from benchctl.guided.candidates import Candidates, limit_numbers, select_candidates
+from benchctl.guided.rows import Candidates, limit_numbers, select_candidates
 
 laws = settings(deadline=None, max_examples=100)
 

@@ -12,11 +12,10 @@ from safetensors.torch import save_file
 from support.guided.operation_counts import OperationCounts
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
-from benchctl.guided.candidates import limit_numbers, select_candidates
-from benchctl.guided.errors import GuidanceError
 from benchctl.guided.modes import mode_batch
-from benchctl.guided.operations.registry import FUSED, PLAIN
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.operations import FUSED, PLAIN
+from benchctl.guided.params import GuidanceError, GuidanceParams
+from benchctl.guided.rows import limit_numbers, select_candidates
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.float8 import choose_product, first_right_product, largest_difference
 from benchctl.guided.value_model.linear import (
@@ -29,8 +28,8 @@ from benchctl.guided.value_model.linear import (
     scaled_rows,
     weights_alone,
 )
-from benchctl.guided.value_model.memory import value_model_memory, weight_bytes
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.sizes import value_model_memory, weight_bytes
 from benchctl.guided.value_model.value_model import ValueModel, dimensions, load_value_model, random_value_model
 from benchctl.guided.vllm.settings import SETTINGS_VARIABLE, settings_of
 

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from support.guided.guidance_reference import candidates, guided, softmax
 from support.guided.tensors import torch
 
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
-from benchctl.guided.guide_step import GuideStep
-from benchctl.guided.operations.registry import PLAIN
-from benchctl.guided.parameter_table import MODES
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.guide import Guide, GuideRow, GuideSettings, GuideStep
+from benchctl.guided.operations import PLAIN
+from benchctl.guided.params import MODES, GuidanceError, GuidanceParams
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from benchctl.guided.value_model.scoring import Counters

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.plain_values import random_tensors, tiny_config
 
 from benchctl.guided.kernels.check import choose_operations, tolerance
-from benchctl.guided.operations.registry import NAMES, PLAIN, kernel_operations
+from benchctl.guided.operations import NAMES, PLAIN, kernel_operations
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.sizes import attention_chunks
 from benchctl.guided.value_model.value_model import ValueModel

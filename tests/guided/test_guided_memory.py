@@ -8,9 +8,9 @@ from support.guided.tensors import torch
 from transformers import AutoConfig
 
 from benchctl.guided.value_model.layout import Memory
-from benchctl.guided.value_model.memory import cells_per_slot, value_model_memory, weight_bytes
-from benchctl.guided.value_model.prefix_cache import PrefixCache
+from benchctl.guided.value_model.prefixes import PrefixCache
 from benchctl.guided.value_model.scoring import Scorer
+from benchctl.guided.value_model.sizes import cells_per_slot, value_model_memory, weight_bytes
 from benchctl.guided.value_model.value_model import dimensions, random_value_model
 
 META = torch.device("meta")

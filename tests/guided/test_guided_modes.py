@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from support.guided.guidance_reference import guided, kept_within, mean
 from support.guided.tensors import torch
 
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.length import length_of_value, value_of_length
-from benchctl.guided.modes import candidate_values, log_tilt, mode_batch, target_value, tilt
-from benchctl.guided.parameter_table import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.modes import (
+    candidate_values,
+    length_of_value,
+    log_tilt,
+    mode_batch,
+    target_value,
+    tilt,
+    value_of_length,
+)
+from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceError, GuidanceParams
 
 P, V = [0.5, 0.3, 0.15, 0.05], [0.2, 0.35, 0.6, 0.1]
 VECTORS = [

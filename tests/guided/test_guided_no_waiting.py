@@ -11,8 +11,7 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
-from benchctl.guided.parameter_table import CONSTRAINTS, MODES
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer

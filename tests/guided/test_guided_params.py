@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.parameter_table import CONSTRAINTS, KNOWN_KEYS, MODES, PARAMETERS
-from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_params
+from benchctl.guided.params import (
+    CONSTRAINTS,
+    KNOWN_KEYS,
+    MODES,
+    PARAMETERS,
+    GuidanceError,
+    GuidanceParams,
+    check_top_k,
+    is_noop,
+    parse_params,
+)
 from benchctl.profile.model import Guidance
 
 

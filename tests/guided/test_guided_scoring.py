@@ -13,8 +13,8 @@ from support.guided.tensors import torch
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import FAMILIES, VOCABULARY, both_models
 
-from benchctl.guided.errors import GuidanceError
-from benchctl.guided.operations.layers import visible_cells
+from benchctl.guided.operations import visible_cells
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
 

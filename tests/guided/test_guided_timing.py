@@ -10,7 +10,7 @@ import pytest
 from support.guided.fake_events import device
 from support.guided.tensors import torch
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.timing import SECTIONS, StepTimer
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ from transformers import AutoModel
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.make import make_value_pair
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.guided.errors import CheckpointError
+from benchctl.guided.params import CheckpointError
 from benchctl.guided.value_model.checkpoint import HEAD_FILE
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
-from benchctl.guided.value_model.tensor_shapes import backbone_shapes
+from benchctl.guided.value_model.sizes import backbone_shapes
 from benchctl.guided.value_model.value_model import load_value_model, random_value_model
 
 END_ID = 2

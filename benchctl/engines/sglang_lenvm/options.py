@@ -5,7 +5,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import model_validator
 
 from benchctl.engines.sglang.options import SglangOptions
-from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
+from benchctl.guided.params import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import Share, StepCount
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]

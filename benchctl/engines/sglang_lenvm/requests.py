@@ -8,7 +8,7 @@ here, before anything is sent.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchctl.guided.parameter_table import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
+from benchctl.guided.params import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
 from benchctl.profile.model import Guidance, Sampling
 
 BUILT_IN_GAMMA: Final = 0.997

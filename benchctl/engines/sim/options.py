@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
+from benchctl.guided.params import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import (
     COST_MODELS,
     MOST,

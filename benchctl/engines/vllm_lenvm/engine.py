@@ -17,8 +17,8 @@ from benchctl.engines.vllm.engine import SIGNATURES, VllmEngine
 from benchctl.engines.vllm.steps import read_numbered_steps
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.guided.parameter_table import VLLM_PREFIX
-from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
+from benchctl.guided.params import VLLM_PREFIX
+from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest

@@ -27,7 +27,7 @@ from benchctl.engines.hub import context_of
 from benchctl.engines.vllm_lenvm.engine import value_model_of
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import UsageError
-from benchctl.guided.value_model.memory import ValueModelMemory
+from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.schema import GpuInfo
 from benchctl.units import GIB, MIB

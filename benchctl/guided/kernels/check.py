@@ -13,11 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.candidates import limit_numbers
 from benchctl.guided.modes import CODES, mode_batch
-from benchctl.guided.operations.registry import FUSED, PLAIN, Operations, kernel_operations, register_kernels
-from benchctl.guided.parameter_table import CONSTRAINTS
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.operations import FUSED, PLAIN, Operations, kernel_operations, register_kernels
+from benchctl.guided.params import CONSTRAINTS, GuidanceParams
+from benchctl.guided.rows import limit_numbers
 from benchctl.guided.value_model.float8 import has_float8
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.value_model import ValueModelConfig

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchctl.guided.operations.layers import LARGEST_FLOAT8
+from benchctl.guided.operations import LARGEST_FLOAT8
 
 _QUANTIZED_BLOCK: Final = 4096
 _LEAST_IDS: Final = 64

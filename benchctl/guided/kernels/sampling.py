@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchctl.guided.expectation import bracket_rounds
 from benchctl.guided.kernels.tilting import tilt_row
-from benchctl.guided.operations.sampling import SLACK_ULPS
+from benchctl.guided.modes import bracket_rounds
+from benchctl.guided.operations import SLACK_ULPS
 
 _MASS_BLOCK: Final = 2048
 _MASS_PART: Final = 8 * _MASS_BLOCK

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from benchctl.guided import modes
-from benchctl.guided.expectation import LARGEST_T, NEWTON_STEPS
-from benchctl.guided.parameter_table import NEUTRAL_WIDTH
+from benchctl.guided.modes import LARGEST_T, NEWTON_STEPS
+from benchctl.guided.params import NEUTRAL_WIDTH
 
 _CENTERED: Final = tl.constexpr(modes.CODES["centered_exp"])
 _BIAS: Final = tl.constexpr(modes.CODES["value_bias"])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.errors import CheckpointError
-from benchctl.guided.value_model.tensor_shapes import EMBEDDING, backbone_shapes, head_shapes
+from benchctl.guided.params import CheckpointError
+from benchctl.guided.value_model.sizes import EMBEDDING, backbone_shapes, head_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -1,21 +1,68 @@
-"""Forward passes of a value model over some work, recorded where there is a recorder.
+"""Forward passes of a value model, recorded and replayed where their sizes occur again."""
 
-What a pass launches takes a host longer than a GPU needs to compute it, unless it is long. So all passes of steady
-decode are recorded, and those over a few prompts of usual lengths. Other prompts go through passes as they are.
-"""
-
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from benchctl.guided.transfer import to_device
 from benchctl.guided.value_model.layout import Shape, Work, exact_shape, pack, padded_shape, prompt_shape, unpack
-from benchctl.guided.value_model.prefix_cache import PrefixCache
-from benchctl.guided.value_model.recording import Recorded, Recorder
+from benchctl.guided.value_model.prefixes import PrefixCache
 from benchctl.guided.value_model.sizes import recorded_prompt_sizes, recorded_sizes, spans
 from benchctl.guided.value_model.value_model import ValueModel
+
+Pass = Callable[[Tensor, Tensor], Tensor]
+"""The raw values [T] of one packed input and of candidates [lines, K]."""
+
+
+class Recorder(Protocol):
+    """Records passes."""
+
+    def __call__(self, run: Pass, packed: Tensor, candidates: Tensor, /) -> Callable[[], Tensor]:
+        """Return a function that repeats ``run`` on the content that these two tensors have then."""
+
+
+class CudaGraphs:
+    """Records passes as CUDA graphs that share their memory: a result is to be read before the next pass."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Pass, packed: Tensor, candidates: Tensor) -> Callable[[], Tensor]:
+        with torch.cuda.device(packed.device):
+            run(packed, candidates)  # prepares the libraries for this size, which cannot be done while recording
+            torch.cuda.current_stream().synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                raw = run(packed, candidates)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return raw
+
+        return replay
+
+
+def run_again(run: Pass, packed: Tensor, candidates: Tensor) -> Callable[[], Tensor]:
+    """The recorder of devices without graphs: the pass is padded and its input copied as on a GPU, and it runs."""
+    return lambda: run(packed, candidates)
+
+
+class Recorded:
+    """A recorded pass with the memory that it reads."""
+
+    def __init__(self, record: Recorder, run: Pass, packed: Tensor, candidates: Tensor) -> None:
+        self._packed, self._candidates = packed, candidates
+        self._repeat = record(run, packed, candidates)
+
+    def replay(self, packed: Tensor, candidates: Tensor) -> Tensor:
+        """Raw values [T], to be read before the next pass."""
+        self._packed.copy_(packed)
+        self._candidates[: len(candidates)].copy_(candidates)
+        return self._repeat()
+
 
 MAX_RECORDINGS: Final = 1024
 """Passes of sizes beyond these run as they are."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchctl.guided.operations.layers import LARGEST_FLOAT8
-from benchctl.guided.operations.registry import FUSED, PLAIN
+from benchctl.guided.operations import FUSED, LARGEST_FLOAT8, PLAIN
 
 FLOAT8: Final = torch.float8_e4m3fn
 _LEAST_EXPONENT: Final = -126

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.timing import StepTimer, Timer
 from benchctl.guided.transfer import Arriving
-from benchctl.guided.value_model.forward import ForwardPass
+from benchctl.guided.value_model.forward import CudaGraphs, ForwardPass, run_again
 from benchctl.guided.value_model.layout import Memory, RowWork, Work
-from benchctl.guided.value_model.memory import cells_per_slot
-from benchctl.guided.value_model.prefix_cache import PrefixCache
-from benchctl.guided.value_model.recording import CudaGraphs, run_again
-from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS, MAX_ROW_TOKENS
-from benchctl.guided.value_model.slots import Row, ScoredRow, Slot, SlotTable
+from benchctl.guided.value_model.prefixes import PrefixCache, Row, ScoredRow, Slot, SlotTable
+from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS, MAX_ROW_TOKENS, cells_per_slot
 from benchctl.guided.value_model.value_model import ValueModel
 
 __all__ = ["Counters", "ScoredRow", "Scorer"]

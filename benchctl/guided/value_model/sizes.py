@@ -1,11 +1,95 @@
-"""Sizes of forward passes: how many tokens and rows a pass is padded to, and which sizes can occur.
+"""Sizes of a value model: its tensors, its passes, rounded so that few occur, and its memory; needs no torch."""
 
-The time of a pass on a GPU depends on its tokens. Rounding them to eight sizes between a power of two and the
-next wastes at most an eighth, and keeps the sizes of a server so few that each is recorded before its first
-request.
-"""
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
-from typing import Final
+from benchctl.units import GIB
+
+EMBEDDING: Final = "embed_tokens.weight"
+
+
+class BackboneConfig(Protocol):
+    """The keys of a backbone's ``config.json`` that shapes depend on, as transformers names them.
+
+    A family may have ``attention_bias``, ``mlp_bias`` and a ``head_dim`` of its own beside them.
+    """
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+
+
+def backbone_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a bare backbone."""
+    hidden = config.hidden_size
+    shapes = {EMBEDDING: (config.vocab_size, hidden), "norm.weight": (hidden,)}
+    for layer in range(config.num_hidden_layers):
+        for name, shape in _layer_shapes(config).items():
+            shapes[f"layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def head_dim(config: BackboneConfig) -> int:
+    """Dimensions of a head, which some families choose freely."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _layer_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
+    hidden, size, ffn = config.hidden_size, head_dim(config), config.intermediate_size
+    query, key = config.num_attention_heads * size, config.num_key_value_heads * size
+    linear = {
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+    }
+    # Qwen2 has three of four biases without saying so; others have all of them or none.
+    is_qwen2 = config.model_type == "qwen2"
+    has_bias = is_qwen2 or _has(config, "attention_bias")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in linear.items():
+        shapes[f"self_attn.{name}.weight"] = shape
+        if has_bias and not (is_qwen2 and name == "o_proj"):
+            shapes[f"self_attn.{name}.bias"] = shape[:1]
+    if config.model_type == "qwen3":
+        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+    for name, shape in {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}.items():
+        shapes[f"mlp.{name}.weight"] = shape
+        if _has(config, "mlp_bias"):
+            shapes[f"mlp.{name}.bias"] = shape[:1]
+    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+
+
+def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a value head: hidden to hidden, hidden to one number."""
+    return {
+        "v_head.fc.weight": (hidden, hidden),
+        "v_head.fc.bias": (hidden,),
+        "v_head.summary.weight": (1, hidden),
+        "v_head.summary.bias": (1,),
+    }
+
+
+def _has(config: Any, key: str) -> bool:
+    return bool(getattr(config, key, False))
+
+
+def is_quantizable(name: str) -> bool:
+    """True for the weights of linear maps of the layers, the only ones that are ever quantised."""
+    return name.startswith("layers.") and name.endswith("_proj.weight")
+
 
 MAX_LAG: Final = 8
 """Tokens that a row may lack before it is extended although nothing of it is scored. More of them, a new prompt
@@ -96,3 +180,116 @@ def attention_chunks(cells: int, num_drawn: int) -> tuple[int, int]:
     least = -(-cells // most)
     chunk = max(_LEAST_CHUNK, 1 << (least - 1).bit_length())
     return chunk, -(-cells // chunk)
+
+
+_CELLS_STEP: Final = 16
+_SCALE_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueModelMemory:
+    """Bytes that a value model takes on a server of ``max_slots`` sequences of up to ``max_tokens`` tokens."""
+
+    weights: int
+    prefixes: int
+    passes: int
+    """What its largest forward pass needs while it runs, and a recorded one keeps."""
+    max_slots: int
+    max_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"weights {self.weights / GIB:.2f} GiB, prefixes {self.prefixes / GIB:.2f} GiB for {self.max_slots:,} "
+            f"sequences of {self.max_tokens:,} tokens"
+        )
+
+
+def value_model_memory(
+    config: BackboneConfig,
+    itemsize: int,
+    *,
+    max_slots: int,
+    max_tokens: int,
+    max_candidates: int,
+    candidates: int | None = None,
+    kernels: bool = True,
+    quantization: str = "none",
+) -> ValueModelMemory:
+    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes where not quantised.
+
+    Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many. Without
+    ``kernels`` they are computed by torch alone.
+    """
+    cells = cells_per_slot(max_tokens, max_candidates)
+    candidates = max_candidates if candidates is None else candidates
+    tokens = recorded_sizes(max_slots, candidates)[-1]
+    passes = pass_bytes(config, itemsize, max(tokens, MAX_PREFILL_TOKENS), cells)
+    if not kernels:
+        rows = rows_that_fit(tokens, candidates)
+        passes += gathered_bytes(config, itemsize, rows=rows, columns=candidates + MAX_LAG, cells=cells)
+    return ValueModelMemory(
+        weights=weight_bytes(config, itemsize, quantization),
+        prefixes=prefix_bytes(
+            max_slots=max_slots,
+            max_tokens=max_tokens,
+            max_candidates=max_candidates,
+            layers=config.num_hidden_layers,
+            kv_heads=config.num_key_value_heads,
+            head_dim=head_dim(config),
+            itemsize=itemsize,
+        ),
+        passes=passes,
+        max_slots=max_slots,
+        max_tokens=max_tokens,
+    )
+
+
+def cells_per_slot(max_tokens: int, max_candidates: int) -> int:
+    """Cells of each slot: of the longest prefix and of the candidates behind it, rounded to a multiple of 16."""
+    return -(-(max_tokens + max_candidates) // _CELLS_STEP) * _CELLS_STEP
+
+
+def prefix_bytes(
+    *,
+    max_slots: int,
+    max_tokens: int,
+    max_candidates: int,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+) -> int:
+    """Bytes that the keys and values of ``max_slots`` prefixes take, one slot more for padding included."""
+    cells = (max_slots + 1) * cells_per_slot(max_tokens, max_candidates)
+    return cells * layers * 2 * kv_heads * head_dim * itemsize
+
+
+def weight_bytes(config: BackboneConfig, itemsize: int, quantization: str = "none") -> int:
+    """Bytes of the weights of a value model with this backbone; ``fp8`` has a byte each and a scale per channel."""
+    shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
+    return sum(
+        math.prod(shape) + shape[0] * _SCALE_BYTES
+        if quantization == "fp8" and is_quantizable(name)
+        else math.prod(shape) * itemsize
+        for name, shape in shapes.items()
+    )
+
+
+def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -> int:
+    """Bytes of the intermediate results of one layer, in a forward pass of so many tokens over slots of ``cells``.
+
+    For each token: the residual and three results as wide as it, gate and up projection and their product, queries
+    before and after the rotation, keys and values, and the partial sums of attention, one for each chunk of cells.
+    Memory is used again from layer to layer; that the parts of one layer never all live at once is left as slack.
+    """
+    heads, key_heads, size = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
+    wide = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + key_heads) * size
+    _, num_chunks = attention_chunks(cells, tokens * heads * size)
+    partial = num_chunks * heads * (size + 1) if num_chunks > 1 else 0
+    return tokens * (wide * itemsize + partial * PARTIAL_BYTES)
+
+
+def gathered_bytes(config: BackboneConfig, itemsize: int, *, rows: int, columns: int, cells: int) -> int:
+    """Bytes of one layer's attention as torch computes it: copies of keys and values, the mask and the scores."""
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    return rows * cells * (2 * key_heads * head_dim(config) + 3 * columns * heads // key_heads) * itemsize

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchctl.guided.operations.registry import PLAIN, Operations
+from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.value_model.checkpoint import Checkpoint, check_config, read_checkpoint
 from benchctl.guided.value_model.linear import Linear, Product, QuantizedLinear, quantized
-from benchctl.guided.value_model.tensor_shapes import backbone_shapes, head_dim, head_shapes
+from benchctl.guided.value_model.sizes import backbone_shapes, head_dim, head_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from benchctl.guided.value_model.layout import Layout, Shape
-    from benchctl.guided.value_model.prefix_cache import PrefixCache
+    from benchctl.guided.value_model.prefixes import PrefixCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.vllm.requests import admit, asks_for_guidance
 from benchctl.guided.vllm.rows import Batch, Rows
 from benchctl.guided.vllm.settings import (
@@ -35,7 +35,7 @@ from benchctl.guided.vllm.settings import (
     settings_of,
 )
 from benchctl.guided.vllm.slots import Slots, check_v2
-from benchctl.guided.vllm.step_count import V2_SAMPLER, StepCount, class_named
+from benchctl.guided.vllm.steps import V2_SAMPLER, StepCount, class_named
 
 if TYPE_CHECKING:
     import torch

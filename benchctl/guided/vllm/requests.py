@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import GREEDY_TEMPERATURE
-from benchctl.guided.parameter_table import VLLM_PREFIX as PREFIX
-from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_params
+from benchctl.guided.params import VLLM_PREFIX as PREFIX
+from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, is_noop, parse_params
 
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Values of vLLM's filters that filter nothing; the first is what an open one is set to."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 
 MODEL_VARIABLE: Final = "BENCHCTL_LENVM_MODEL"
 """Directory of the value model; unset, nothing is guided and requests that ask for guidance are refused."""

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import GuideRow
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.transfer import Arriving
 from benchctl.guided.vllm.requests import guided_request
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
+from benchctl.guided.params import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm_log import (
     Averages,
     TimingLog,

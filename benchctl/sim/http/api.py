@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from benchctl.errors import UsageError
-from benchctl.guided.parameter_table import EXPONENTIAL_MODES
-from benchctl.guided.params import TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse_params
+from benchctl.guided.params import EXPONENTIAL_MODES, TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse_params
 from benchctl.records.record import Message
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import Prompt, Request, SamplingParams, static_prefixes

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.vllm.requests import admit, asks_for_guidance, guided_request
 from benchctl.guided.vllm.settings import VllmSettings, settings_of
 

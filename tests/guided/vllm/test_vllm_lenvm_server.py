@@ -13,15 +13,14 @@ from support.guided.value_models import write_pair
 from test_vllm_lenvm_requests import Asked
 from test_vllm_lenvm_rows import Update
 
-from benchctl.guided.errors import CheckpointError, GuidanceError
+from benchctl.guided.params import CheckpointError, GuidanceError
 from benchctl.guided.value_model.checkpoint import read_config
-from benchctl.guided.value_model.memory import value_model_memory
-from benchctl.guided.vllm.loading import ServerLimits, scorer_maker
+from benchctl.guided.value_model.sizes import value_model_memory
 from benchctl.guided.vllm.requests import admit
 from benchctl.guided.vllm.rows import Rows
-from benchctl.guided.vllm.server import GuidedServer, make_server
+from benchctl.guided.vllm.server import GuidedServer, ServerLimits, make_server, scorer_maker
 from benchctl.guided.vllm.settings import VllmSettings
-from benchctl.guided.vllm.step_log import GuidedStepLog
+from benchctl.guided.vllm.steps import GuidedStepLog
 
 VOCABULARY = 512
 EOS = 2
@@ -177,9 +176,9 @@ def test_a_clock_that_is_not_there_is_refused_at_the_start(told, monkeypatch, cl
 
 LAST_WORDS = """
 from multiprocessing import get_context
-from benchctl.guided.guide_step import GuideStep, PendingStep
-from benchctl.guided.vllm.step_log import GuidedStepLog
-import benchctl.guided.vllm.step_log as module, sys
+from benchctl.guided.guide import GuideStep, PendingStep
+from benchctl.guided.vllm.steps import GuidedStepLog
+import benchctl.guided.vllm.steps as module, sys
 from benchctl.guided.timing import StepTimer
 from support.guided.fake_events import Event
 from pathlib import Path

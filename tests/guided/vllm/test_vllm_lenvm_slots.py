@@ -13,12 +13,12 @@ from test_guided_no_waiting import Ops, reads_of_one_step
 from test_vllm_lenvm_requests import TILT, Asked
 from test_vllm_lenvm_server import CPU, EOS, VOCABULARY, batch_logits, config, probabilities, rows_of, tilted
 
-from benchctl.guided.errors import GuidanceError
+from benchctl.guided.params import GuidanceError
 from benchctl.guided.vllm.requests import admit
 from benchctl.guided.vllm.server import make_server
 from benchctl.guided.vllm.settings import VllmSettings
 from benchctl.guided.vllm.slots import check_v2
-from benchctl.guided.vllm.step_count import StepCount
+from benchctl.guided.vllm.steps import StepCount
 
 
 def asked(*, guided=True, **told):

@@ -9,7 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 import torch
 
 from benchctl.guided.kernels.check import largest_differences
-from benchctl.guided.operations.registry import PLAIN, kernel_operations
+from benchctl.guided.operations import PLAIN, kernel_operations
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
 LEAST_NORMAL = 2.0**-6

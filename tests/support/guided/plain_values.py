@@ -4,7 +4,7 @@ from support.guided.tensors import torch
 from transformers import AutoConfig, AutoModel
 
 from benchctl.guided.value_model.checkpoint import Checkpoint
-from benchctl.guided.value_model.tensor_shapes import backbone_shapes, head_shapes
+from benchctl.guided.value_model.sizes import backbone_shapes, head_shapes
 from benchctl.guided.value_model.value_model import ValueModel
 
 FAMILIES = ["qwen2", "qwen3", "llama"]

@@ -1,16 +1,18 @@
-"""The slots of the cache and the requests that hold them; host only.
-
-The number of slots is fixed at the start. A request keeps its slot until it is forgotten, or until all slots are
-taken and it was not scored for longer than any other. The content of a freed slot stays usable for requests of the
-same prompt until another request takes it.
-"""
+"""Prefixes of requests: the slots that hold them, and the memory of their keys and values."""
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchctl.guided.errors import GuidanceError
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchctl.guided.operations import PLAIN, Operations
+from benchctl.guided.params import GuidanceError
+from benchctl.guided.value_model.layout import Layout, Memory
+from benchctl.guided.value_model.value_model import ValueModelConfig
 
 
 class Row(Protocol):
@@ -167,3 +169,62 @@ class SlotTable:
 def _has_grown(slot: Slot, row: Row) -> bool:
     """False where the row's tokens do not begin with those that the slot holds, as far as its last one tells."""
     return slot.cached <= len(row.tokens) and (slot.cached == 0 or row.tokens[slot.cached - 1] == slot.last_token)
+
+
+class PrefixCache:
+    """Static memory for keys and values: slots of equal size, each for one sequence.
+
+    It also remembers which candidates lie behind the prefix of each slot, so that the one which the server draws
+    can become part of the prefix.
+    """
+
+    def __init__(
+        self,
+        config: ValueModelConfig,
+        memory: Memory,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        max_candidates: int,
+        operations: Operations = PLAIN,
+    ) -> None:
+        self.memory, self._operations = memory, operations
+        self.group = config.heads // config.kv_heads
+        size = (config.layers, memory.slots * memory.cells, 2, config.kv_heads, config.head_dim)
+        # Cells that nothing was written to are masked, but must hold numbers: 0 times what is not one is not 0.
+        self._cells = torch.zeros(size, device=device, dtype=dtype)
+        self._ids = torch.full((memory.slots, max_candidates), -1, device=device, dtype=torch.int64)
+        self._unknown = torch.zeros((), device=device, dtype=torch.int64)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._cells.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._cells.nbytes)
+
+    @property
+    def num_unknown(self) -> Tensor:
+        """On the device: the drawn tokens since the start that were none of their rows' candidates."""
+        return self._unknown
+
+    def layer(self, number: int) -> Tensor:
+        """Keys and values of a layer [slots * cells, 2, kv_heads, head_dim]."""
+        return self._cells[number]
+
+    def copy_prefix(self, source: int, target: int, start: int, end: int) -> None:
+        """Give a slot the tokens from ``start`` to ``end`` of another one."""
+        by_slot = self._cells.unflatten(1, (self.memory.slots, self.memory.cells))
+        by_slot[:, target, start:end] = by_slot[:, source, start:end]
+
+    def keep_drawn(self, layout: Layout) -> None:
+        """Move the drawn candidate of each row, in all layers, to the end of its prefix."""
+        self._operations.keep_drawn(
+            self._cells, self._ids, self._unknown, layout.slots, layout.cached, layout.drawn, self.memory.cells
+        )
+
+    def remember(self, layout: Layout) -> None:
+        """Remember the candidates of each row."""
+        absent = self._ids.shape[1] - layout.candidates.shape[1]
+        self._ids.index_copy_(0, layout.slots, functional.pad(layout.candidates, (0, absent), value=-1))

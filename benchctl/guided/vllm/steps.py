@@ -1,19 +1,54 @@
-"""The log of guided steps of a vLLM server: one line of JSON for each step that had a row to guide.
-
-``step`` counts the steps of the server from 0, as ``iteration_index`` of vLLM's own record of the step does, so
-that the two can be put together; ``num_seqs`` is the size of the batch, by which that can be checked. ``start_ns``
-and ``end_ns`` are those of vLLM's sampler, on CLOCK_MONOTONIC. Sections and their clocks are those of ``timing``.
-"""
+"""The steps of a vLLM worker: their numbers, and the log of guided ones."""
 
 import functools
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchctl.guided.guide_step import PendingStep
+from benchctl.guided.guide import PendingStep
 from benchctl.guided.timing import Clock, StepTimer
+
+V2_SAMPLER: Final = "vllm.v1.worker.gpu.sample.sampler.Sampler"
+_WARM_UP: Final = "compile_or_warm_up_model"
+
+
+class StepCount:
+    """``number`` is that of the step that is sampled now, from 0; -1 before the first."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def watch(self, sampler: type, worker: type) -> None:
+        """Count calls of ``sampler`` from now on, from 0 where a ``worker`` is warm."""
+        for owner, name, around in ((sampler, "__call__", self._counting), (worker, _WARM_UP, self._starting)):
+            setattr(owner, name, around(getattr(owner, name)))
+
+    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counting(*given: Any, **named: Any) -> Any:
+            self.number += 1
+            return call(*given, **named)
+
+        return counting
+
+    def _starting(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(warm_up)
+        def starting(*given: Any, **named: Any) -> Any:
+            result = warm_up(*given, **named)
+            self.number = -1
+            return result
+
+        return starting
+
+
+def class_named(name: str) -> type:
+    """The class of a name as vLLM writes it, ``package.module.Class``."""
+    module, _, attribute = name.rpartition(".")
+    cls: type = getattr(importlib.import_module(module), attribute)
+    return cls
 
 
 class GuidedStepLog:
