@@ -1,61 +1,22 @@
 """One guided step of a server: which rows are guided, by which values, and what it counted."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from benchctl.guided.operations import PLAIN, Operations
-from benchctl.guided.params import GuidanceError, GuidanceParams, is_noop
-from benchctl.guided.rows import Candidates, RowTable, row_table, select_candidates
-from benchctl.guided.timing import StepTimer, Timer
+from benchctl.guided.params import GuidanceError, is_noop
+from benchctl.guided.rows import GREEDY_TEMPERATURE, Candidates, GuideRow, RowTable, row_table, select_candidates
+from benchctl.guided.timing import GuideStep, PendingStep, StepTimer, Timer
 from benchctl.guided.transfer import Arriving, to_device
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuideStep:
-    """Counts of guidance in one step, by the names of step records."""
-
-    guided_rows: int = 0
-    candidates: int = 0
-    """Of the guided rows."""
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    value_reuse_tokens: int = 0
-    """Output tokens that were taken over from the candidates of an earlier step."""
-    value_replayed: bool | None = None
-    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
-    value_recordings: int | None = None
-    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
-    fused: bool | None = None
-    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
-
-
-class PendingStep:
-    """Counts of a step, some of which the device may still be computing."""
-
-    def __init__(self, counted: GuideStep, counts: Arriving | None = None) -> None:
-        """``counts`` are the numbers of candidates of the rows, 0 in those that are not guided."""
-        self._counted, self._counts = counted, counts
-
-    @property
-    def is_known(self) -> bool:
-        return self._counts is None or self._counts.is_here
-
-    @property
-    def step(self) -> GuideStep:
-        """The counts; waits for the device if necessary."""
-        if self._counts is None:
-            return self._counted
-        counts = self._counts.read()
-        return replace(self._counted, guided_rows=sum(count > 0 for count in counts), candidates=sum(counts))
-
-    def fields(self) -> Mapping[str, int | bool | None]:
-        return asdict(self.step)
+if TYPE_CHECKING:
+    from benchctl.guided.value_model.scoring import Scorer
 
 
 WORTH_WAITING: Final = 0.25
@@ -88,35 +49,6 @@ class Skipping:
             self._steps.append((num_due, open_rows))
 
 
-GREEDY_TEMPERATURE: Final = 1e-5
-"""At or below, a server takes the most probable token, and guidance leaves it alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuideRow:
-    """A sequence of the batch that asks for guidance. ``tokens`` may be a live view that grows with the answer."""
-
-    index: int
-    """Its row of the logits."""
-    key: Hashable
-    """Identity of the request for as long as it lives."""
-    params: GuidanceParams
-    tokens: Sequence[int]
-    """Prompt and output so far."""
-    num_prompt: int
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    is_server_filtering: bool = True
-    """False where the server samples this request without filters of its own, because they are applied here."""
-
-    @property
-    def draws_candidates(self) -> bool:
-        """True where every step leaves this row its candidates alone, guided or not."""
-        return not self.is_server_filtering
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideSettings:
     """Settings of a server's guidance."""
@@ -133,60 +65,12 @@ class GuideSettings:
     """Tokens that end an answer beside those that the value model names, such as the tokenizer's."""
 
 
-class Counters(Protocol):
-    """Totals that a scorer keeps since its start."""
-
-    @property
-    def prefill_tokens(self) -> int: ...
-    @property
-    def extended_tokens(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def fused(self) -> int: ...
-    @property
-    def recordable(self) -> int: ...
-    @property
-    def reused_tokens(self) -> int: ...
-    @property
-    def recordings(self) -> int: ...
-    @property
-    def replays(self) -> int: ...
-
-
-class ValueModel(Protocol):
-    operations: Operations
-
-    @property
-    def eos_ids(self) -> Collection[int]: ...
-
-
-class Scorer(Protocol):
-    """A value model with the prefixes that it knows; see ``scoring``."""
-
-    @property
-    def model(self) -> ValueModel: ...
-    @property
-    def counters(self) -> Counters: ...
-    def score(self, rows: Sequence[GuideRow], ids: Tensor, waiting: Sequence[GuideRow], /) -> Tensor:
-        """Outputs of the head [B, K], before the sigmoid, for each candidate after the tokens of its row.
-
-        ``waiting`` are rows of the batch that are not scored in this step.
-        """
-        ...
-
-    def keep_up(self, waiting: Sequence[GuideRow], /) -> None: ...
-    def prepare(self, rows: Sequence[GuideRow], /) -> None: ...
-
-    def forget(self, keys: Iterable[Hashable], /) -> None: ...
-
-
 class Guide:
     """Guides the steps of one server; ``pending`` and ``step`` are the counts of the last one."""
 
     def __init__(
         self,
-        make_scorer: Callable[[], Scorer],
+        make_scorer: "Callable[[], Scorer]",
         settings: GuideSettings | None = None,
         timer: Timer | None = None,
     ) -> None:
@@ -198,10 +82,8 @@ class Guide:
         self._eos_ids: Tensor | None = None
         self._counted = GuideStep()
         self._counts: Arriving | None = None
-        self._before: Counters | None = None
-        """Totals before what was computed ahead of the next step, to which it counts; None where nothing was."""
 
-    def _load(self) -> Scorer:
+    def _load(self) -> "Scorer":
         """The value model; the first step that needs it pays for loading it, where it was not loaded before."""
         if self._scorer is None:
             with self._timer.section("value_model_load"):
@@ -212,13 +94,6 @@ class Guide:
     def _operations(self) -> Operations:
         """Those of the value model, torch's before there is one."""
         return PLAIN if self._scorer is None else self._scorer.model.operations
-
-    def prepare(self, rows: Sequence[GuideRow]) -> None:
-        """Compute new prompts of rows that may be guided, before the logits of their step exist."""
-        if rows:
-            scorer = self._load()
-            self._before = self._before or scorer.counters
-            scorer.prepare(rows)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is kept of requests that ended."""
@@ -342,9 +217,9 @@ class Guide:
                 self._scorer.keep_up(others)
 
     @contextmanager
-    def _counting(self, scorer: Scorer) -> Iterator[None]:
-        """Add to the step what the scorer does inside, and what it did ahead of the step."""
-        before, self._before = self._before or scorer.counters, None
+    def _counting(self, scorer: "Scorer") -> Iterator[None]:
+        """Add to the step what the scorer does inside."""
+        before = scorer.counters
         yield
         after = scorer.counters
         num_passes = after.recordable - before.recordable

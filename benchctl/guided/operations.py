@@ -12,9 +12,6 @@ from torch.nn import functional
 
 from benchctl.guided.modes import ModeBatch, candidate_values, log_tilt
 
-LARGEST_FLOAT8: Final = 448.0
-"""Of ``torch.float8_e4m3fn``."""
-
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     """Add ``delta``, if any, to ``x`` [T, hidden], in place; returns the RMS norm times ``weight`` [hidden]."""
@@ -125,17 +122,6 @@ def keep_drawn(
     cells.index_copy_(1, target, cells.index_select(1, source))
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` [T, K] in float8_e4m3fn, and the scale of each row [T, 1] in float32 that brings it back.
-
-    The largest number of a row becomes the largest that the type has.
-    """
-    largest = x.abs().amax(dim=1, keepdim=True).float()
-    # A product, because torch divides by a number otherwise on a GPU than elsewhere.
-    scales = (largest * (1 / LARGEST_FLOAT8)).clamp_min_(torch.finfo(torch.float32).tiny)
-    return (x.float() / scales).to(torch.float8_e4m3fn), scales
-
-
 NUM_LIMITS: Final = 7
 SLACK_ULPS: Final = 16
 """A token exactly at a bound is kept, however its probability was rounded on the way."""
@@ -238,7 +224,6 @@ _SCHEMAS: Final = {
         "(Tensor(a!) cells, Tensor ids, Tensor(b!) unknown, Tensor slots, Tensor cached, Tensor drawn, "
         "int cells_per_slot) -> ()"
     ),
-    "quantize_rows": "(Tensor x) -> (Tensor, Tensor)",
     "vocabulary_mass": "(Tensor scores, Tensor top, Tensor limits) -> Tensor",
     "filter_candidates": "(Tensor top, Tensor? mass, Tensor limits) -> (Tensor, Tensor, Tensor)",
     "tilt_candidates": (
@@ -260,7 +245,6 @@ class Operations:
     tree_attention: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     keep_drawn: Callable[..., None]
-    quantize_rows: Callable[..., tuple[Tensor, Tensor]]
     vocabulary_mass: Callable[..., Tensor]
     filter_candidates: Callable[..., tuple[Tensor, Tensor, Tensor]]
     tilt_candidates: Callable[..., Tensor]
@@ -276,7 +260,6 @@ PLAIN: Final = Operations(
     tree_attention=tree_attention,
     gated=gated,
     keep_drawn=keep_drawn,
-    quantize_rows=quantize_rows,
     vocabulary_mass=vocabulary_mass,
     filter_candidates=filter_candidates,
     tilt_candidates=tilt_candidates,

@@ -1,9 +1,9 @@
 """The rows of a step: their candidates, and all that the host knows of them before their logits exist."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,6 +13,34 @@ from benchctl.guided.modes import NUM_MODE_NUMBERS, ModeBatch, mode_numbers, rul
 from benchctl.guided.operations import NUM_LIMITS, PLAIN, Operations
 from benchctl.guided.params import GuidanceParams
 from benchctl.guided.transfer import to_device
+
+GREEDY_TEMPERATURE: Final = 1e-5
+"""At or below, a server takes the most probable token, and guidance leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideRow:
+    """A sequence of the batch that asks for guidance. ``tokens`` may be a live view that grows with the answer."""
+
+    index: int
+    """Its row of the logits."""
+    key: Hashable
+    """Identity of the request for as long as it lives."""
+    params: GuidanceParams
+    tokens: Sequence[int]
+    """Prompt and output so far."""
+    num_prompt: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    is_server_filtering: bool = True
+    """False where the server samples this request without filters of its own, because they are applied here."""
+
+    @property
+    def draws_candidates(self) -> bool:
+        """True where every step leaves this row its candidates alone, guided or not."""
+        return not self.is_server_filtering
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +102,6 @@ def select_candidates(
     return Candidates(ids=ids, probs=probs, mask=mask, counts=counts)
 
 
-class TableRow(Protocol):
-    """A row of the batch; see ``guide.GuideRow``."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def params(self) -> GuidanceParams: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def num_prompt(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def is_server_filtering(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RowTable:
     """B rows of a step on the device."""
@@ -110,7 +115,7 @@ class RowTable:
     modes: ModeBatch
 
 
-def row_table(rows: Sequence[TableRow], due: Sequence[bool], device: torch.device) -> RowTable:
+def row_table(rows: Sequence[GuideRow], due: Sequence[bool], device: torch.device) -> RowTable:
     """``due`` tells which rows may be guided in this step."""
     numbers = [(*_limits(row, is_due=is_due), *_modes(row)) for row, is_due in zip(rows, due, strict=True)]
     is_due = np.asarray(due, dtype=bool)
@@ -125,7 +130,7 @@ def row_table(rows: Sequence[TableRow], due: Sequence[bool], device: torch.devic
     return RowTable(index, lines_there, limits, ModeBatch(modes, rules_of(row.params for row in rows)))
 
 
-def _limits(row: TableRow, *, is_due: bool) -> tuple[float, ...]:
+def _limits(row: GuideRow, *, is_due: bool) -> tuple[float, ...]:
     return limit_numbers(
         temperature=row.temperature,
         top_k=row.top_k,
@@ -137,5 +142,5 @@ def _limits(row: TableRow, *, is_due: bool) -> tuple[float, ...]:
     )
 
 
-def _modes(row: TableRow) -> tuple[float, ...]:
+def _modes(row: GuideRow) -> tuple[float, ...]:
     return mode_numbers(row.params, len(row.tokens) - row.num_prompt)

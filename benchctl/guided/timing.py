@@ -23,7 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 import torch
 
 from benchctl.guided.params import GuidanceError
+from benchctl.guided.transfer import Arriving
 from benchctl.units import NS_PER_MS
 
 Clock: TypeAlias = Literal["host", "device"]
@@ -63,28 +64,46 @@ class Timer(Protocol):
     def section(self, name: str, /) -> AbstractContextManager[object]: ...
 
 
-class Event(Protocol):
-    """A mark in the work of a device, as ``torch.cuda.Event`` is one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideStep:
+    """Counts of guidance in one step, by the names of step records."""
 
-    def record(self) -> object: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> object: ...
-    def elapsed_time(self, end_event: "Event", /) -> float:
-        """Milliseconds."""
-        ...
+    guided_rows: int = 0
+    candidates: int = 0
+    """Of the guided rows."""
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    """Output tokens that were taken over from the candidates of an earlier step."""
+    value_replayed: bool | None = None
+    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
+    value_recordings: int | None = None
+    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
+    fused: bool | None = None
+    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
 
 
-class Later(Protocol):
-    """Numbers of a step that may still be on their way from the device."""
+class PendingStep:
+    """Counts of a step, some of which the device may still be computing."""
+
+    def __init__(self, counted: GuideStep, counts: Arriving | None = None) -> None:
+        """``counts`` are the numbers of candidates of the rows, 0 in those that are not guided."""
+        self._counted, self._counts = counted, counts
 
     @property
     def is_known(self) -> bool:
-        """True where ``fields`` need not wait."""
-        ...
+        return self._counts is None or self._counts.is_here
+
+    @property
+    def step(self) -> GuideStep:
+        """The counts; waits for the device if necessary."""
+        if self._counts is None:
+            return self._counted
+        counts = self._counts.read()
+        return replace(self._counted, guided_rows=sum(count > 0 for count in counts), candidates=sum(counts))
 
     def fields(self) -> Mapping[str, int | bool | None]:
-        """The numbers; waits for them if necessary."""
-        ...
+        return asdict(self.step)
 
 
 class StepTimer:
@@ -95,7 +114,7 @@ class StepTimer:
     """
 
     def __init__(
-        self, path: Path | None, clock: Clock = "host", make_event: Callable[[], Event] | None = None
+        self, path: Path | None, clock: Clock = "host", make_event: Callable[[], torch.cuda.Event] | None = None
     ) -> None:
         if clock not in CLOCKS:
             raise GuidanceError(f"clock is {clock!r}; take one of {', '.join(CLOCKS)}")
@@ -122,7 +141,7 @@ class StepTimer:
         self._sections.append(section)
         return section
 
-    def end_step(self, later: Later | None = None, **fields: int | bool | None) -> None:
+    def end_step(self, later: PendingStep | None = None, **fields: int | bool | None) -> None:
         """Write the step with these fields beside its times; those that are None are unknown and left out.
 
         Steps are numbered from 0, unless a field ``step`` says otherwise.
@@ -184,7 +203,7 @@ class _Step:
 
     line: dict[str, int | str | bool | None]
     sections: "list[_Section]"
-    later: Later | None
+    later: PendingStep | None
 
     @property
     def is_over(self) -> bool:
@@ -233,7 +252,7 @@ class _DeviceSection(_Section):
 
     __slots__ = ("_end", "_start")
 
-    def __init__(self, name: str, make_event: Callable[[], Event]) -> None:
+    def __init__(self, name: str, make_event: Callable[[], torch.cuda.Event]) -> None:
         super().__init__(name)
         self._start, self._end = make_event(), make_event()
 

@@ -155,7 +155,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         ),
         "value-passes-recorded-late": suspect(
             "Steps of the load recorded passes of the value model, of sizes that were not recorded before it.",
-            "Leave value_recording on, raise max_num_seqs, for which passes are recorded, or workload.num_warmups.",
+            "Raise max_num_seqs, for which passes are recorded, or workload.num_warmups.",
         ),
         "value-kernels-missing": note(
             "A server with a GPU computed its value model by torch alone, because kernels cannot run there or give "

@@ -34,7 +34,6 @@ from benchctl.guided.value_model.value_model import ValueModelConfig
 
 SHARED_MEMORY: Final = {80: 166_912, 89: 101_376, 90: 232_448}
 """Bytes that a block may have, by compute capability (CUDA C programming guide, technical specifications)."""
-FIRST_WITH_FLOAT8: Final = 89
 DIMENSIONS: Final = {
     "qwen2.5-0.5b": (896, 14, 2, 64, 4864, 151_936),
     "qwen2.5-1.5b": (1536, 12, 2, 128, 8960, 151_936),
@@ -123,11 +122,10 @@ def config_of(model: str) -> ValueModelConfig:
     )  # fmt: skip
 
 
-def compile_all(target: int, model: str, dtype: str) -> None:
+def compile_all(model: str, dtype: str) -> None:
     """Compile what the check of a server does. OutOfResources where a kernel takes more than the GPU has."""
     kernels, kind = kernel_operations(), getattr(torch, dtype)
-    has_float8 = target >= FIRST_WITH_FLOAT8
-    largest_differences(kernels, config_of(model), torch.device("cpu"), kind, float8=has_float8)
+    largest_differences(kernels, config_of(model), torch.device("cpu"), kind)
 
 
 def main() -> None:
@@ -149,7 +147,7 @@ def main() -> None:
             for model in options.model:
                 compiled.clear()
                 try:
-                    compile_all(target, model, dtype)
+                    compile_all(model, dtype)
                 except OutOfResources as error:
                     failed = True
                     print(f"{dtype:>9} {model:>13} {error}")

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from benchctl.guided.guide import Guide, GuideRow
+from benchctl.guided.guide import Guide
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel, random_value_model

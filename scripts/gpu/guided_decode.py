@@ -15,9 +15,10 @@ import torch
 from decode import BaseStep, sample, wait
 from torch import Tensor
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel

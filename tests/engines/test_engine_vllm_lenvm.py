@@ -81,12 +81,11 @@ def told_of(settings, tmp_path, monkeypatch):
 def test_every_switch_of_the_value_model_reaches_the_server(pair, tmp_path, monkeypatch):
     told = told_of(settings_of(pair, guidance=TILT), tmp_path, monkeypatch)
     assert (told["reuse"], told["graphs"], told["record"], told["kernels"]) == (True, True, 5, True)
-    assert told["prefill_ahead"] is False
     assert "skips_early" not in told, "the server decides step by step"
-    off = {"value_reuse": False, "value_recording": False, "value_kernels": False, "value_prefill_ahead": True}
+    off = {"value_reuse": False, "value_kernels": False, "value_graphs": False}
     told = told_of(settings_of(pair, guidance=TILT, value_skips_early=True, **off), tmp_path, monkeypatch)
-    assert (told["reuse"], told["record"], told["kernels"]) == (False, 0, False)
-    assert (told["prefill_ahead"], told["skips_early"]) == (True, True)
+    assert (told["reuse"], told["graphs"], told["kernels"]) == (False, False, False)
+    assert told["skips_early"] is True
 
 
 def test_two_passes_reuse_nothing_and_a_profile_cannot_claim_it(pair, tmp_path, monkeypatch):
@@ -103,12 +102,6 @@ def test_passes_are_recorded_for_the_candidates_that_a_variant_asks_for(pair, tm
     assert recorded(guidance=None) == 0, "a server that guides nobody records nothing"
     cold = settings_of(pair, guidance=TILT).model_copy(update={"sampling": Sampling(top_k=5, temperature=0)})
     assert told_of(cold, tmp_path, monkeypatch)["record"] == 0
-
-
-def test_no_prompt_can_be_computed_ahead_on_the_other_model_runner(pair):
-    with pytest.raises(ValueError, match=r"value_prefill_ahead is true, and Model Runner V2"):
-        settings_of(pair, value_prefill_ahead=True, env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
-    settings_of(pair, value_prefill_ahead=True, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
 
 
 def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declare(pair, tmp_path, monkeypatch):
@@ -144,14 +137,13 @@ def test_the_settings_that_a_server_is_told_are_those_that_it_understands(pair, 
 
     _, env = started(monkeypatch, settings_of(pair, lazy=True, value_dtype="float32"), tmp_path)
     told = understood(env)
-    assert (told.lazy, told.dtype, told.fused, told.stream) == (True, "float32", True, False)
+    assert (told.lazy, told.dtype, told.fused) == (True, "float32", True)
     assert (told.reuse, told.record, told.kernels) == (True, 0, True)
-    assert (told.prefill_ahead, told.skips_early) == (False, None)
+    assert told.skips_early is None
     for skips in (True, False):
-        switched = settings_of(pair, guidance=TILT, value_skips_early=skips, value_prefill_ahead=True)
+        switched = settings_of(pair, guidance=TILT, value_skips_early=skips)
         _, env = started(monkeypatch, switched, tmp_path)
         assert (understood(env).skips_early, understood(env).record) == (skips, 5)
-        assert understood(env).prefill_ahead
 
 
 def test_guidance_travels_beside_sampling_parameters_that_are_those_of_any_request(pair):

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from support.guided.guidance_reference import candidates, guided, softmax
 from support.guided.tensors import torch
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings, GuideStep
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import PLAIN
 from benchctl.guided.params import MODES, GuidanceError, GuidanceParams
+from benchctl.guided.rows import GuideRow
+from benchctl.guided.timing import GuideStep
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from benchctl.guided.value_model.scoring import Counters
@@ -68,9 +70,6 @@ class KnownScorer:
 
     def keep_up(self, waiting: Sequence[GuideRow]) -> None:
         self.waited.append([row.key for row in waiting])
-
-    def prepare(self, rows: Sequence[GuideRow]) -> None:
-        raise AssertionError("nobody asked for it")
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         self.forgotten += keys

@@ -74,8 +74,8 @@ def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_af
     compiled = output_of("compiled_kernels.py", target, model, dtype, TRITON_CACHE_DIR=str(tmp_path))
     kernels = {each["kernel"] for each in compiled["by_check"]}
     missing = {name for name in NAMES if not {name, f"_{name}"} & kernels}
-    # One is called tilt_row, and the first of these GPUs has no float8.
-    assert missing == {"tilt_candidates"} | ({"quantize_rows"} if target == "80" else set())
+    # One is called tilt_row.
+    assert missing == {"tilt_candidates"}
     assert compiled["later"] == []
     assert {each["kernel"] for each in compiled["by_check"] if each["stack"]} == set()
 

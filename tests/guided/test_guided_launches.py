@@ -97,7 +97,6 @@ SWITCHES = {
     "no-reuse": {"value_reuse"},
     "no-kernels": {"value_kernels"},
     "no-graphs": {"value_graphs"},
-    "no-overlap": {"value_stream", "value_prefill_ahead"},
     "no-early-skipping": {"value_skips_early"},
 }
 

@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer
@@ -121,7 +122,7 @@ def test_a_steady_step_that_may_skip_rows_reads_once_and_any_other_never(scorer)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("clock", [None, "host", "device"])
-@pytest.mark.parametrize("scorer", [{}, {"fused": False}, {"stream": True}], ids=["fused", "two-phase", "stream"])
+@pytest.mark.parametrize("scorer", [{}, {"fused": False}], ids=["fused", "two-phase"])
 def test_on_a_gpu_steady_steps_synchronise_with_nothing(scorer, clock, tmp_path):
     timer = None if clock is None else StepTimer(tmp_path / "steps.jsonl", clock)
     steps = steps_of("cuda", skips_early=False, scorer=scorer, timer=timer, is_server_filtering=False)

@@ -7,9 +7,10 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.operation_counts import OperationCounts
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import FUSED, PLAIN
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel

@@ -13,9 +13,10 @@ from support.guided.tensors import torch
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import FUSED, PLAIN
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel

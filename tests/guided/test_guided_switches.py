@@ -15,8 +15,9 @@ import pytest
 from support.guided.guidance_reference import candidates, guided, softmax
 from support.guided.tensors import torch
 
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import VOCABULARY, both_models
@@ -52,8 +53,7 @@ PASSES = [
 ]
 GRAPHS = [{"graphs": False}, {"graphs": True}, {"graphs": True, "record": [5]}]
 SWITCHES = [
-    (passes | graphs, prepares, skips)
-    for passes, graphs, prepares, skips in itertools.product(PASSES, GRAPHS, (False, True), (None, False, True))
+    (passes | graphs, skips) for passes, graphs, skips in itertools.product(PASSES, GRAPHS, (None, False, True))
 ]
 
 
@@ -124,11 +124,9 @@ class Server:
                 is_whole and name,
             )
 
-    def step(self, step, *, prepares):
+    def step(self, step):
         """The largest difference between a chance and that of the law."""
         rows = list(self.rows(step))
-        if prepares:
-            self.guide.prepare([row for row, _ in rows if row.temperature and row.key not in self.done])
         self.done.update(row.key for row, _ in rows)
         logits = torch.tensor([base_logits(tuple(row.tokens)) for row, _ in rows], dtype=torch.float64)
         logits = self.guide.apply(logits, [row for row, _ in rows])
@@ -147,30 +145,16 @@ class Server:
         return largest
 
 
-@pytest.mark.parametrize(("scoring", "prepares", "skips"), SWITCHES)
-def test_the_law_of_the_next_token_is_the_same_with_every_switch_on_and_off(scoring, prepares, skips):
+@pytest.mark.parametrize(("scoring", "skips"), SWITCHES)
+def test_the_law_of_the_next_token_is_the_same_with_every_switch_on_and_off(scoring, skips):
     server, counted = Server(scoring, skips), []
     for step in range(NUM_STEPS):
-        assert server.step(step, prepares=prepares) < 1e-6, step
+        assert server.step(step) < 1e-6, step
         counted.append(server.guide.step)
     assert (sum(step.value_reuse_tokens for step in counted) > 0) is scoring["reuse"]
     assert {step.fused for step in counted} == {scoring["fused"]}
     is_recording = {step.value_recordings is not None for step in counted}
     assert is_recording == {scoring["graphs"]}
-
-
-@pytest.mark.parametrize("scoring", PASSES)
-def test_prompts_that_are_computed_ahead_count_to_the_step_that_they_are_ahead_of(scoring):
-    counted = []
-    for prepares in (False, True):
-        server = Server(scoring, False)
-        for step in range(CAME_AT + 1):
-            server.step(step, prepares=prepares)
-            counted.append((server.guide.step.value_prefill_tokens, server.guide.step.value_extend_tokens))
-    whole, ahead = counted[: CAME_AT + 1], counted[CAME_AT + 1 :]
-    assert whole == ahead
-    assert ahead[0][0] > len(LONG)
-    assert ahead[CAME_AT][0] > 0
 
 
 def test_the_requests_of_these_tests_meet_what_a_server_can_meet():
@@ -179,7 +163,7 @@ def test_the_requests_of_these_tests_meet_what_a_server_can_meet():
     for step in range(NUM_STEPS):
         laws = {row.key: law_of(row) for row, _ in server.rows(step)}
         num_asked.append({key: asked for key, (_, asked) in laws.items()})
-        server.step(step, prepares=False)
+        server.step(step)
     for name in ("now and then", "if unsure", "mostly certain"):
         asked = [step[name] for step in num_asked]
         assert 0 < sum(map(bool, asked)) < NUM_STEPS, (name, asked)

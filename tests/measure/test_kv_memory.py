@@ -107,18 +107,6 @@ def test_all_arms_get_what_the_arm_with_the_value_model_leaves(on, tmp_path, dev
     assert sizes(plan.applied_to(profile)) == {memory.num_bytes if fits else None}
 
 
-def test_weights_of_eight_bits_leave_more_for_the_cache(on, tmp_path):
-    on(("H100", MEMORY_MIB["H100"]))
-    directory = value_model(tmp_path / "value")
-    plain, quantized = (
-        plan_kv_memory(sweep(directory, f"engine.options.value_quantization={name}")).memory
-        for name in ("none", "fp8")
-    )
-    saved = plain.largest.value_model.weights - quantized.largest.value_model.weights
-    assert 0.3 < saved / plain.largest.value_model.weights < 0.5, "a byte for two, but for the embedding"
-    assert abs(quantized.num_bytes - plain.num_bytes - saved) < MIB
-
-
 def test_a_refusal_names_all_parts_and_what_to_change(on, tmp_path):
     on(("L4", MEMORY_MIB["L4"]))
     refusal = plan_kv_memory(sweep(value_model(tmp_path / "value"))).refusal

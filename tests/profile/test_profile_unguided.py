@@ -71,7 +71,7 @@ def test_an_experiment_about_guidance_refuses_engines_that_load_no_value_model(n
     [
         ("fused-vs-two-phase", {"fused", "value_reuse"}),
         ("noop-skip", {"skip_noop"}),
-        ("guided-switches", {"value_graphs", "value_kernels", "value_stream", "value_skips_early", "value_reuse"}),
+        ("guided-switches", {"value_graphs", "value_kernels", "value_skips_early", "value_reuse"}),
     ],
 )
 def test_options_that_another_engine_alone_has_are_refused_in_one_sentence_that_names_it(name, options, kind):

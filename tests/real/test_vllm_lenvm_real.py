@@ -35,7 +35,7 @@ TILT = {"lenvm_mode": "centered_exp"}
 BLOCK_BYTES = 128 * 2 * 2 * 32 * 4
 """A block of vLLM's cache on a CPU: 128 tokens of the known base model, in float32."""
 SWITCHES = {
-    "on": {"value_stream": True, "value_prefill_ahead": True},
+    "on": {},
     "off": {"fused": False, "value_graphs": False, "value_kernels": False, "value_skips_early": False},
 }
 

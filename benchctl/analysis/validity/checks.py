@@ -261,8 +261,6 @@ def _late_recordings(run: LoadedRun) -> str | None:
     is_late = recordings > 0  # unknown is NaN, which is not
     late_ns, all_ns = exact_sum(steps.dur_ns[is_late]), exact_sum(steps.dur_ns)
     remedy = "raise max_num_seqs, for which passes are recorded, or num_warmups"
-    if run.record.effective_config.get("server.value_recording") is False:
-        remedy = "set value_recording to true"
     return (
         f"{int(is_late.sum())} of {len(steps)} steps of the load recorded {int(recordings[is_late].sum())} passes "
         f"of the value model, of sizes that no step had before; these steps took {s_from_ns(late_ns):.3g} s, "

@@ -15,9 +15,8 @@ SPEC: Final = EngineSpec(
         "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
         "BENCHCTL_LENVM_MODEL": ("value_model",),
         "BENCHCTL_LENVM_SETTINGS": (
-            "value_model", "value_dtype", "value_load_format", "value_quantization", "value_memory_bytes",
-            "value_reuse", "value_graphs", "value_recording", "value_kernels", "value_stream",
-            "value_prefill_ahead", "value_skips_early", "fused", "lazy",
+            "value_model", "value_dtype", "value_load_format", "value_memory_bytes",
+            "value_reuse", "value_graphs", "value_kernels", "value_skips_early", "fused", "lazy",
         ),
         "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
     },

@@ -86,7 +86,6 @@ def value_model_of(settings: VariantSettings, max_num_seqs: int, max_model_len: 
         max_candidates=MAX_CANDIDATES,
         candidates=top_k if 1 <= top_k <= MAX_CANDIDATES else MAX_CANDIDATES,
         kernels=options.value_kernels,
-        quantization=options.value_quantization,
     )
 
 
@@ -185,9 +184,8 @@ _SIGNATURES: Final = (
     ),
 )  # fmt: skip
 _OWN_SETTINGS: Final = (
-    "value_model", "value_dtype", "value_quantization", "value_load_format", "value_memory_bytes", "value_graphs",
-    "value_recording", "value_kernels", "value_stream", "value_prefill_ahead", "value_skips_early", "fused", "lazy",
-    "skip_noop", "stride", "guidance_clock",
+    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_kernels",
+    "value_skips_early", "fused", "lazy", "skip_noop", "stride", "guidance_clock",
 )  # fmt: skip
 """Options that vLLM's own description does not contain."""
 
@@ -281,13 +279,10 @@ def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> di
         "fused": options.fused,
         "reuse": options.reuses,
         "graphs": options.value_graphs,
-        "record": _recorded_candidates(settings) if options.value_recording else 0,
+        "record": _recorded_candidates(settings),
         "kernels": options.value_kernels,
-        "stream": options.value_stream,
-        "prefill_ahead": options.value_prefill_ahead,
         "lazy": options.lazy,
         "dtype": options.value_dtype,
-        "quantization": options.value_quantization,
         "random_weights": options.value_load_format == "dummy",
         "max_candidates": MAX_CANDIDATES,
     }

@@ -18,9 +18,6 @@ class VllmLenvmOptions(VllmOptions):
     """Directory of the value model that the server loads for guidance; null: a stock vLLM."""
     value_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the value model's weights; ``auto`` as they are stored."""
-    value_quantization: Literal["none", "fp8"] = "none"
-    """Numbers of eight bits in the linear maps of the value model's layers: weights, and inputs too on GPUs that
-    multiply them. Changes values, see ``docs/guided.md``."""
     value_load_format: Literal["auto", "dummy"] = "auto"
     """Source of the value model's weights; ``dummy`` draws random ones on the device and needs none on disk."""
     value_memory_bytes: ByteCount | None = None
@@ -34,17 +31,9 @@ class VllmLenvmOptions(VllmOptions):
     ``fused`` is true, because two passes cannot."""
     value_graphs: bool = True
     """Run the value model's forward passes as CUDA graphs."""
-    value_recording: bool = True
-    """Record the graphs of passes of all sizes before the first request, for the top_k of the variant; if false,
-    each when it first occurs."""
     value_kernels: bool = True
     """Compute what lies between the value model's matrix products by kernels of benchctl, on a GPU that gives the
     same values with them; if false, by torch."""
-    value_stream: bool = False
-    """Run the value model on a CUDA stream of its own."""
-    value_prefill_ahead: bool = False
-    """Launch the value model's pass over a new prompt before the base model's, not after it; only where vLLM runs
-    its Model Runner V1."""
     value_skips_early: bool | None = None
     """Wait in each step for the numbers of candidates, to keep rows without a choice from the value model; null:
     while a quarter of the rows or more have none."""
@@ -70,11 +59,6 @@ class VllmLenvmOptions(VllmOptions):
             raise ValueError(
                 "value_reuse is true and fused false: in two passes every token of a prefix is computed; set "
                 "value_reuse to false, or leave it out"
-            )
-        if self.value_prefill_ahead and self.env.get("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
-            raise ValueError(
-                "value_prefill_ahead is true, and Model Runner V2 knows new prompts too late for that; drop it, or "
-                "VLLM_USE_V2_MODEL_RUNNER from env"
             )
         if self.value_model is None:
             return self

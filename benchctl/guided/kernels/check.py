@@ -17,7 +17,6 @@ from benchctl.guided.modes import CODES, mode_batch
 from benchctl.guided.operations import FUSED, PLAIN, Operations, kernel_operations, register_kernels
 from benchctl.guided.params import CONSTRAINTS, GuidanceParams
 from benchctl.guided.rows import limit_numbers
-from benchctl.guided.value_model.float8 import has_float8
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
@@ -52,7 +51,7 @@ def choose_operations(
         return Chosen(PLAIN, "kernels need a GPU")
     try:
         made = kernel_operations()
-        differences = largest_differences(made, config, device, dtype, float8=has_float8(device))
+        differences = largest_differences(made, config, device, dtype)
     except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own, and torch computes the same
         return Chosen(PLAIN, f"kernels cannot run here ({type(error).__name__}: {error})")
     for name, difference in differences.items():
@@ -82,18 +81,14 @@ def largest_differences(
     config: ValueModelConfig,
     device: torch.device,
     dtype: torch.dtype,
-    *,
-    float8: bool = True,
 ) -> dict[str, float]:
     """By operation, the largest difference between what it and torch make of the same drawn numbers.
 
     Of a number above 1 in size, as torch computes it, the difference counts as a share: the roundings of both grow
     with it, and the largest of thousands of drawn numbers is far above 1.
-
-    Without ``float8`` those are left out that a device without such numbers cannot have, and never asks for.
     """
     largest: dict[str, float] = {}
-    ours, theirs = (_results(each, config, device, dtype, float8=float8) for each in (operations, PLAIN))
+    ours, theirs = (_results(each, config, device, dtype) for each in (operations, PLAIN))
     for (name, our), (_, their) in zip(ours, theirs, strict=True):
         expected = their.double()
         difference = float(((our.double() - expected).abs() / expected.abs().clamp_min(1)).max())
@@ -103,14 +98,9 @@ def largest_differences(
 
 
 def _results(
-    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype, *, float8: bool
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Iterator[_Result]:
     yield from _layer_results(operations, config, device, dtype)
-    if float8:
-        for size in (config.hidden, config.heads * config.head_dim, config.ffn):
-            numbers = torch.randn((5, size), generator=torch.Generator(device).manual_seed(3), device=device)
-            rows, scales = operations.quantize_rows(numbers.to(dtype))
-            yield "quantize_rows", rows.float() * scales
     for cells in (_CELLS, _FEW_CELLS):
         yield from _attention_results(operations, config, device, dtype, cells)
     # Kernels are compiled for vocabularies that 16 divides, and for others.

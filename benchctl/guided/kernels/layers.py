@@ -11,9 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchctl.guided.operations import LARGEST_FLOAT8
-
-_QUANTIZED_BLOCK: Final = 4096
 _LEAST_IDS: Final = 64
 """As many candidates as servers usually allow, so that all of them use one program."""
 
@@ -158,35 +155,3 @@ def _keep_drawn(  # type: ignore[no-untyped-def]
             number = tl.arange(0, block)
             moved = tl.load(cells + (target + first) * numbers + number, mask=number < numbers)
             tl.store(cells + target * numbers + number, moved, mask=number < numbers)
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``operations.layers``."""
-    num_tokens, size = x.shape
-    result = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scales = x.new_empty((num_tokens, 1), dtype=torch.float32)
-    block = min(triton.next_power_of_2(size), _QUANTIZED_BLOCK)
-    _quantize_rows[(num_tokens,)](
-        x, result, scales, size, 1 / LARGEST_FLOAT8, torch.finfo(torch.float32).tiny, block, num_warps=8
-    )
-    return result, scales
-
-
-@triton.jit
-def _quantize_rows(  # type: ignore[no-untyped-def]
-    x, result, scales, size, inverse: tl.constexpr, tiny: tl.constexpr, block: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, block)
-    largest = tl.zeros((block,), tl.float32)
-    for begin in range(0, size, block):
-        part = tl.load(x + row * size + begin + column, mask=begin + column < size, other=0.0)
-        largest = tl.maximum(largest, tl.abs(part.to(tl.float32)))
-    scale = tl.maximum(tl.max(largest, axis=0) * inverse, tiny)
-    for begin in range(0, size, block):
-        is_there = begin + column < size
-        part = tl.load(x + row * size + begin + column, mask=is_there, other=0.0).to(tl.float32)
-        # Rounded as torch rounds it: numbers between two of float8 go the same way.
-        scaled = tl.div_rn(part, tl.full((block,), 1.0, tl.float32) * scale)
-        tl.store(result + row * size + begin + column, scaled.to(tl.float8e4nv), mask=is_there)
-    tl.store(scales + row, scale)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,13 +15,8 @@ from benchctl.guided.value_model.value_model import ValueModel
 
 Pass = Callable[[Tensor, Tensor], Tensor]
 """The raw values [T] of one packed input and of candidates [lines, K]."""
-
-
-class Recorder(Protocol):
-    """Records passes."""
-
-    def __call__(self, run: Pass, packed: Tensor, candidates: Tensor, /) -> Callable[[], Tensor]:
-        """Return a function that repeats ``run`` on the content that these two tensors have then."""
+Recorder = Callable[[Pass, Tensor, Tensor], Callable[[], Tensor]]
+"""Records a pass: gives a function that repeats it on the content that its two tensors have then."""
 
 
 class CudaGraphs:

@@ -9,7 +9,6 @@ candidates, the keys and values of that candidate are kept, and the token does n
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -74,9 +73,9 @@ class Scorer:
     ``fused=False`` extends prefixes and scores candidates in two forward passes, to the same values; nothing is
     reused then. ``reuse=False`` computes every token of a prefix, also where it was a candidate before. ``graphs``
     rounds the sizes of passes up and records them, as CUDA graphs where there is CUDA; by default only there.
-    ``record`` names the numbers of candidates whose passes are recorded at once. ``stream`` computes on a stream of
-    its own, in order with the caller's. A prompt that another request had is copied, with ``share_prompts``.
-    ``timer`` takes the time of passes beside the scoring one. Not safe for several threads.
+    ``record`` names the numbers of candidates whose passes are recorded at once. A prompt that another request had
+    is copied, with ``share_prompts``. ``timer`` takes the time of passes beside the scoring one. Not safe for
+    several threads.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class Scorer:
         reuse: bool = True,
         graphs: bool | None = None,
         record: Sequence[int] = (),
-        stream: bool = False,
         share_prompts: bool = True,
         timer: Timer | None = None,
     ) -> None:
@@ -118,11 +116,10 @@ class Scorer:
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
         recorder = (CudaGraphs() if is_cuda else run_again) if (is_cuda if graphs is None else graphs) else None
         self._forward = ForwardPass(model, self._cache, recorder)
-        self._stream = torch.cuda.Stream(cache_device) if stream and is_cuda else None
         self._done: Counter[str] = Counter()
         self._unknown: Arriving | None = None
         self._width, self._no_candidates = 1, torch.zeros((0, 1), dtype=torch.int64, device=cache_device)
-        with torch.no_grad(), self._on_stream():
+        with torch.no_grad():
             for candidates in record:
                 self._forward.record(max_slots, candidates)
 
@@ -164,27 +161,22 @@ class Scorer:
         self._check(rows, ids)
         if not rows:
             return torch.zeros(ids.shape, dtype=torch.promote_types(self.model.dtype, torch.float32)).to(ids.device)
-        with self._on_stream():
-            slots = self._slots.take(rows)
-            self._catch_up(rows, slots)
-            raw = self._score(list(zip(rows, slots, strict=True)), ids, self._lagging(waiting))
-        self._join_stream(raw)
-        return raw
+        slots = self._slots.take(rows)
+        self._catch_up(rows, slots)
+        return self._score(list(zip(rows, slots, strict=True)), ids, self._lagging(waiting))
 
     @torch.no_grad()
     def keep_up(self, waiting: Sequence[Row]) -> None:
         """Extend those of the ``waiting`` rows that begin to lag far behind, in a step in which none is scored."""
         if lagging := self._lagging(waiting):
-            with self._on_stream():
-                work = Work([self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging], self._width)
-                self._forward.score(work, self._no_candidates)
-                self._commit(lagging, work)
+            work = Work([self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging], self._width)
+            self._forward.score(work, self._no_candidates)
+            self._commit(lagging, work)
 
     @torch.no_grad()
     def prepare(self, rows: Sequence[Row]) -> None:
         """Bring rows that lack much, new prompts above all, within reach of ``score``, before candidates exist."""
-        with self._on_stream():
-            self._catch_up(rows, self._slots.take(rows))
+        self._catch_up(rows, self._slots.take(rows))
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Free the slots of requests that ended; keys that were never scored are passed over.
@@ -318,19 +310,6 @@ class Scorer:
             self._done["reused_tokens"] += done.drawn is not None
             is_scored = self._reuses and row.draws_candidates and done.candidates_of is not None
             slot.record(row.tokens, done.cached + len(done.missing), scored=is_scored)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        if self._stream is None:
-            return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return stream
-
-    def _join_stream(self, result: Tensor) -> None:
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._stream.device)
-            current.wait_stream(self._stream)
-            result.record_stream(current)
 
 
 def _groups(pairs: Sequence[_Pair]) -> Iterable[list[_Pair]]:

@@ -86,11 +86,6 @@ def _has(config: Any, key: str) -> bool:
     return bool(getattr(config, key, False))
 
 
-def is_quantizable(name: str) -> bool:
-    """True for the weights of linear maps of the layers, the only ones that are ever quantised."""
-    return name.startswith("layers.") and name.endswith("_proj.weight")
-
-
 MAX_LAG: Final = 8
 """Tokens that a row may lack before it is extended although nothing of it is scored. More of them, a new prompt
 above all, go before in a pass of their own."""
@@ -183,7 +178,6 @@ def attention_chunks(cells: int, num_drawn: int) -> tuple[int, int]:
 
 
 _CELLS_STEP: Final = 16
-_SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +207,8 @@ def value_model_memory(
     max_candidates: int,
     candidates: int | None = None,
     kernels: bool = True,
-    quantization: str = "none",
 ) -> ValueModelMemory:
-    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes where not quantised.
+    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes.
 
     Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many. Without
     ``kernels`` they are computed by torch alone.
@@ -228,7 +221,7 @@ def value_model_memory(
         rows = rows_that_fit(tokens, candidates)
         passes += gathered_bytes(config, itemsize, rows=rows, columns=candidates + MAX_LAG, cells=cells)
     return ValueModelMemory(
-        weights=weight_bytes(config, itemsize, quantization),
+        weights=weight_bytes(config, itemsize),
         prefixes=prefix_bytes(
             max_slots=max_slots,
             max_tokens=max_tokens,
@@ -264,15 +257,10 @@ def prefix_bytes(
     return cells * layers * 2 * kv_heads * head_dim * itemsize
 
 
-def weight_bytes(config: BackboneConfig, itemsize: int, quantization: str = "none") -> int:
-    """Bytes of the weights of a value model with this backbone; ``fp8`` has a byte each and a scale per channel."""
+def weight_bytes(config: BackboneConfig, itemsize: int) -> int:
+    """Bytes of the weights of a value model with this backbone."""
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
-    return sum(
-        math.prod(shape) + shape[0] * _SCALE_BYTES
-        if quantization == "fp8" and is_quantizable(name)
-        else math.prod(shape) * itemsize
-        for name, shape in shapes.items()
-    )
+    return sum(math.prod(shape) for shape in shapes.values()) * itemsize
 
 
 def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -> int:

@@ -6,7 +6,7 @@ laid out for candidates and be recordable as a CUDA graph. It is that of Qwen2, 
 maps on the same input merged into one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.value_model.checkpoint import Checkpoint, check_config, read_checkpoint
-from benchctl.guided.value_model.linear import Linear, Product, QuantizedLinear, quantized
 from benchctl.guided.value_model.sizes import backbone_shapes, head_dim, head_shapes
 
 if TYPE_CHECKING:
@@ -46,41 +45,44 @@ class ValueModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A linear map of weights [N, K] and a bias [N]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: Tensor
-    qkv: Linear | QuantizedLinear
+    qkv: Linear
     head_norm: Tensor | None
     """[heads + kv_heads, head_dim]: weights of the norms of queries and keys, where the family has them."""
-    out: Linear | QuantizedLinear
+    out: Linear
     mlp_norm: Tensor
-    gate_up: Linear | QuantizedLinear
-    down: Linear | QuantizedLinear
+    gate_up: Linear
+    down: Linear
 
 
 class ValueModel:
-    """The weights of a value model on one device, and its forward pass, computed with ``operations``.
+    """The weights of a value model on one device, and its forward pass, computed with ``operations``."""
 
-    With a ``product`` the linear maps of its layers have weights of float8. ``device`` is that of the checkpoint
-    unless it is given; the weights of a layer are there unquantised only until it is made.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        operations: Operations = PLAIN,
-        *,
-        product: Product | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        config = checkpoint.config
-        tensors = checkpoint.tensors if device is None else _Moved(checkpoint.tensors, device)
+    def __init__(self, checkpoint: Checkpoint, operations: Operations = PLAIN) -> None:
+        config, tensors = checkpoint.config, checkpoint.tensors
         self.config = dimensions(config)
         self.eos_ids = checkpoint.eos_ids
         self.operations = operations
         self._embedding = tensors["embed_tokens.weight"]
         self._norm = tensors["norm.weight"]
         self._layers = tuple(
-            _layer(tensors, f"layers.{number}.", self.config, product) for number in range(self.config.layers)
+            _layer(tensors, f"layers.{number}.", self.config) for number in range(self.config.layers)
         )
         self._fc = _linear(tensors, "v_head.fc")
         # The last sum decides on fine differences between candidates, so it is not rounded to bfloat16.
@@ -145,70 +147,29 @@ class ValueModel:
         return ops.add_norm(x, delta, self._norm, epsilon)
 
 
-class _Moved(Mapping[str, Tensor]):
-    """Tensors that are copied to a device when they are asked for."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        self._tensors, self._device = tensors, device
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name].to(self._device)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
 def load_value_model(
-    path: str | Path,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-    *,
-    product: Product | None = None,
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> ValueModel:
     """Read the value model in a directory onto ``device``, in ``dtype`` or as it is stored.
 
-    With a ``product`` it is quantised, layer by layer, so that the device never holds it as it is stored. Raises
-    CheckpointError for any other directory, with the names of missing and unknown tensors.
+    Raises CheckpointError for any other directory, with the names of missing and unknown tensors.
     """
-    target = torch.device(device)
-    first = target if product is None else torch.device("cpu")
-    return ValueModel(read_checkpoint(Path(path), first, dtype), product=product, device=target)
+    return ValueModel(read_checkpoint(Path(path), torch.device(device), dtype))
 
 
 def random_value_model(
-    config: "PreTrainedConfig",
-    device: str | torch.device,
-    dtype: torch.dtype,
-    *,
-    seed: int = 0,
-    product: Product | None = None,
+    config: "PreTrainedConfig", device: str | torch.device, dtype: torch.dtype, *, seed: int = 0
 ) -> ValueModel:
     """A value model of random weights made on ``device``: to measure what a size costs without its checkpoint."""
-    tensors = random_tensors(config, torch.device(device), dtype, seed=seed, keeps=product is None)
-    checkpoint = Checkpoint(config=config, tensors=tensors, eos_ids=frozenset())
-    return ValueModel(checkpoint, product=product, device=torch.device(device))
-
-
-def random_tensors(
-    config: "PreTrainedConfig", target: torch.device, dtype: torch.dtype, *, seed: int = 0, keeps: bool = True
-) -> dict[str, Tensor]:
-    """Random weights by their names, drawn on ``target``; moved to the host if it is not to keep them."""
     check_config(config, "random value model")
+    target = torch.device(device)
     # ``meta`` has shapes alone, and no generator.
     generator = None if target.type == "meta" else torch.Generator(target).manual_seed(seed)
-    shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     tensors = {}
-    for name, shape in shapes.items():
+    for name, shape in {**backbone_shapes(config), **head_shapes(config.hidden_size)}.items():
         tensor = torch.empty(shape, device=target, dtype=dtype)
-        tensor = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
-        tensors[name] = tensor if keeps or not tensor.is_cuda else tensor.cpu()
-    return tensors
+        tensors[name] = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
+    return ValueModel(Checkpoint(config=config, tensors=tensors, eos_ids=frozenset()))
 
 
 def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
@@ -241,11 +202,7 @@ def dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
     )
 
 
-def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig, product: Product | None) -> _Layer:
-    def linear(*names: str) -> Linear | QuantizedLinear:
-        made = _linear(tensors, *names)
-        return made if product is None else quantized(made, product)
-
+def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig) -> _Layer:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     head_norm = None
     if f"{attention}q_norm.weight" in tensors:
@@ -253,12 +210,12 @@ def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig, p
         head_norm = torch.cat((query.expand(dims.heads, -1), key.expand(dims.kv_heads, -1)))
     return _Layer(
         attention_norm=tensors[f"{prefix}input_layernorm.weight"],
-        qkv=linear(*(f"{attention}{part}_proj" for part in "qkv")),
+        qkv=_linear(tensors, *(f"{attention}{part}_proj" for part in "qkv")),
         head_norm=head_norm,
-        out=linear(f"{attention}o_proj"),
+        out=_linear(tensors, f"{attention}o_proj"),
         mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
-        gate_up=linear(f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=linear(f"{mlp}down_proj"),
+        gate_up=_linear(tensors, f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=_linear(tensors, f"{mlp}down_proj"),
     )
 
 

@@ -78,7 +78,6 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
         self._slots: Slots | None = None
         self._server: GuidedServer | None = None
         self._steps: Final = StepCount()
-        self._prefills_ahead = False
         directory = model_directory()
         if directory is None or (not self._is_named and _is_named(vllm_config)):
             return
@@ -91,17 +90,10 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
                 f"the server with --logits-processors {__name__}:{LenvmLogitsProcessor.__name__}, or with "
                 "--no-async-scheduling"
             )
-        settings = settings_of()
-        self._prefills_ahead = settings.prefill_ahead
-        self._server = _guided_server(vllm_config, where[0], settings, is_v2=False)
+        self._server = _guided_server(vllm_config, where[0], settings_of(), is_v2=False)
 
     def _start_v2(self, vllm_config: Any, states: Any) -> None:
         check_v2(vllm_config)
-        if settings_of().prefill_ahead:
-            raise GuidanceError(
-                "Model Runner V2 tells the prompts of new requests to its device first, so that none can be "
-                "computed ahead; leave prefill_ahead out, or set VLLM_USE_V2_MODEL_RUNNER=0"
-            )
         self._slots = Slots(states)
         self._server = _guided_server(vllm_config, states.device, settings_of(), is_v2=True)
         if os.environ.get(STEP_LOG_VARIABLE):
@@ -120,8 +112,6 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
             gone = self._rows.update(batch_update)
             if gone:
                 self._server.forget(gone)
-            if self._prefills_ahead:
-                self._server.prepare(self._rows.new)
         if self._rows.batch_size:
             self._steps.number += 1
 

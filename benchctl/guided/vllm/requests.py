@@ -11,25 +11,15 @@ send ``top_p`` as usual. Requests that are never guided (greedy, or at a scale t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from benchctl.guided.guide import GREEDY_TEMPERATURE
 from benchctl.guided.params import VLLM_PREFIX as PREFIX
 from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, is_noop, parse_params
+from benchctl.guided.rows import GREEDY_TEMPERATURE
 
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Values of vLLM's filters that filter nothing; the first is what an open one is set to."""
 _MOVED_KEYS: Final = frozenset(PREFIX + name for name in _OPEN)
-
-
-class SamplingParams(Protocol):
-    """The part of vLLM's parameters of a request that matters here."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    extra_args: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +32,12 @@ class GuidedRequest:
     min_p: float
 
 
-def asks_for_guidance(sampling: SamplingParams) -> bool:
+def asks_for_guidance(sampling: Any) -> bool:
     """True for a request with any key of ours."""
     return bool(sampling.extra_args) and any(key.startswith(PREFIX) for key in sampling.extra_args or ())
 
 
-def admit(sampling: SamplingParams, max_candidates: int) -> None:
+def admit(sampling: Any, max_candidates: int) -> None:
     """Check a request as it comes in, and take over its filters; a second call changes nothing.
 
     Raises GuidanceError for anything invalid, whether it would have had an effect or not.
@@ -74,7 +64,7 @@ def admit(sampling: SamplingParams, max_candidates: int) -> None:
         setattr(sampling, name, kind(_OPEN[name][0] if is_ours else value))
 
 
-def guided_request(sampling: SamplingParams) -> GuidedRequest | None:
+def guided_request(sampling: Any) -> GuidedRequest | None:
     """The guidance of an admitted request; None for one that is never guided."""
     if not sampling.extra_args or f"{PREFIX}top_k" not in sampling.extra_args:
         return None
@@ -85,7 +75,7 @@ def guided_request(sampling: SamplingParams) -> GuidedRequest | None:
     return GuidedRequest(params=params, top_k=int(filters["top_k"]), top_p=filters["top_p"], min_p=filters["min_p"])
 
 
-def _split(sampling: SamplingParams) -> tuple[dict[str, Any], dict[str, float]]:
+def _split(sampling: Any) -> tuple[dict[str, Any], dict[str, float]]:
     """Keys of guidance without their prefix, and the filters, wherever they are written."""
     own = {
         key.removeprefix(PREFIX): value

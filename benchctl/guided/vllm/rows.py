@@ -9,22 +9,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol, overload
 
-from benchctl.guided.guide import GuideRow
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.vllm.requests import guided_request
-
-
-class BatchUpdate(Protocol):
-    """A change of vLLM's batch; handled in the order removed, added, moved."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def removed(self) -> Sequence[int]: ...
-    @property
-    def added(self) -> Sequence[tuple[int, Any, list[int] | None, list[int]]]: ...
-    @property
-    def moved(self) -> Sequence[tuple[int, int, Any]]: ...
 
 
 class Batch(Protocol):
@@ -80,8 +67,6 @@ class Rows:
         self._by_index: dict[int, GuideRow] = {}
         self._numbers: Iterator[int] = count()
         self._in_order: list[GuideRow] | None = []
-        self.new: list[GuideRow] = []
-        """Rows that came with the last change and have a prompt alone, which may be scored later."""
         self.batch_size = 0
 
     def __bool__(self) -> bool:
@@ -93,10 +78,9 @@ class Rows:
             self._in_order = [self._by_index[index] for index in sorted(self._by_index)]
         return self._in_order
 
-    def update(self, update: BatchUpdate) -> list[int]:
-        """Follow a change of the batch; the keys of rows that are gone."""
+    def update(self, update: Any) -> list[int]:
+        """Follow vLLM's ``BatchUpdate``, in the order removed, added, moved; the keys of rows that are gone."""
         self.batch_size = update.batch_size
-        self.new = []
         gone: list[int] = []
         for index in update.removed:
             self._drop(index, gone)
@@ -116,7 +100,7 @@ class Rows:
         request = guided_request(sampling)
         if request is None:
             return
-        row = GuideRow(
+        self._by_index[index] = GuideRow(
             index=index,
             key=next(self._numbers),
             params=request.params if prompt else _UNSCORED,
@@ -128,9 +112,6 @@ class Rows:
             min_p=request.min_p,
             is_server_filtering=False,
         )
-        self._by_index[index] = row
-        if prompt and not output:
-            self.new.append(row)
 
     def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:
         moved, displaced = self._by_index.pop(source, None), self._by_index.pop(target, None)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from benchctl import __version__
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.timing import CLOCKS, Timer
 from benchctl.guided.value_model.checkpoint import read_config
-from benchctl.guided.value_model.float8 import ChosenProduct, choose_product
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
-from benchctl.guided.value_model.value_model import ValueModel, dimensions, load_value_model, random_value_model
+from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
 from benchctl.guided.vllm.rows import Batch
 from benchctl.guided.vllm.settings import (
     CLOCK_VARIABLE,
@@ -69,18 +68,15 @@ def scorer_maker(
         max_slots=limits.max_num_seqs,
         max_tokens=limits.max_model_len,
         max_candidates=settings.max_candidates,
-        quantization=settings.quantization,
     )
     _check_memory(needed, limits, device, settings.memory_bytes)
 
     def make_scorer() -> Scorer:
         kind = dtype or config.dtype or torch.bfloat16
-        quantized = None if settings.quantization == "none" else choose_product(dimensions(config), device, kind)
-        product = None if quantized is None else quantized.product
         if settings.random_weights:
-            model = random_value_model(config, device, kind, product=product)
+            model = random_value_model(config, device, kind)
         else:
-            model = load_value_model(directory, device, dtype, product=product)
+            model = load_value_model(directory, device, dtype)
         chosen = choose_operations(model.config, device, model.dtype, kernels=settings.kernels)
         model.operations = chosen.operations
         scorer = Scorer(
@@ -93,10 +89,9 @@ def scorer_maker(
             reuse=settings.reuse,
             graphs=settings.graphs and device.type == "cuda",
             record=[settings.record] if settings.record else [],
-            stream=settings.stream,
             timer=timer,
         )
-        _describe(model, scorer, chosen.reason, quantized)
+        _describe(model, scorer, chosen.reason)
         return scorer
 
     return make_scorer
@@ -123,9 +118,7 @@ def _check_memory(
         )
 
 
-def _describe(
-    model: ValueModel, scorer: Scorer, kernels_reason: str | None, quantized: ChosenProduct | None
-) -> None:
+def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> None:
     path = os.environ.get(DESCRIPTION_VARIABLE)
     if not path:
         return
@@ -140,10 +133,6 @@ def _describe(
         "has_kernels": model.operations.splits_keys,
         "recorded_passes": scorer.num_recorded,
     }
-    if quantized is not None:
-        description |= {"quantization": "fp8", "products": quantized.name}
-        if quantized.reason is not None:
-            description["products_reason"] = quantized.reason
     if kernels_reason is not None:
         description["kernels_reason"] = kernels_reason
     Path(f"{path}.partial").write_text(json.dumps(description), encoding="utf-8")
@@ -162,10 +151,6 @@ class GuidedServer:
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         self._guide.forget(keys)
-
-    def prepare(self, rows: Sequence[GuideRow]) -> None:
-        """Compute the prompts of new rows; to be called before the base model."""
-        self._guide.prepare(rows)
 
     def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
         """Guide ``rows`` of ``logits`` [B, V] in step number ``step``.

@@ -20,8 +20,6 @@ CLOCK_VARIABLE: Final = "BENCHCTL_LENVM_CLOCK"
 DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
 """File in which the loaded value model is described as one JSON object."""
 
-QUANTIZATIONS: Final = ("none", "fp8")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
@@ -31,8 +29,6 @@ class VllmSettings:
     """Extend prefixes and score candidates in one forward pass of the value model; if false, in two."""
     graphs: bool = True
     """Capture forward passes as CUDA graphs; without CUDA there are none."""
-    stream: bool = False
-    """Run the value model on a CUDA stream of its own."""
     lazy: bool = False
     """Load the value model in the first step that needs it, rather than at the start."""
     reuse: bool = True
@@ -41,14 +37,10 @@ class VllmSettings:
     """Number of candidates for which the passes of all sizes are recorded before the first request; 0: none are."""
     kernels: bool = True
     """Compute what lies between matrix products by kernels of our own, on a GPU; without, by torch."""
-    prefill_ahead: bool = False
-    """Launch the value model's pass over a new prompt before the base model's, not after it."""
     skips_early: bool | None = None
     """See ``guide.GuideSettings``."""
     dtype: str = "auto"
     """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""
-    quantization: str = "none"
-    """Of the linear maps of its layers: ``none``, or ``fp8`` for weights of eight bits."""
     random_weights: bool = False
     """Draw weights on the device instead of reading them, to price a size without its checkpoint."""
     max_candidates: int = 64
@@ -80,8 +72,4 @@ def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
         is_switch = bool in (types[name], *get_args(types[name]))
         if not isinstance(value, types[name]) or (isinstance(value, bool) and not is_switch):
             raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")
-    if (chosen := given.get("quantization", "none")) not in QUANTIZATIONS:
-        raise GuidanceError(
-            f"{SETTINGS_VARIABLE}: quantization is {chosen!r}; take one of {', '.join(QUANTIZATIONS)}"
-        )
     return VllmSettings(**given)

@@ -13,61 +13,15 @@ price of V2 for guidance, once in each step: the host cannot run further ahead t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchctl.guided.guide import GuideRow
 from benchctl.guided.params import GuidanceError
+from benchctl.guided.rows import GuideRow
 from benchctl.guided.transfer import Arriving
 from benchctl.guided.vllm.requests import guided_request
-
-
-class HostNumbers(Protocol):
-    """Numbers of all slots, of which the host knows the current ones."""
-
-    @property
-    def np(self) -> Any:
-        """Array [slots]."""
-
-
-class DeviceNumbers(Protocol):
-    """Numbers of all slots that the device writes; it may see them by way of the host's memory."""
-
-    @property
-    def gpu(self) -> Tensor: ...
-
-
-class RequestState(Protocol):
-    """V2's slots, current at any time."""
-
-    @property
-    def all_token_ids(self) -> DeviceNumbers:
-        """Prompt and output [slots, most tokens]; what lies beyond a sequence's end means nothing."""
-
-    @property
-    def prompt_len(self) -> HostNumbers: ...
-
-    @property
-    def prefill_len(self) -> HostNumbers:
-        """Tokens that a request came with: its prompt, and its output so far where it had been preempted."""
-
-
-class StepContext(Protocol):
-    """V2's description of a step."""
-
-    @property
-    def expanded_idx_mapping(self) -> Tensor:
-        """The slot of each row of the logits."""
-
-    @property
-    def idx_mapping_np(self) -> Any:
-        """The slot of each request; there are as many rows, in this order, where nothing is speculated."""
-
-    @property
-    def seq_lens_upper_bound_np(self) -> Any:
-        """Tokens of each request that its row has seen; more entries may follow, which mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +62,13 @@ def check_v2(vllm_config: Any) -> None:
 class Slots:
     """Follows the slots of one V2 worker."""
 
-    def __init__(self, states: RequestState) -> None:
+    def __init__(self, states: Any) -> None:
+        """``states`` is V2's ``RequestState``, current at any time.
+
+        Of it ``all_token_ids.gpu`` [slots, most tokens] are read, of which what lies beyond a sequence's end means
+        nothing, and ``prompt_len.np`` and ``prefill_len.np`` [slots]: the tokens that a request came with are its
+        prompt, and its output so far where it had been preempted.
+        """
         self._states = states
         self._by_slot: dict[int, _Held] = {}
         self._numbers = count()
@@ -146,8 +106,12 @@ class Slots:
         self._take_tokens()
         self._arriving = self._missing((slot, held, held.num_on_device) for slot, held in self._by_slot.items())
 
-    def batch(self, context: StepContext) -> SlotBatch:
-        """The rows to be guided in this step, with their tokens.
+    def batch(self, context: Any) -> SlotBatch:
+        """The rows to be guided in this step, with their tokens, by V2's description of the step.
+
+        Of that ``expanded_idx_mapping`` is the slot of each row of the logits, ``idx_mapping_np`` that of each
+        request, and ``seq_lens_upper_bound_np`` the tokens of each request that its row has seen; more entries may
+        follow, which mean nothing.
 
         Rows of a prompt that is still computed in chunks are left out: the tokens that they would draw are
         discarded.

@@ -8,8 +8,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.guided.guide import PendingStep
-from benchctl.guided.timing import Clock, StepTimer
+from benchctl.guided.timing import Clock, PendingStep, StepTimer
 
 V2_SAMPLER: Final = "vllm.v1.worker.gpu.sample.sampler.Sampler"
 _WARM_UP: Final = "compile_or_warm_up_model"

@@ -96,7 +96,6 @@ def test_what_an_option_brings_about_is_declared_with_it(changed, consequence):
     ("changed", "described"),
     [
         ("server: {value_reuse: false}", set()),
-        ("server: {value_recording: false}", {"recorded_passes"}),
         ("server: {value_graphs: false}", {"recorded_passes"}),
         ("server: {value_kernels: false}", {"has_kernels", "kernels_reason", "recorded_passes"}),
         ("server: {value_skips_early: false}", set()),

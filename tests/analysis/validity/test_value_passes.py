@@ -42,13 +42,6 @@ def test_passes_that_the_load_recorded_make_a_run_suspect_with_their_number_and_
     assert "these steps took 0.6 s, 90.9% of the time of all; raise max_num_seqs" in warning.message
 
 
-def test_the_remedy_for_passes_that_nobody_recorded_beforehand_is_to_record_them(results):
-    plant(results, {3: 1})
-    edit_run(results, GUIDED, effective_config={"server.value_recording": False})
-    (warning,) = warnings_of(results)
-    assert warning.message.endswith("set value_recording to true")
-
-
 def test_passes_that_the_warm_up_recorded_do_no_harm(results):
     plant(results, {1: 4, 2: 1, 3: 0}, is_warmup=False)
     edit_steps(results, GUIDED, lambda step: msgspec.structs.replace(step, is_warmup=step.step < 3))

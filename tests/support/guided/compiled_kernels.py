@@ -10,7 +10,7 @@ import sys
 import torch
 
 from benchctl.guided.kernels import attention, layers, sampling
-from benchmarks.guided.kernel_resources import DIMENSIONS, FIRST_WITH_FLOAT8, compile_all, compiling_for
+from benchmarks.guided.kernel_resources import DIMENSIONS, compile_all, compiling_for
 
 CELLS = 4160
 
@@ -20,7 +20,7 @@ def numbers(count, offset):
     return torch.zeros(count + offset, dtype=torch.int64)[offset:]
 
 
-def layers_of_a_pass(model, dtype, tokens, rows, columns, cells, *, float8):
+def layers_of_a_pass(model, dtype, tokens, rows, columns, cells):
     hidden, heads, kv_heads, size, ffn, _ = DIMENSIONS[model]
     parity = tokens % 2
 
@@ -30,9 +30,6 @@ def layers_of_a_pass(model, dtype, tokens, rows, columns, cells, *, float8):
     of_tokens, of_rows = numbers(tokens, parity), numbers(rows, parity)
     layers.add_norm(floats(tokens, hidden), floats(tokens, hidden), floats(hidden), 1e-6)
     layers.gated(floats(tokens, 2 * ffn))
-    if float8:
-        for width in (hidden, heads * size, ffn):
-            layers.quantize_rows(floats(tokens, width))
     cache = floats(3 * cells, 2, kv_heads, size)
     norm = floats(heads + kv_heads, size) if model.startswith("qwen3") else None
     query = layers.turn_and_store(
@@ -66,7 +63,7 @@ def step(rows, width, vocabulary):
 
 def main(target, model, dtype):
     with compiling_for(int(target)) as compiled:
-        compile_all(int(target), model, dtype)
+        compile_all(model, dtype)
         by_check = len(compiled)
         for tokens, rows, columns in ((1, 1, 1), (2, 1, 2), (17, 3, 9), (64, 16, 13), (300, 2, 150)):
             for cells in (448, CELLS):
@@ -77,7 +74,6 @@ def main(target, model, dtype):
                     rows,
                     columns,
                     cells,
-                    float8=int(target) >= FIRST_WITH_FLOAT8,
                 )
         for rows, width in ((1, 1), (2, 5), (3, 16), (16, 64)):
             step(rows, width, DIMENSIONS[model][-1])
