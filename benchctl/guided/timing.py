@@ -274,7 +274,7 @@ class _DeviceSection(_Section):
     def device_ns(self) -> int:
         """Waits for the end."""
         self._end.synchronize()
-        return round(self._start.elapsed_time(self._end) * NS_PER_MS)
+        return round(float(self._start.elapsed_time(self._end)) * NS_PER_MS)
 
 
 def _sums(sections: list[_Section], duration_ns: Callable[[_Section], int]) -> dict[str, int]:
