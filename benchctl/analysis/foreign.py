@@ -23,8 +23,14 @@ from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.interop.readers.files import exists, is_foreign, read_foreign
-from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
+from benchctl.interop.foreign_readers import (
+    ForeignRun,
+    Setting,
+    exists,
+    is_foreign,
+    read_foreign,
+    unanswered,
+)
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
@@ -76,7 +82,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     return ForeignRun(
         source="benchctl",
         where=str(ResultDirectory(experiment.path).run(run.record.run_id).path),
-        metrics=drop_unknown(metrics),
+        metrics={name: value for name, value in metrics.items() if value is not None},
         settings={
             "model_id": None if model is None else str(model),
             "num_prompts": float(len(requests)),

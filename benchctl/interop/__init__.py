@@ -1,4 +1,4 @@
-"""Formats of other tools: ``readers/`` reads their results, ``writers/`` writes ours in their form.
+"""Formats of other tools: their results are read, and ours are written in their form.
 
 ``lenvm/`` turns a directory of the LenVM timing scripts into a result directory.
 """

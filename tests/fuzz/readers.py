@@ -20,9 +20,9 @@ from benchctl.engines.sglang.engine import read_sglang_steps
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.vllm.steps import read_vllm_steps
 from benchctl.errors import BenchctlError
+from benchctl.interop.foreign_readers import read_foreign
 from benchctl.interop.layer_profile import read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
-from benchctl.interop.readers.files import read_foreign
 from benchctl.interop.tables import TableDefaults, read_step_table
 from benchctl.load.answer import Answer, error_of, head_of
 from benchctl.measure.result_directory import reopen_experiment

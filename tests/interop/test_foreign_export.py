@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import app
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import RecordError
-from benchctl.interop.readers.files import read_foreign
+from benchctl.interop.foreign_readers import read_foreign
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError
 

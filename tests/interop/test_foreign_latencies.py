@@ -9,8 +9,7 @@ from support.cli import benchctl
 from support.results.builders import write_results
 
 from benchctl.analysis.foreign import runs_of_side
-from benchctl.interop.readers.files import read_foreign
-from benchctl.interop.readers.latencies import detailed_latencies
+from benchctl.interop.foreign_readers import detailed_latencies, read_foreign
 
 WRITTEN = Path(__file__).parent / "foreign"
 

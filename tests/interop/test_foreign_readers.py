@@ -8,7 +8,7 @@ import pytest
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import RecordError, UsageError
-from benchctl.interop.readers.files import is_foreign, read_foreign
+from benchctl.interop.foreign_readers import is_foreign, read_foreign
 
 WRITTEN = Path(__file__).parent / "foreign"
 SGLANG = {

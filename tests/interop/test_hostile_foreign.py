@@ -10,11 +10,10 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 from support.results import lenvm_results
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.interop.foreign_readers import aiperf_latencies, read_foreign
 from benchctl.interop.layer_profile import ATTENTION, CONFIG, DENSE, PER_SEQUENCE, read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
-from benchctl.interop.readers.files import read_foreign
 from benchctl.interop.readers.inference_perf import read_config
-from benchctl.interop.readers.latencies import aiperf_latencies
 from benchctl.interop.tables import TableDefaults, read_overheads, read_step_table
 from benchctl.sim.requests import static_prefixes
 from benchctl.workload.lint import lint_config

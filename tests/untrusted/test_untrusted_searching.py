@@ -9,8 +9,8 @@ import pytest
 from support.strangers import within_seconds
 
 from benchctl.errors import RecordError
+from benchctl.interop.foreign_readers import AIPERF_FILE, AIPERF_RECORDS, is_foreign, read_foreign
 from benchctl.interop.layer_profile import DENSE, EXPERTS, read_layer_tables
-from benchctl.interop.readers.files import AIPERF_FILE, AIPERF_RECORDS, is_foreign, read_foreign
 from benchctl.untrusted import files as searching
 from benchctl.untrusted.files import files_below
 

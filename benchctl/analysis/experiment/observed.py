@@ -16,7 +16,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, ttft_ns
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
-from benchctl.interop.readers.files import MANIFEST
+from benchctl.interop.foreign_readers import MANIFEST
 from benchctl.interop.tables import TableDefaults, is_step_table, read_step_table
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import digest_of

@@ -19,7 +19,7 @@ from benchctl.analysis.statistics.estimate import (
 )
 from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.interop.readers.files import exists
+from benchctl.interop.foreign_readers import exists
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label, cell_name

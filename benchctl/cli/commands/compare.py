@@ -20,7 +20,7 @@ from benchctl.analysis.planning import noise_of_experiment
 from benchctl.cli.options import AsJson, complete_results
 from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.interop.readers.files import is_foreign
+from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.stores import MetricNoise

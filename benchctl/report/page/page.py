@@ -28,7 +28,7 @@ from benchctl.analysis.analyzed import (
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
-from benchctl.interop.readers.run import ForeignRun
+from benchctl.interop.foreign_readers import ForeignRun
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject

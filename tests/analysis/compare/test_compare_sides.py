@@ -12,7 +12,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.interop.readers.files import is_foreign
+from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.stores import MetricNoise
 
 TRUTH = 15.5 / 10

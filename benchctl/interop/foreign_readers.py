@@ -1,0 +1,594 @@
+"""Result files of other load generators as a side of a comparison, recognised by their keys.
+
+A FILE holds one run, or one per line (``--append-result``, SGLang), or one per benchmark (GuideLLM). A DIR holds
+repeats: every ``profile_export_aiperf.json`` below it, or else all ``*.json`` and ``*.jsonl`` in it. ``FILE,FILE``
+lists some.
+
+Two tools may use one name for two things, and two names for one. Only numbers with the definition of
+``analysis/metrics/table.py`` are taken over; the others are left out, and a note says so.
+
+vllm      ``vllm bench serve --save-result``: every name has the same meaning here. Prompt tokens are those of the
+          client's own tokenizer, without the chat template. Where nothing was answered, latencies are zeros.
+sglang    ``python -m sglang.bench_serving --output-file``: names are mostly vLLM's. Left out: inter-token
+          latencies, which newer versions spread over the tokens of a chunk, and
+          ``total_output_tokens_retokenized``, which the engine did not count.
+aiperf    ``aiperf profile``: each metric is an object with a unit. ``inter_token_latency`` is (latency - time to
+          first token) / (tokens - 1) of each request: tpot here; itl is ``inter_chunk_latency`` where that counts
+          gaps and not requests. Throughputs there divide by the time in which the tool was busy (0.13): they are
+          computed here from its counts and ``benchmark_duration``.
+guidellm  ``benchmarks.json``. Left out: ``time_per_output_token_ms``, which counts from the send, and percentiles,
+          which are not interpolated between ranks. ``request_latency`` lasts until the stream ends, and the mean
+          of ``inter_token_latency_ms`` weighs requests by tokens: end-to-end latency and tpot are computed from
+          the requests in the file, if it has all of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal, TypeAlias
+
+from benchctl.errors import RecordError, UsageError
+from benchctl.records.archive import is_archive
+from benchctl.units import MS_PER_S
+from benchctl.untrusted import FOREIGN_BYTES, ROWS_BYTES
+from benchctl.untrusted.files import files_below, is_there, require_files
+from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, read_text, utf8_text
+from benchctl.untrusted.text import visible_line, visible_value
+
+Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]
+"""The tool that drove the load."""
+Setting: TypeAlias = str | float | None
+"""None is unknown; an unlimited rate is the text ``inf``."""
+Latencies: TypeAlias = Mapping[str, tuple[float, ...]]
+"""Values in ms by latency (``ttft``, ``tpot``, ``itl``, ``e2el``); a latency without values is left out."""
+
+MANIFEST: Final = "manifest.json"
+LOAD_POINT: Final = ("request_rate", "max_concurrency")
+AIPERF_FILE: Final = "profile_export_aiperf.json"
+AIPERF_RECORDS: Final = "profile_export.jsonl"
+_SUFFIXES: Final = frozenset({".json", ".jsonl"})
+_NOT_A_RUN: Final = ".pytorch.json"
+"""Suffix of a second copy that vLLM writes for a dashboard."""
+_KEY_CHARS: Final = 60
+_MOST: Final = 1e15
+"""Above every duration in ms, count and rate of a load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRun:
+    """One run of another tool.
+
+    ``where`` is the location: the file, and the line or entry if it holds several runs. ``metrics`` are the known
+    numbers only, by the names and in the units of ``METRICS``. ``settings`` must be equal for two runs to be
+    compared; ``load_point`` are the settings of the load on the server. ``failure`` counts the requests that were
+    not answered. ``latencies_ms`` are those of single requests, as far as the tool has written them.
+    """
+
+    source: Source
+    where: str
+    metrics: Mapping[str, float]
+    settings: Mapping[str, Setting]
+    failure: str | None = None
+    notes: tuple[str, ...] = ()
+    latencies_ms: Latencies = field(default_factory=dict)
+
+    @property
+    def load_point(self) -> tuple[tuple[str, Setting], ...]:
+        return tuple((key, self.settings.get(key)) for key in LOAD_POINT)
+
+
+# Key paths of each format, by our name.
+
+_VLLM_TOTALS: Final = {
+    "num_requests": "num_prompts",
+    "num_completed": "completed",
+    "num_failed": "failed",
+    "prompt_tokens": "total_input_tokens",
+    "output_tokens": "total_output_tokens",
+    "wall_s": "duration",
+    "request_throughput": "request_throughput",
+    "output_throughput": "output_throughput",
+}
+_VLLM_LATENCIES: Final = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el"}
+_SGLANG_LATENCIES: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e_latency"}
+_VLLM_SETTINGS: Final = ("model_id", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
+_SGLANG_SETTINGS: Final = (
+    "model_id",
+    "dataset_name",
+    "request_rate",
+    "max_concurrency",
+    "sharegpt_output_len",
+    "random_input_len",
+    "random_output_len",
+    "random_range_ratio",
+)
+_AIPERF_TOTALS: Final = {
+    "num_completed": "request_count.avg",
+    "num_failed": "error_request_count.avg",
+    "prompt_tokens": "total_isl.avg",
+    "output_tokens": "total_osl.avg",
+}
+_AIPERF_LATENCIES: Final = {
+    "ttft": "time_to_first_token",
+    "tpot": "inter_token_latency",
+    "itl": "inter_chunk_latency",
+    "e2el": "request_latency",
+}
+_GUIDELLM: Final = {
+    "num_requests": "metrics.request_totals.total",
+    "num_completed": "metrics.request_totals.successful",
+    "prompt_tokens": "metrics.prompt_token_count.successful.total_sum",
+    "output_tokens": "metrics.output_token_count.successful.total_sum",
+    "wall_s": "duration",
+    "ttft_ms": "metrics.time_to_first_token_ms.successful.mean",
+}
+_PERCENTS: Final = (90, 95, 99)
+_TO_MS: Final = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3, "sec": 1e3}
+_WHOLE_S: Final = 0.001
+"""A shorter part of a benchmark of GuideLLM does not count as cut off."""
+
+_NO_ITL: Final = (
+    "SGLang's inter-token latency is not that of vLLM in every version and is not compared: see tpot_ms"
+)
+_NO_FAILURES: Final = (
+    "SGLang's file names neither planned nor failed requests, except with --output-details: whether all were "
+    "answered is not known"
+)
+_TOKENIZED: Final = (
+    "AIPerf counts tokens with its own tokenizer unless it is set to use those of the server; tpot_ms and the "
+    "throughput of tokens rest on them"
+)
+_NAMES: Final = (
+    "AIPerf's inter_token_latency is read as tpot_ms, which it is; throughputs are its counts over its "
+    "benchmark_duration"
+)
+_NO_TPOT: Final = (
+    "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of its "
+    "inter_token_latency_ms over requests, and e2el_ms ends with the last token, not with the stream"
+)
+_SAMPLED: Final = (
+    "the report keeps only some of the requests (sample size), so tpot_ms and e2el_ms are unknown: its own "
+    "means are defined differently"
+)
+_TRIMMED: Final = (
+    "warm-up and cool-down were cut off: the throughputs are those of the time between, and wall_s is unknown"
+)
+
+
+def is_foreign(text: str) -> bool:
+    """True if a side of a comparison names result files of other tools instead of a result directory."""
+    path = Path(text)
+    if not exists(path):
+        return all(part and exists(Path(part)) and Path(part).is_file() for part in text.split(","))
+    try:
+        if is_archive(path):
+            return False
+        if path.is_dir():
+            is_ours = any(is_there(path / name, within=path) for name in (MANIFEST, "plan.json"))
+            return not is_ours and bool(_files_in(path))
+    except PermissionError:
+        return False
+    return path.is_file() or path.is_fifo()  # of a shell: compare <(...) FILE
+
+
+def read_foreign(text: str) -> tuple[ForeignRun, ...]:
+    """Every run that ``text`` names, in the order of its files. Raises RecordError for a file without a result."""
+    paths = [Path(text)] if exists(Path(text)) else [Path(part) for part in text.split(",")]
+    files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
+    if not files:
+        raise UsageError(f"{text}: no result file found; name a FILE, or a DIR with such files")
+    return tuple(run for file in files for run in _runs_of(file))
+
+
+def exists(path: Path) -> bool:
+    """False also for what is too long for a path: a list of files, or a directory with a variant."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """The result files in a directory. Raises OutsideError where one is a link or no regular file."""
+    exports = files_below(directory, AIPERF_FILE)
+    if exports:
+        require_files([path.with_name(AIPERF_RECORDS) for path in exports], within=directory)
+        return exports
+    paths = sorted(
+        path for path in directory.iterdir() if path.suffix in _SUFFIXES and not path.name.endswith(_NOT_A_RUN)
+    )
+    require_files(paths, within=directory)
+    return paths
+
+
+def _runs_of(path: Path) -> Iterator[ForeignRun]:
+    try:
+        documents = _documents(path)
+    except UnreadableError as error:
+        raise RecordError(f"{error}; write it again with its tool, or remove a line cut short") from error
+    for where, document in documents:
+        if not isinstance(document, dict):
+            raise RecordError(
+                f"{where}: holds {type(document).__name__}, not an object: it is not the result of one run"
+            )
+        if _is_guidellm(document):
+            yield from _guidellm_runs(document, where)
+        elif all(isinstance(document.get(key), dict) and "unit" in document[key] for key in _AIPERF_KEYS):
+            yield _aiperf_run(document, where, path.with_name(AIPERF_RECORDS))
+        elif all(key in document for key in _SGLANG_KEYS):
+            yield _sglang_run(document, where)
+        elif all(key in document for key in _VLLM_KEYS):
+            yield _vllm_run(document, where)
+        else:
+            raise RecordError(_unknown(document, where))
+
+
+_VLLM_KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
+_SGLANG_KEYS: Final = ("completed", "mean_e2e_latency_ms", "request_throughput")
+_AIPERF_KEYS: Final = ("request_latency", "request_throughput")
+"""Keys that identify a result of each tool."""
+
+
+def _unknown(document: Mapping[str, Any], where: str) -> str:
+    known_tools = (
+        f"vllm bench serve ({', '.join(_VLLM_KEYS)}), SGLang's bench_serving ({', '.join(_SGLANG_KEYS)}), "
+        f"AIPerf ({', '.join(_AIPERF_KEYS)}, each with a unit), GuideLLM (benchmarks, each with metrics)"
+    )
+    keys = ", ".join(visible_line(key, _KEY_CHARS) for key in list(document)[:6]) or "none"
+    return f"{where}: not a result that can be read. Looked for: {known_tools}. Found keys: {keys}"
+
+
+def _documents(path: Path) -> list[tuple[str, Any]]:
+    """The document of a file, or of each line where the first one is an object, with its location."""
+    text = read_text(path, FOREIGN_BYTES)
+    try:
+        return [(str(path), json_value(text, path))]
+    except UnreadableError:
+        lines = [(f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if len(lines) < 2 or not (lines[0][1].startswith("{") and lines[0][1].rstrip().endswith("}")):
+            raise
+    return [(where, json_value(line, where)) for where, line in lines]
+
+
+def _vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
+    metrics = _numbers(document, _VLLM_TOTALS, where)
+    if metrics.get("num_completed"):
+        metrics |= _vllm_statistics(document, _VLLM_LATENCIES, where)
+    if {"num_requests", "num_completed"} <= metrics.keys():
+        metrics.setdefault("num_failed", metrics["num_requests"] - metrics["num_completed"])
+    return _foreign_run(
+        "vllm",
+        where,
+        metrics,
+        _settings(document, _VLLM_SETTINGS),
+        latencies_ms=detailed_latencies(document, has_itl=True),
+    )
+
+
+def _sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
+    metrics = _numbers(document, _VLLM_TOTALS, where)
+    if metrics.get("num_completed"):
+        metrics |= _vllm_statistics(document, _SGLANG_LATENCIES, where)
+    errors = document.get("errors")
+    if isinstance(errors, list):
+        metrics["num_failed"] = float(sum(bool(error) for error in errors))
+    if {"num_completed", "num_failed"} <= metrics.keys():
+        metrics["num_requests"] = metrics["num_completed"] + metrics["num_failed"]
+    return _foreign_run(
+        "sglang",
+        where,
+        metrics,
+        _settings(document, _SGLANG_SETTINGS),
+        notes=(_NO_ITL,) if "num_failed" in metrics else (_NO_ITL, _NO_FAILURES),
+        latencies_ms=detailed_latencies(document, has_itl=False),
+    )
+
+
+def _aiperf_run(document: Mapping[str, Any], where: str, records: Path) -> ForeignRun:
+    metrics = _numbers(document, _AIPERF_TOTALS, where)
+    if not document.get("error_summary"):
+        metrics.setdefault("num_failed", 0.0)
+    if {"num_completed", "num_failed"} <= metrics.keys():
+        metrics["num_requests"] = metrics["num_completed"] + metrics["num_failed"]
+    duration = _in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
+    if "wall_s" in duration:
+        metrics["wall_s"] = duration["wall_s"] / MS_PER_S
+    metrics |= _throughputs(metrics, metrics.get("wall_s"))
+    for ours, theirs in _AIPERF_LATENCIES.items():
+        num_values = number_at(document, f"{theirs}.count", where) or 0
+        if ours == "itl" and num_values <= metrics.get("num_completed", 0):
+            continue  # one value for each request: their means
+        paths = {f"p{percent}_{ours}_ms": f"{theirs}.p{percent}" for percent in (50, *_PERCENTS)}
+        metrics |= _in_ms(document, {f"{ours}_ms": f"{theirs}.avg", **paths}, where)
+    return _foreign_run(
+        "aiperf",
+        where,
+        metrics,
+        _aiperf_settings(document),
+        failure="the run was cancelled" if document.get("was_cancelled") is True else None,
+        notes=(_TOKENIZED, _NAMES),
+        latencies_ms=aiperf_latencies(records),
+    )
+
+
+def _aiperf_settings(document: Mapping[str, Any]) -> dict[str, Setting]:
+    """Model and load from the configuration in the export, which has had two forms."""
+    config = document.get("input_config")
+    if not isinstance(config, dict):
+        return {}
+    phases = config.get("phases")
+    if isinstance(phases, dict):
+        phases = [{"name": name, **phase} for name, phase in phases.items() if isinstance(phase, dict)]
+    named = [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
+    measured = next((phase for phase in named if phase.get("name") == "profiling"), {})
+    load = _object(config.get("loadgen")) or measured
+    models = _object(config.get("endpoint")).get("model_names")
+    if models is None:
+        models = config.get("models")
+        models = models.get("items") if isinstance(models, dict) else models
+    names = models if isinstance(models, list) else [models] if isinstance(models, str) else []
+    return {
+        "model_id": ", ".join(str(name.get("name") if isinstance(name, dict) else name) for name in names) or None,
+        "request_rate": setting_at(load, "request_rate") or setting_at(load, "rate") or "inf",
+        "max_concurrency": setting_at(load, "concurrency"),
+    }
+
+
+def _is_guidellm(document: Mapping[str, Any]) -> bool:
+    benchmarks = document.get("benchmarks")
+    return isinstance(benchmarks, list) and all(isinstance(b, dict) and "metrics" in b for b in benchmarks)
+
+
+def _guidellm_runs(document: Mapping[str, Any], where: str) -> Iterator[ForeignRun]:
+    """Every benchmark of a report, one for each load."""
+    if not document["benchmarks"]:
+        raise RecordError(f"{where}: the report has no benchmark; run GuideLLM again")
+    for index, benchmark in enumerate(document["benchmarks"]):
+        yield _guidellm_run(benchmark, f"{where}#{index}")
+
+
+def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
+    if not value_at(benchmark, "metrics.request_totals", where):
+        raise RecordError(
+            f"{where}: metrics.request_totals is missing; every benchmark of GuideLLM 0.4 or newer has it"
+        )
+    metrics = _numbers(benchmark, _GUIDELLM, where)
+    if {"num_requests", "num_completed"} <= metrics.keys():
+        metrics["num_failed"] = metrics["num_requests"] - metrics["num_completed"]
+    metrics |= _throughputs(metrics, metrics.get("wall_s"))
+    cut_off_s = [number_at(benchmark, f"{part}_duration", where) or 0.0 for part in ("warmup", "cooldown")]
+    is_trimmed = max(cut_off_s) > _WHOLE_S
+    if is_trimmed:
+        metrics.pop("wall_s", None)
+    if not metrics.get("num_completed"):
+        metrics.pop("ttft_ms", None)
+    requests = _object(benchmark.get("requests")).get("successful")
+    has_all = isinstance(requests, list) and len(requests) == metrics.get("num_completed")
+    latencies_ms = _guidellm_latencies(requests, where) if isinstance(requests, list) and has_all else {}
+    metrics |= {f"{name}_ms": fmean(latencies_ms[name]) for name in ("tpot", "e2el") if name in latencies_ms}
+    num_cut = number_at(benchmark, "metrics.request_totals.incomplete", where)
+    return _foreign_run(
+        "guidellm",
+        where,
+        metrics,
+        _guidellm_settings(_object(benchmark.get("config"))),
+        why=f" ({num_cut:.0f} of them cut off when the benchmark ended)" if num_cut else "",
+        notes=(_NO_TPOT, *([] if has_all else [_SAMPLED]), *([_TRIMMED] if is_trimmed else [])),
+        latencies_ms=latencies_ms,
+    )
+
+
+def _guidellm_latencies(requests: Sequence[Any], where: str) -> Latencies:
+    """Of each request in ms: tpot where it has more than one token, and e2el = ttft + (tokens - 1) * tpot."""
+    ttfts, tpots, e2els = [], [], []
+    for request in requests:
+        ttft, gap, tokens = (
+            number_at(_object(request), key, where)
+            for key in ("time_to_first_token_ms", "inter_token_latency_ms", "output_tokens")
+        )
+        num_gaps = max((tokens or 0) - 1, 0)
+        if gap is not None and num_gaps:
+            tpots.append(gap)
+        if ttft is not None:
+            ttfts.append(ttft)
+            e2els.append(ttft + num_gaps * (gap or 0.0))
+    return _known({"ttft": ttfts, "tpot": tpots, "e2el": e2els})
+
+
+def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    strategy, backend = config.get("strategy"), config.get("backend")
+    if isinstance(strategy, dict):
+        kind = setting_at(strategy, "type_")
+        streams = "streams" if "streams" in strategy else "max_concurrency"
+        settings["strategy"] = kind
+        settings["request_rate"] = setting_at(strategy, "rate") if "rate" in strategy else "inf"
+        settings["max_concurrency"] = 1.0 if kind == "synchronous" else setting_at(strategy, streams)
+    if isinstance(backend, dict):
+        settings["model_id"] = setting_at(backend, "model")
+    return settings
+
+
+def _foreign_run(
+    source: Source,
+    where: str,
+    metrics: Mapping[str, float],
+    settings: Mapping[str, Setting],
+    *,
+    failure: str | None = None,
+    why: str = "",
+    notes: tuple[str, ...] = (),
+    latencies_ms: Latencies,
+) -> ForeignRun:
+    """A run; ``failure`` is otherwise the sentence about its requests that were not answered, ending in ``why``."""
+    planned = metrics.get("num_requests")
+    return ForeignRun(
+        source=source,
+        where=where,
+        metrics=metrics,
+        settings={**settings, "num_prompts": planned, "total_input_tokens": metrics.get("prompt_tokens")},
+        failure=failure or unanswered(metrics.get("num_failed"), planned, why),
+        notes=notes,
+        latencies_ms=latencies_ms,
+    )
+
+
+def unanswered(failed: float | None, total: float | None, why: str = "") -> str | None:
+    """The sentence about requests that were not answered; None if none is known to have failed."""
+    if not failed:
+        return None
+    return f"{failed:.0f} of {'an unknown number of' if total is None else f'{total:.0f}'} requests failed{why}"
+
+
+def _vllm_statistics(document: Mapping[str, Any], latencies: Mapping[str, str], where: str) -> dict[str, float]:
+    """Mean and percentiles of latencies, given as our name to theirs."""
+    paths = {}
+    for ours, theirs in latencies.items():
+        paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
+        paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in _PERCENTS}
+    return _numbers(document, paths, where)
+
+
+def _throughputs(metrics: Mapping[str, float], duration_s: float | None) -> dict[str, float]:
+    counts = {"request_throughput": "num_completed", "output_throughput": "output_tokens"}
+    return {rate: metrics[count] / duration_s for rate, count in counts.items() if duration_s and count in metrics}
+
+
+def detailed_latencies(document: Mapping[str, Any], *, has_itl: bool) -> Latencies:
+    """``--save-detailed`` of vLLM and ``--output-details`` of SGLang: lists with an entry for each request, in s.
+
+    ``ttfts`` is the time to first token, ``itls`` the gaps after it; a request without gaps has ended with its
+    first output. ``has_itl``: these are gaps between chunks, and not spread over the tokens of a chunk. Only
+    answered requests count, as in benchctl's own distributions.
+    """
+    ttfts, itls = document.get("ttfts"), document.get("itls")
+    if not (isinstance(ttfts, list) and isinstance(itls, list) and len(ttfts) == len(itls)):
+        return {}
+    lengths, errors = (
+        values
+        if isinstance(values := document.get(key), list) and len(values) == len(ttfts)
+        else [None] * len(ttfts)
+        for key in ("output_lens", "errors")
+    )
+    values_ms: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": [], "e2el": []}
+    for ttft, gaps, length, error in zip(ttfts, itls, lengths, errors, strict=True):
+        if error or not _is_time(ttft) or not ttft or not isinstance(gaps, list) or not all(map(_is_time, gaps)):
+            continue
+        values_ms["ttft"].append(ttft * MS_PER_S)
+        values_ms["e2el"].append((ttft + math.fsum(gaps)) * MS_PER_S)
+        if isinstance(length, int) and length > 1 and gaps:
+            values_ms["tpot"].append(math.fsum(gaps) / (length - 1) * MS_PER_S)
+        if has_itl:
+            values_ms["itl"] += [gap * MS_PER_S for gap in gaps]
+    return _known(values_ms)
+
+
+def aiperf_latencies(path: Path) -> Latencies:
+    """``profile_export.jsonl`` beside an AIPerf export, one request a line; none without that file.
+
+    Lines that are damaged, such as one cut short, are left out. Raises RecordError where the file cannot be read.
+    """
+    if not path.is_file():
+        return {}
+    values_ms: dict[str, list[float]] = {name: [] for name in _AIPERF_LATENCIES}
+    try:
+        for _, line in read_lines(path, ROWS_BYTES):
+            request = _decoded(line)
+            phase = _object(request.get("metadata")).get("benchmark_phase", "profiling")
+            if request.get("error") or phase != "profiling":
+                continue
+            for ours, theirs in _AIPERF_LATENCIES.items():
+                metric = _object(_object(request.get("metrics")).get(theirs))
+                factor = _TO_MS.get(str(metric.get("unit")))
+                value = metric.get("value")
+                numbers = value if isinstance(value, list) else [value]
+                values_ms[ours] += [number * factor for number in numbers if factor and _is_time(number)]
+    except UnreadableError as error:
+        raise RecordError(f"{error}; write it again with AIPerf, or remove it") from error
+    return _known(values_ms)
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """A line as an object; empty where it is none, such as a line cut short."""
+    try:
+        return _object(json_value(utf8_text(line, "line"), "line"))
+    except UnreadableError:
+        return {}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _known(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
+    return {name: tuple(values) for name, values in values_ms.items() if values}
+
+
+def value_at(document: Mapping[str, Any], path: str, where: str) -> Any:
+    """The value under a dotted path of keys; None where one is missing.
+
+    Raises RecordError where what should hold a key is no object.
+    """
+    value: Any = document
+    for key in path.split("."):
+        if value is not None and not isinstance(value, dict):
+            raise RecordError(f"{where}: {path} is not there: an object expected, not {visible_value(value)}")
+        value = None if value is None else value.get(key)
+    return value
+
+
+def number_at(document: Mapping[str, Any], path: str, where: str) -> float | None:
+    """The finite number under a dotted path of keys; None without one.
+
+    Raises RecordError for anything else, and for a number that no duration, count or rate can have.
+    """
+    value = value_at(document, path, where)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RecordError(
+            f"{where}: {path} is {visible_value(value)}, not a number; write the file again with its tool"
+        )
+    if not math.isfinite(value):
+        return None
+    if not 0 <= value <= _MOST:
+        raise RecordError(f"{where}: {path} is {value:g}, which is impossible; write the file again with its tool")
+    return float(value)
+
+
+def _numbers(document: Mapping[str, Any], paths: Mapping[str, str], where: str) -> dict[str, float]:
+    """The numbers that are known, by our names."""
+    values = {ours: number_at(document, path, where) for ours, path in paths.items()}
+    return {ours: value for ours, value in values.items() if value is not None}
+
+
+def _in_ms(document: Mapping[str, Any], paths: Mapping[str, str], where: str) -> dict[str, float]:
+    """The known ones of numbers in one object of AIPerf, converted from its unit."""
+    values = _numbers(document, paths, where)
+    if not values:
+        return {}
+    metric = next(iter(paths.values())).partition(".")[0]
+    unit = str(document[metric].get("unit"))
+    if unit not in _TO_MS:
+        raise RecordError(f"{where}: {metric} has the unit {unit[:60]!r}; known are {', '.join(_TO_MS)}")
+    return {ours: value * _TO_MS[unit] for ours, value in values.items()}
+
+
+def _settings(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Setting]:
+    return {key: setting_at(document, key) for key in keys if key in document}
+
+
+def setting_at(document: Mapping[str, Any], key: str) -> Setting:
+    """A setting in comparable form: a text or a number; ``inf`` for an unlimited rate, None for no value."""
+    value = document.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return repr(value)
+    return float(value) if math.isfinite(value) else str(value)
