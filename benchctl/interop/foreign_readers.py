@@ -444,7 +444,7 @@ def unanswered(failed: float | None, total: float | None, why: str = "") -> str 
 
 def _vllm_statistics(document: Mapping[str, Any], latencies: Mapping[str, str], where: str) -> dict[str, float]:
     """Mean and percentiles of latencies, given as our name to theirs."""
-    paths = {}
+    paths: dict[str, str] = {}
     for ours, theirs in latencies.items():
         paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
         paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in _PERCENTS}
@@ -499,12 +499,13 @@ def aiperf_latencies(path: Path) -> Latencies:
             phase = _object(request.get("metadata")).get("benchmark_phase", "profiling")
             if request.get("error") or phase != "profiling":
                 continue
+            metrics = _object(request.get("metrics"))
             for ours, theirs in _AIPERF_LATENCIES.items():
-                metric = _object(_object(request.get("metrics")).get(theirs))
-                factor = _TO_MS.get(str(metric.get("unit")))
-                value = metric.get("value")
-                numbers = value if isinstance(value, list) else [value]
-                values_ms[ours] += [number * factor for number in numbers if factor and _is_time(number)]
+                metric = _object(metrics.get(theirs))
+                unit, value = str(metric.get("unit")), metric.get("value")
+                times: list[Any] = value if isinstance(value, list) else [value]
+                if unit in _TO_MS:
+                    values_ms[ours] += [time * _TO_MS[unit] for time in times if _is_time(time)]
     except UnreadableError as error:
         raise RecordError(f"{error}; write it again with AIPerf, or remove it") from error
     return _known(values_ms)

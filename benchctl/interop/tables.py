@@ -1,14 +1,25 @@
-"""Tables as CSV or JSON Lines: of engine steps, one row a step, and of the server's own timestamps of requests."""
+"""Tables as CSV or JSON Lines: of engine steps, one row a step, and of the server's own timestamps of requests.
+
+Each quantity of a step has a name of ours, that of a step record, and names of other tools (``COLUMNS``). The time
+of a step is ``dur_ns``, ``duration_us`` or ``cycle_us``, the time from the start of a step to that of the next.
+
+``step.duration_us`` of vLLM's traces is refused as the time of a step: it is that of the scheduler alone, 0.7 ms
+for a step of 2,046 tokens whose FLOPs alone take 70 ms. And a ``cycle_us`` belongs to its own step only while
+batches change little: an asynchronous engine starts a step before the one before it has ended, so the time of a
+long prompt appears in a neighbouring row. ``prev.prefill`` and ``next.batch.prefill_tokens`` mark such rows.
+
+A request has ``arrived``, ``queued``, ``finished`` and ``departed``, each with ``_ts`` or ``_at`` in seconds or
+``_us`` in microseconds, and ``output_tokens``.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
@@ -17,82 +28,18 @@ from benchctl.steptime.calibrate import fit_overheads
 from benchctl.steptime.model import RequestOverheads
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
-from benchctl.units import NS_PER_US
+from benchctl.units import NS_PER_US, US_PER_S
 from benchctl.untrusted import ROWS_BYTES, VALUE_CHARS
 from benchctl.untrusted.reading import (
     DECODING_ERRORS,
     UnreadableError,
     decoding_problem,
-    json_value,
-    read_csv,
+    read_csv_records,
     read_lines,
-    utf8_text,
 )
 from benchctl.untrusted.text import visible_line, visible_value
 
-_WORDS = {"true": 1.0, "false": 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class RowTable:
-    """Columns of equal lengths. Values of a CSV file are text."""
-
-    columns: Mapping[str, Sequence[Any]]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def groups(self, names: Sequence[str]) -> Iterator["RowTable"]:
-        """The rows with equal values in these columns, a table for each, in the order of their first rows."""
-        indices: dict[tuple[str, ...], list[int]] = {}
-        for index, values in enumerate(zip(*(self.columns[name] for name in names), strict=True)):
-            indices.setdefault(tuple(map(str, values)), []).append(index)
-        for rows in indices.values():
-            yield RowTable({name: [values[row] for row in rows] for name, values in self.columns.items()})
-
-    def numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """A column as numbers, NaN where it has none; yes is 1 and no is 0."""
-        return np.fromiter(map(_number, self.columns[name]), np.float64, len(self))
-
-
-def _number(value: Any) -> float:
-    try:
-        return _WORDS[value.lower()] if isinstance(value, str) and value.lower() in _WORDS else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return np.nan
-
-
-def read_rows(path: Path) -> RowTable:
-    """The table of a ``.csv`` file, or of JSON Lines. Raises UsageError with the line that is none of its rows."""
-    try:
-        return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
-    except UnreadableError as error:
-        raise UsageError(f"{error}; correct the row: a table is a CSV or JSON Lines file") from error
-
-
-def _read_csv(path: Path) -> RowTable:
-    rows = read_csv(path, ROWS_BYTES)
-    _, names = next(rows, (1, []))
-    values = [[value or None for value in row] for _, row in rows]
-    columns: dict[str, Sequence[str | None]] = {}
-    for index, name in enumerate(names):
-        columns.setdefault(name, [row[index] for row in values])
-    return RowTable(columns)
-
-
-def _read_json_lines(path: Path) -> RowTable:
-    rows = []
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in read_lines(path, ROWS_BYTES):
-        try:
-            if line.strip():
-                rows.append(decoder.decode(line))
-        except DECODING_ERRORS as error:
-            raise UnreadableError(f"{path}:{number}: no row of a table: {decoding_problem(error)}") from error
-    names = dict.fromkeys(name for row in rows for name in row)
-    return RowTable({name: [row.get(name) for row in rows] for name in names})
-
-
+Row: TypeAlias = Mapping[str, Any]
 SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "run": ("run", "run_id", "experiment_id"),
@@ -116,6 +63,12 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 """Names that each quantity may have, ours first."""
 _NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
 _SCHEDULER_TIME: Final = "step.duration_us"
+_WORDS: Final = {"true": 1.0, "false": 0.0}
+_EVENTS: Final = ("arrived", "queued", "finished", "departed")
+_UNITS: Final = {"_us": 1.0, "_ts": US_PER_S, "_at": US_PER_S}
+_TOKENS: Final = ("output_tokens", "output_toks")
+_MOST_US: Final = 1e17
+"""Above the microseconds since 1970."""
 _MOST: Final = 2.0**53
 """Largest whole number that is exact here; no time in ns and no count of a step is near it."""
 _NEIGHBOUR_TOKENS: Final = 32
@@ -139,24 +92,53 @@ def is_step_table(path: Path) -> bool:
 
 def read_step_table(path: Path, defaults: TableDefaults) -> tuple[ObservedSteps, ...]:
     """The steps of each run of a table, in its order. Raises UsageError naming every column that is missing."""
-    table = read_rows(path)
-    names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, table))}
-    _check_columns(path, table, names, defaults)
+    rows = read_rows(path)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    names = {
+        quantity: next(name for name in options if name in columns)
+        for quantity, options in COLUMNS.items()
+        if any(name in columns for name in options)
+    }
+    _check_columns(path, columns, names, defaults)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     keys = [names[key] for key in ("run", "model", "tensor_parallel", "hardware") if key in names]
-    groups = table.groups(keys) if keys else [table]
-    return tuple(_Table(path, group, names, defaults).observed(sha256) for group in groups)
+    runs: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        runs.setdefault(tuple(str(row.get(key)) for key in keys), []).append(row)
+    return tuple(_StepTable(path, of_run, names, defaults).observed(sha256) for of_run in runs.values())
 
 
-def _first_of(options: tuple[str, ...], table: RowTable) -> str | None:
-    return next((name for name in options if name in table.columns), None)
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``.csv`` file, whose values are text and None for an empty one, or of JSON Lines.
+
+    Raises UsageError with the line that is none of its rows.
+    """
+    try:
+        if path.suffix == ".csv":
+            records = read_csv_records(path, ROWS_BYTES)
+            return [{name: value or None for name, value in record.items()} for _, record in records]
+        return list(_json_lines(path))
+    except UnreadableError as error:
+        raise UsageError(f"{error}; correct the row: a table is a CSV or JSON Lines file") from error
 
 
-def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults: TableDefaults) -> None:
-    if not len(table):
+def _json_lines(path: Path) -> Iterator[Row]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in read_lines(path, ROWS_BYTES):
+        try:
+            if line.strip():
+                yield decoder.decode(line)
+        except DECODING_ERRORS as error:
+            raise UnreadableError(f"{path}:{number}: no row of a table: {decoding_problem(error)}") from error
+
+
+def _check_columns(
+    path: Path, columns: Mapping[str, None], names: Mapping[str, str], defaults: TableDefaults
+) -> None:
+    if not columns:
         raise UsageError(f"{path}: has no rows; it needs one row a step")
-    if "duration" not in names and _SCHEDULER_TIME in table.columns:
+    if "duration" not in names and _SCHEDULER_TIME in columns:
         raise UsageError(
             f"{path}: {_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, "
             "the start of the next step minus the start of this one"
@@ -165,7 +147,7 @@ def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults:
     if "num_decodes" not in names and "num_seqs" not in names:
         missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
     if missing:
-        has = visible_line(", ".join(table.columns))
+        has = visible_line(", ".join(columns))
         raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
     for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
         if quantity not in names and value is None:
@@ -173,12 +155,12 @@ def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _StepTable:
     """The rows of one run."""
 
     path: Path
-    rows: RowTable
-    names: dict[str, str]
+    rows: Sequence[Row]
+    names: Mapping[str, str]
     defaults: TableDefaults
 
     def observed(self, sha256: str) -> ObservedSteps:
@@ -235,11 +217,9 @@ class _Table:
         if "cache_frac" in self.names:
             yield f"key-value memory above {CACHE_FULL_FRAC:.0%}", self._column("cache_frac", 0.0) > CACHE_FULL_FRAC
         if self.names["duration"] == "cycle_us":
-            near = [
-                prefill,
-                *(self._column(key, 0.0) for key in ("previous_prefill", "next_prefill") if key in self.names),
-            ]
-            yield "long prompt next to a time from start to start", np.max(near, axis=0) > _NEIGHBOUR_TOKENS
+            neighbours = [key for key in ("previous_prefill", "next_prefill") if key in self.names]
+            most_near = np.max([prefill, *(self._column(key, 0.0) for key in neighbours)], axis=0)
+            yield "long prompt next to a time from start to start", most_near > _NEIGHBOUR_TOKENS
 
     def _tensor_parallel(self) -> int:
         if "tensor_parallel" not in self.names:
@@ -249,12 +229,12 @@ class _Table:
         return int(degrees[0])
 
     def _word(self, quantity: str, default: str | None) -> str:
-        return str(self.rows.columns[self.names[quantity]][0]) if quantity in self.names else default or ""
+        return str(self.rows[0].get(self.names[quantity])) if quantity in self.names else default or ""
 
     def _column(self, quantity: str, unknown: float | None = None) -> Floats:
         """A column as numbers; a missing value is ``unknown``, or an error naming its row."""
         name = self.names[quantity]
-        values = self.rows.numbers(name)
+        values = np.array([_number(row.get(name)) for row in self.rows])
         is_unknown = np.isnan(values)
         if unknown is None:
             self._refuse_any(is_unknown, name, "every step needs a number there")
@@ -266,7 +246,7 @@ class _Table:
     def _refuse_any(self, is_wrong: Flags, name: str, problem: str) -> None:
         if is_wrong.any():
             index = int(is_wrong.argmax())
-            value = visible_value(self.rows.columns[name][index])
+            value = visible_value(self.rows[index].get(name))
             raise UsageError(f"{self.path}: {name} is {value} in row {index + 1} of its run; {problem}")
 
     def _shape(self, model: str) -> ModelShape:
@@ -278,50 +258,36 @@ class _Table:
             raise UsageError(f"{self.path}: {error}; {remedy}") from error
 
 
-_EVENTS: Final = ("arrived", "queued", "finished", "departed")
-_UNITS: Final = {"_us": 1.0, "_ts": 1e6, "_at": 1e6}
-_MOST_request_times: Final = 1e17
-"""Above the microseconds since 1970."""
-_TOKENS: Final = ("output_tokens", "output_toks")
+def _number(value: Any) -> float:
+    """A value as a number, yes as 1 and no as 0; NaN for anything else."""
+    try:
+        return _WORDS[value.lower()] if isinstance(value, str) and value.lower() in _WORDS else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
 
 
 def read_overheads(path: Path) -> RequestOverheads:
-    """The overheads of the requests of a file. Raises UsageError naming what is missing."""
+    """The overheads of the requests of a JSON Lines file; those without all times, as failed ones, are left out.
+
+    Raises UsageError naming what is missing.
+    """
     try:
-        lines = [
-            json_value(utf8_text(line, where := f"{path}:{number}"), where)
-            for number, line in read_lines(path, ROWS_BYTES)
-            if line.strip()
-        ]
+        lines = list(_json_lines(path))
     except UnreadableError as error:
         raise UsageError(f"{error}; name a JSON Lines file with a request a line") from error
-    rows = [row for line in lines if isinstance(line, dict) and (row := _row(line)) is not None]
-    if not rows:
-        keys = ", ".join(sorted(lines[0])) if lines and isinstance(lines[0], dict) else "none"
+    rows = np.array([_request_row(line) for line in lines]).reshape(len(lines), len(_EVENTS) + 1)
+    whole = rows[np.abs(rows).max(axis=1, initial=0.0) <= _MOST_US]
+    if not len(whole):
+        keys = visible_line(", ".join(sorted(lines[0]))) if lines else "none"
         needed = ", ".join([*(f"{event}_ts" for event in _EVENTS), _TOKENS[0]])
         raise UsageError(f"{path}: no request has all of {needed}; add them; the first line has {keys}")
-    columns = np.array(rows, dtype=np.float64).T
-    return fit_overheads(*columns)
+    return fit_overheads(*whole.T)
 
 
-def _row(line: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Times of the events in microseconds, and output tokens; None where one is missing."""
-    values = [_time_us(line, event) for event in _EVENTS]
-    values.append(
-        next((number for key in _TOKENS if (number := _number_request_times(line.get(key))) is not None), None)
-    )
-    return tuple(value for value in values if value is not None) if None not in values else None
-
-
-def _time_us(line: Mapping[str, Any], event: str) -> float | None:
-    for suffix, factor in _UNITS.items():
-        value = _number_request_times(line.get(event + suffix))
-        if value is not None:
-            return value * factor
-    return None
-
-
-def _number_request_times(value: Any) -> float | None:
-    """A number that a time or a count can be; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_request_times
-    return float(value) if is_number else None
+def _request_row(line: Row) -> list[float]:
+    """Times of the events in microseconds, and output tokens; NaN where one is missing."""
+    times = [
+        next((_number(line[event + unit]) * _UNITS[unit] for unit in _UNITS if event + unit in line), np.nan)
+        for event in _EVENTS
+    ]
+    return [*times, next((_number(line[key]) for key in _TOKENS if key in line), np.nan)]

@@ -13,6 +13,7 @@ from benchctl.profile.load import load_profile, stored_profile
 from benchctl.profile.planning import arms
 from benchctl.profile.yaml import dump_document
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.files import write_bytes_atomic
 from benchctl.steptime.diagnose import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
 from benchctl.untrusted.files import is_there
@@ -230,3 +231,59 @@ def _engine(engine: str | Mapping[str, Any] | None, devices: int) -> dict[str, A
     spread = {"tensor_parallel_size": devices} if devices > 1 else {}
     options = {**named.pop("options", {}), **spread}
     return {**named, **({"options": options} if options else {})}
+
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+
+
+def inference_perf_config(
+    stages: tuple[CalibrationStage, ...], *, base_url: str = DEFAULT_URL, model_name: str | None = None
+) -> dict[str, Any]:
+    """The document of stages with equal lengths."""
+    num_requests = sum(stage.num_requests for stage in stages)
+    return {
+        "api": {"type": "completion", "streaming": True},
+        "server": {
+            "type": "vllm",
+            "base_url": base_url,
+            **({} if model_name is None else {"model_name": model_name}),
+            "ignore_eos": True,
+        },
+        "load": {
+            "type": "concurrent",
+            "base_seed": SEED,
+            "num_workers": 1,
+            "worker_max_concurrency": max(100, *(stage.concurrency for stage in stages)),
+            "stages": [
+                {"num_requests": stage.num_requests, "concurrency_level": stage.concurrency} for stage in stages
+            ],
+        },
+        "data": {
+            "type": "shared_prefix",
+            "shared_prefix": {
+                "seed": SEED,
+                "num_unique_system_prompts": num_requests,
+                "num_users_per_system_prompt": 1,
+                "system_prompt_len": 0,
+                "question_len": stages[0].prompt_tokens,
+                "output_len": stages[0].output_tokens,
+            },
+        },
+        "report": {"request_lifecycle": {"summary": True, "per_stage": True, "per_request": True}},
+    }
+
+
+def write_inference_perf(
+    workload: CalibrationWorkload, out: Path, *, base_url: str = DEFAULT_URL, model_name: str | None = None
+) -> tuple[Path, ...]:
+    """Write the files of one workload, such as ``w1-128-1.yaml``, and return them."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for (prompt, output), stages in workload.by_size():
+        path = out / f"{workload.name.lower()}-{prompt}-{output}.yaml"
+        purpose = f"{workload.name}: {workload.purpose}"
+        header = f"# {purpose}{'; ' + workload.remark if workload.remark else ''}.\n"
+        document = inference_perf_config(stages, base_url=base_url, model_name=model_name)
+        write_bytes_atomic(path, (header + dump_document(document)).encode())
+        paths.append(path)
+    return tuple(paths)

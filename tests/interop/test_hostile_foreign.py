@@ -11,9 +11,9 @@ from support.results import lenvm_results
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.interop.foreign_readers import aiperf_latencies, read_foreign
+from benchctl.interop.inference_perf import read_config
 from benchctl.interop.layer_profile import ATTENTION, CONFIG, DENSE, PER_SEQUENCE, read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
-from benchctl.interop.readers.inference_perf import read_config
 from benchctl.interop.tables import TableDefaults, read_overheads, read_step_table
 from benchctl.sim.requests import static_prefixes
 from benchctl.workload.lint import lint_config

@@ -13,7 +13,6 @@ from benchctl.cli.screen import bar, folding_console, print_json
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
-from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
@@ -21,7 +20,7 @@ from benchctl.steptime.model import read_model
 from benchctl.steptime.queueing import StepTimeSource, step_time_source
 from benchctl.steptime.work import Deployment
 from benchctl.units import MS_PER_S, megabytes
-from benchctl.workload.calibration import WORKLOADS, calibration_workload
+from benchctl.workload.calibration import WORKLOADS, calibration_workload, write_inference_perf
 from benchctl.workload.datasets.base import (
     DatasetFile,
     FileState,
