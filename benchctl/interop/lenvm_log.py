@@ -1,10 +1,37 @@
-"""The step log of SGLang's LenVM fork and the averages in its server's log, revisions V1 to V4."""
+"""The log of SGLang's LenVM fork: a JSON object for each call of its sampler, or averages among the server's lines.
+
+A line of the step log has host time in the sampler, in milliseconds, without waiting for the device: the first call
+that blocks is charged with the device work queued before it. It has neither the time of a step nor its whole
+duration. Four keys are required, ``t_<section>_ms`` are sections, all others are passed on unchanged. The file is
+appended to: a restarted server counts from 1 again, and a killed one leaves half a line, which the next one
+continues.
+
+Revisions of the fork, by what their servers write:
+
+V1  a line for each step
+V2  averages in the server's log, no lines
+V3  the lines of V1, and whether a step took the fused path
+V4  the lines of V1 with some thirty more keys
+V0  nothing
+
+The averages of V2 are those since its start, and the server waits for the device around each section:
+
+    [sampler_timing] calls=400 guided=392 sampler_forward=13.220ms lvm_apply=12.850ms/97.2% ...
+    [lvm_timing] calls=392 skipped=8 gpu_path=392 fused=63 avg_send_rows=... apply_total=12.850ms ...
+
+The average of a key is over the calls in which it occurred, but a line has only the number of all calls. Between
+two lines, therefore, only the key that occurs in every call has a mean of its own:
+
+    mean(a, b) = (avg_b n_b - avg_a n_a) / (n_b - n_a), to within 0.0005 ms (n_a + n_b) / (n_b - n_a)
+
+because averages are printed with three decimals.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -12,91 +39,39 @@ from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import DECODING_ERRORS
 
-WHOLE_OF: Final = {"sampler_timing": "sampler_forward", "lvm_timing": "apply_total"}
-"""The key of each line that occurs in every call."""
-_LINE: Final = re.compile(r"\[(sampler_timing|lvm_timing)\]\s+(.*)")
-_PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?=\s|$)")
-_MOST: Final = 2.0**53
-"""Above every count and every time in ms; a damaged line may have anything."""
-_ROUNDING_MS: Final = 0.0005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Averages:
-    """One line. ``means_ms`` are averages since the start by section, ``numbers`` the counts of the line."""
-
-    source: str
-    calls: int
-    means_ms: Mapping[str, float]
-    numbers: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The calls between two lines: their mean time in the section that all of them have, and its rounding error."""
-
-    source: str
-    first_call: int
-    last_call: int
-    mean_ms: float
-    rounding_ms: float
-
-
-def read_averages(lines: Iterable[str]) -> tuple[Averages, ...]:
-    """The lines of averages in a server's log, in their order; all others are skipped."""
-    return tuple(averages for line in lines if (averages := _averages(line)) is not None)
-
-
-def _averages(line: str) -> Averages | None:
-    match = _LINE.search(line)
-    if match is None:
-        return None
-    pairs = [pair for pair in _PAIR.findall(match[2]) if abs(float(pair[1])) < _MOST]
-    numbers = {name: float(value) for name, value, unit in pairs if not unit}
-    if "calls" not in numbers:  # a line that was cut
-        return None
-    means = {name: float(value) for name, value, unit in pairs if unit}
-    return Averages(source=match[1], calls=int(numbers["calls"]), means_ms=means, numbers=numbers)
-
-
-def windows_of(averages: Sequence[Averages]) -> Iterator[Window]:
-    """The calls between successive lines of one kind; a restarted server begins anew."""
-    for source, whole in WHOLE_OF.items():
-        lines = [line for line in averages if line.source == source and whole in line.means_ms]
-        before = Averages(source=source, calls=0, means_ms={whole: 0.0}, numbers={})
-        for earlier, later in pairwise([before, *lines]):
-            first = earlier if later.calls > earlier.calls else before
-            num_calls = later.calls - first.calls
-            if num_calls <= 0:
-                continue
-            total_ms = later.means_ms[whole] * later.calls - first.means_ms[whole] * first.calls
-            yield Window(
-                source=source,
-                first_call=first.calls + 1,
-                last_call=later.calls,
-                mean_ms=total_ms / num_calls,
-                rounding_ms=_ROUNDING_MS * (later.calls + first.calls) / num_calls,
-            )
-
-
 ALL: Final = ("V0", "V1", "V2", "V3", "V4")
 """Revisions of the fork."""
-_ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward_rows", "lvm_gpu_guidance_path"})
-_ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
 SAMPLER: Final = "sampler_total"
 LOAD: Final = "value_model_load"
 LEAST_LOAD_MS: Final = 250.0
 """From here on, time of the first guided call outside of its sections is the loading of the value model; ordinarily
 it is below a millisecond."""
-_REQUIRED: Final = ("step", "t_sampler_total_ms", "batch_size", "is_greedy")
+_ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward_rows", "lvm_gpu_guidance_path"})
+_ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
 _OUTER: Final = "lvm_apply_outer"
 _INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
 _RECORD_START: Final = b'{"step"'
-_MOST_COUNT: Final = 1 << 53
-_MOST_MS: Final = 86_400_000
-"""A day, which no call of a sampler takes."""
 _NUM_START_UP: Final = 8
 """Tokens that SGLang's own first request asks for, greedily and one at a time."""
+_WHOLE_OF: Final = {"sampler_timing": "sampler_forward", "lvm_timing": "apply_total"}
+"""The key of each line of averages that occurs in every call."""
+_LINE: Final = re.compile(r"\[(sampler_timing|lvm_timing)\]\s+(.*)")
+_PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?=\s|$)")
+_MOST_COUNT: Final = 1 << 53
+"""Above every count and every time in ms; a damaged line may have anything."""
+_ROUNDING_MS: Final = 0.0005
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MOST_COUNT)]
+_Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
+"""Up to a day, which no call of a sampler takes."""
+
+
+class _Required(msgspec.Struct):
+    """Keys that every line has."""
+
+    step: _Count
+    t_sampler_total_ms: _Ms
+    batch_size: _Count
+    is_greedy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,50 +97,60 @@ class TimingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingLog:
-    """A whole log: the records of each server's life in turn, and the count of damaged lines."""
+    """A whole log: the records of each server's life in turn, and the count of damaged lines.
+
+    ``num_damaged`` are lines without a whole record, other than the last; ``is_cut``: the last line has no end.
+    """
 
     lives: tuple[tuple[TimingRecord, ...], ...]
     num_damaged: int = 0
-    """Lines without a whole record, other than the last."""
     is_cut: bool = False
-    """The last line has no end."""
 
     @property
     def records(self) -> tuple[TimingRecord, ...]:
         return tuple(record for life in self.lives for record in life)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averages:
+    """A line of averages since the start of the server, in ms by section."""
+
+    source: str
+    calls: int
+    means_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The calls between two lines: their mean time in the section that all of them have, and its rounding error."""
+
+    source: str
+    first_call: int
+    last_call: int
+    mean_ms: float
+    rounding_ms: float
+
+
 def record_from(line: bytes | str) -> TimingRecord | None:
     """The record of a line; None for a damaged line."""
     try:
-        fields = msgspec.json.decode(line)
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+        required = msgspec.convert(fields, _Required)
+        times = {name: value for name, value in fields.items() if name.startswith("t_") and name.endswith("_ms")}
+        sections_ms = msgspec.convert({name[2:-3]: value for name, value in times.items()}, dict[str, _Ms])
     except DECODING_ERRORS:
         return None
-    return _record(fields) if isinstance(fields, dict) else None
-
-
-def _record(fields: dict[str, Any]) -> TimingRecord | None:
-    step, total_ms, batch_size, is_greedy = (fields.get(name) for name in _REQUIRED)
-    if not (_is_count(step) and _is_count(batch_size) and _is_time(total_ms) and isinstance(is_greedy, bool)):
-        return None
-    times = {name: value for name, value in fields.items() if name.startswith("t_") and name.endswith("_ms")}
-    if not all(_is_time(value) for value in times.values()):
-        return None
     return TimingRecord(
-        step=fields["step"],
-        batch_size=fields["batch_size"],
-        is_greedy=is_greedy,
-        sections_ms={name[2:-3]: float(value) for name, value in times.items()},
-        other={name: value for name, value in fields.items() if name not in times and name not in _REQUIRED},
+        step=required.step,
+        batch_size=required.batch_size,
+        is_greedy=required.is_greedy,
+        sections_ms=sections_ms,
+        other={
+            name: value
+            for name, value in fields.items()
+            if name not in times and name not in _Required.__struct_fields__
+        },
     )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST_COUNT
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_MS
 
 
 def read_timing(lines: Iterable[bytes]) -> TimingLog:
@@ -247,6 +232,9 @@ def step_records(
         if load is not None and load[0] == index:
             sections[LOAD] = round(load[1] * NS_PER_MS)
         guided_rows = record.count("lvm_forward_rows", "lvm_n_reqs_with_guidance") or 0
+        fused = record.count("lvm_fused_path")  # V3 records it, V4 always takes it, V1 has none
+        if fused is None and record.count("lvm_fused_total_extend_tokens"):
+            fused = 1
         yield StepRecord(
             step=first_step + index,
             start_ns=start_ns,
@@ -257,17 +245,9 @@ def step_records(
             is_greedy=record.is_greedy,
             guided_rows=guided_rows,
             candidates=record.count("lvm_n_candidates", "lvm_candidate_tokens") if guided_rows else 0,
-            fused=_is_fused(record),
+            fused=None if fused is None else bool(fused),
             sections_ns=sections,
         )
-
-
-def _is_fused(record: TimingRecord) -> bool | None:
-    """True for a step on the fused path: V3 records it, V4 always does, V1 has no such path."""
-    fused = record.count("lvm_fused_path")
-    if fused is not None:
-        return bool(fused)
-    return True if record.count("lvm_fused_total_extend_tokens") else None
 
 
 def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ()) -> tuple[str, ...]:
@@ -291,3 +271,37 @@ def _revisions_of_record(record: TimingRecord) -> tuple[str, ...]:
     if "lvm_fused_path" in record.other:
         return ("V3",)
     return ("V1", "V3") if "lvm_forward" in record.sections_ms else ("V1", "V3", "V4")
+
+
+def read_averages(lines: Iterable[str]) -> tuple[Averages, ...]:
+    """The lines of averages in a server's log, in their order; all others, and those cut short, are skipped."""
+    averages = []
+    for line in lines:
+        if (match := _LINE.search(line)) is None:
+            continue
+        pairs = [pair for pair in _PAIR.findall(match[2]) if abs(float(pair[1])) < _MOST_COUNT]
+        means_ms = {name: float(value) for name, value, unit in pairs if unit}
+        calls = next((int(float(value)) for name, value, unit in pairs if name == "calls" and not unit), None)
+        if calls is not None:
+            averages.append(Averages(source=match[1], calls=calls, means_ms=means_ms))
+    return tuple(averages)
+
+
+def windows_of(averages: Sequence[Averages]) -> Iterator[Window]:
+    """The calls between successive lines of one kind; a restarted server begins anew."""
+    for source, whole in _WHOLE_OF.items():
+        lines = [line for line in averages if line.source == source and whole in line.means_ms]
+        before = Averages(source=source, calls=0, means_ms={whole: 0.0})
+        for earlier, later in pairwise([before, *lines]):
+            first = earlier if later.calls > earlier.calls else before
+            num_calls = later.calls - first.calls
+            if num_calls <= 0:
+                continue
+            total_ms = later.means_ms[whole] * later.calls - first.means_ms[whole] * first.calls
+            yield Window(
+                source=source,
+                first_call=first.calls + 1,
+                last_call=later.calls,
+                mean_ms=total_ms / num_calls,
+                rounding_ms=_ROUNDING_MS * (later.calls + first.calls) / num_calls,
+            )

@@ -30,8 +30,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.directory import makespan_s, read_gpu_samples, read_responses, sends_s
-from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
-from benchctl.interop.lenvm.records import request_of
+from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm, request_of
 from benchctl.interop.lenvm.summary import RATIO_TAG
 from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.measure.result_directory import reopen_experiment
@@ -420,8 +419,8 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) 
     assert responses.num_rows == whole + is_whole_without_end
     assert responses.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
     assert responses.num_damaged == 0
-    assert [answered.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
-    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.idx) for a in responses.answered)
+    assert [answered.first.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
+    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in responses.answered)
 
 
 @pytest.mark.parametrize(

@@ -11,74 +11,86 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIMED_SECTIONS
 from benchctl.analysis.metrics.latency import percentiles, smallest_sample
-from benchctl.costs.flops import FlopsAccount, RunTotals, published_flops
+from benchctl.costs.flops import RunTotals, published_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.interop.lenvm.directory import ArmData
-from benchctl.interop.lenvm.records import Models
+from benchctl.interop.lenvm.directory import BASELINE, Arm
 from benchctl.units import PETA, TERA
 
 SUMMARY_NAME: Final = "lenvm_summary.csv"
 RATIO_TAG: Final = "ratio (lvm/base)"
-Cell: TypeAlias = str | int | float
-Row: TypeAlias = dict[str, Cell]
+_GUIDED: Final = "lenvm"
+Row: TypeAlias = dict[str, str | int | float | None]
 
 
-def lenvm_rows(arms: Sequence[ArmData], models: Models) -> list[Row]:
-    """A row for each arm, and one with the ratio of the arm ``lenvm`` to the baseline where there are both."""
-    rows: list[Row] = [{"tag": arm.tag, **_load(arm), **_steps(arm), **_flops(arm, models)} for arm in arms]
-    by_tag = {arm.tag: row for arm, row in zip(arms, rows, strict=True)}
-    if "lenvm" in by_tag:
-        rows.append(_ratio(by_tag["baseline"], by_tag["lenvm"]))
-    return rows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """Base and value model, which no file of such a directory names."""
+
+    base: str
+    value: str
+    is_assumed: bool
 
 
-def rows_csv(rows: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Columns are the sorted union of all keys, as there."""
+def lenvm_csv(arms: Sequence[Arm], models: Models) -> bytes:
+    """A row for each arm, and one with the ratio of the arm ``lenvm`` to the baseline where there are both.
+
+    Columns are the sorted union of all keys that a row knows, as there.
+    """
+    rows: dict[str, Row] = {
+        arm.tag: {"tag": arm.tag, **_load(arm), **_steps(arm), **_flops(arm, models)} for arm in arms
+    }
+    if _GUIDED in rows:
+        rows[RATIO_TAG] = _ratio(rows[BASELINE], rows[_GUIDED])
+    columns = sorted({key for row in rows.values() for key, value in row.items() if value is not None})
     text = io.StringIO()
-    writer = csv.DictWriter(text, sorted({key for row in rows for key in row}), lineterminator="\r\n")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\r\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(rows.values())
     return text.getvalue().encode()
 
 
-def _load(arm: ArmData) -> Row:
+def _load(arm: Arm) -> Row:
     answered = arm.responses.answered
-    outputs = sorted(a.completion_tokens for a in answered if a.completion_tokens)
+    outputs = sorted(each.completion_tokens for each in answered if each.completion_tokens)
     latencies = sorted(arm.responses.row_latencies_s)
-    row: Row = {
+    wall_s = arm.meta.wall_clock_s
+    return {
         "n_requests": arm.responses.num_rows,
         "total_output_tokens": sum(outputs),
-        "total_prompt_tokens": sum(a.prompt_tokens or 0 for a in answered if a.error is None),
+        "total_prompt_tokens": sum(each.prompt_tokens or 0 for each in answered if not each.is_failed),
+        "output_tokens_mean": _mean(outputs),
+        "output_tokens_p95": _p95(outputs),
+        "latency_s_mean": _mean(latencies),
+        "latency_s_p95": _p95(latencies),
+        "wall_clock_s": wall_s,
+        "throughput_output_tokens_per_s": sum(outputs) / wall_s if wall_s and outputs else None,
+        "top_k": arm.meta.top_k,
+        "value_scale": arm.meta.value_scale,
     }
-    if outputs:
-        row |= {"output_tokens_mean": sum(outputs) / len(outputs), "output_tokens_p95": _cut(outputs, 0.95)}
-    if latencies:
-        row |= {"latency_s_mean": sum(latencies) / len(latencies), "latency_s_p95": _cut(latencies, 0.95)}
-    wall_s = arm.meta.wall_clock_s
-    if wall_s is not None:
-        row["wall_clock_s"] = wall_s
-    if wall_s and outputs:
-        row["throughput_output_tokens_per_s"] = sum(outputs) / wall_s
-    for name, value in (("top_k", arm.meta.top_k), ("value_scale", arm.meta.value_scale)):
-        if value is not None:
-            row[name] = value
-    return row
 
 
-def _steps(arm: ArmData) -> Row:
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _p95(ordered: Sequence[float]) -> float | None:
+    """The value at index floor(0.95 n) of ascending values."""
+    return ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)] if ordered else None
+
+
+def _steps(arm: Arm) -> Row:
     records = [record for life in arm.lives for record in life if not record.is_greedy]
     if not records:
         return {}
     row: Row = {"n_steps": len(records), "n_steps_with_lvm": sum(record.is_active for record in records)}
-    sizes = [float(record.batch_size) for record in records]
-    row |= {
-        f"batch_size_{name}": value for name, value in _statistics(sizes).items() if name in {"mean", "p50", "p95"}
-    }
+    sizes = _statistics([float(record.batch_size) for record in records])
+    row |= {f"batch_size_{name}": sizes[name] for name in ("mean", "p50", "p95")}
     for section in TIMED_SECTIONS:
         times = [record.sections_ms[section] for record in records if section in record.sections_ms]
         if times:
@@ -97,33 +109,25 @@ def _statistics(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _cut(ordered: Sequence[float], fraction: float) -> float:
-    """The value at index floor(n p) of ascending values."""
-    return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)]
-
-
-def _flops(arm: ArmData, models: Models) -> Row:
-    answered = [a for a in arm.responses.answered if a.error is None and a.completion_tokens]
-    num_samples = arm.meta.n_samples_per_q or (max(len(a.choices) for a in answered) if answered else 0)
+def _flops(arm: Arm, models: Models) -> Row:
+    """Published FLOPs in their columns; empty for an unknown shape, or without an answer."""
+    answered = [each for each in arm.responses.answered if not each.is_failed and each.completion_tokens]
+    num_samples = arm.meta.n_samples_per_q or max((len(each.choices) for each in answered), default=0)
     num_questions = arm.meta.max_questions or len(answered)
     top_k = arm.meta.top_k if arm.meta.top_k is not None else int(arm.sampling.get("top_k", -1))
     try:
         base = shape_for(models.base)
-        value_model = None if arm.is_baseline else shape_for(models.value)
+        value_model = None if arm.tag == BASELINE else shape_for(models.value)
         totals = RunTotals(
             num_questions=num_questions,
             num_sequences=num_questions * num_samples,
-            prompt_tokens=sum(a.prompt_tokens or 0 for a in answered),
-            output_tokens=sum(a.completion_tokens or 0 for a in answered),
+            prompt_tokens=sum(each.prompt_tokens or 0 for each in answered),
+            output_tokens=sum(each.completion_tokens or 0 for each in answered),
         )
-    except UsageError:  # an unknown shape, or no answer
+    except UsageError:
         return {}
     account = published_flops(totals, base=base, value_model=value_model, top_k=top_k)
-    return _flops_columns(account, arm, has_value=value_model is not None and top_k >= 1)
-
-
-def _flops_columns(account: FlopsAccount, arm: ArmData, *, has_value: bool) -> Row:
-    parts: dict[str, int] = {
+    parts = {
         "base_pflops_prefill": account.base_prefill.total,
         "base_pflops_decode": account.base_decode.total,
         "base_pflops_linear": account.base.linear,
@@ -132,22 +136,22 @@ def _flops_columns(account: FlopsAccount, arm: ArmData, *, has_value: bool) -> R
         "base_pflops_total": account.base.total,
         "theoretical_pflops_total": account.total,
     }
-    if has_value:
+    if value_model is not None and top_k >= 1:
         parts |= {
             "lvm_pflops_prefill": account.value_prefill.total,
             "lvm_pflops_extend": account.value_extend.total,
             "lvm_pflops_candidates": account.value_candidates.total,
             "lvm_pflops_total": account.value.total,
         }
-    row: Row = {name: flops / PETA for name, flops in parts.items()}
-    if (per_token := account.gflops_per_output_token) is not None:
-        row["theoretical_gflops_per_output_token"] = per_token
-    if arm.meta.wall_clock_s:
-        row["achieved_tflops_per_s"] = account.total / arm.meta.wall_clock_s / TERA
-    return row
+    wall_s = arm.meta.wall_clock_s
+    return {
+        **{name: flops / PETA for name, flops in parts.items()},
+        "theoretical_gflops_per_output_token": account.gflops_per_output_token,
+        "achieved_tflops_per_s": account.total / wall_s / TERA if wall_s else None,
+    }
 
 
-def _ratio(base: Row, guided: Row) -> Row:
+def _ratio(base: Mapping[str, str | float | None], guided: Mapping[str, str | float | None]) -> Row:
     """Guided over baseline for every number that both have and that is not 0 in the baseline."""
     row: Row = {"tag": RATIO_TAG}
     for name, below in base.items():

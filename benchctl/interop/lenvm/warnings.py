@@ -6,8 +6,8 @@ Each warning is given once for the whole directory and names the arms that it co
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from benchctl.interop.lenvm.directory import ArmData
-from benchctl.interop.lenvm.records import Models
+from benchctl.interop.lenvm.directory import GPU, RESPONSES, SAMPLING, STEPS, Arm
+from benchctl.interop.lenvm.summary import Models
 from benchctl.interop.lenvm_log import load_ms, windows_of
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
@@ -44,12 +44,15 @@ _Notice: TypeAlias = tuple[str, str]
 """Code and message."""
 
 
-def directory_warnings(arms: Sequence[ArmData], models: Models) -> tuple[ResultWarning, ...]:
+def directory_warnings(arms: Sequence[Arm], models: Models) -> tuple[ResultWarning, ...]:
     """The warnings about a directory, errors before limits, each with the arms that it concerns."""
     notices: dict[str, list[_Notice]] = {}
     for arm in arms:
-        for code, message in _of_arm(arm, arms):
+        for code, message in (*_repairs(arm), *_limits(arm), *_steps(arm)):
             notices.setdefault(code, []).append((arm.tag, message))
+    guided = [arm.tag for arm in arms if arm.guidance is not None]
+    if 0 < len(guided) < len(arms):
+        notices["overlap-differs"] = [(tag, _OVERLAP) for tag in guided]
     if models.is_assumed:
         assumption = f"no file names the models: FLOPs are those of {models.base} and {models.value}"
         notices["models-assumed"] = [("", f"{assumption}; name them with --model and --value-model")]
@@ -64,58 +67,46 @@ def _warning(code: str, notices: Sequence[_Notice]) -> ResultWarning:
     return ResultWarning(code=code, message=message, where=tags or None)
 
 
-def _of_arm(arm: ArmData, arms: Sequence[ArmData]) -> Iterator[_Notice]:
-    for check in (_responses, _lines, _lives, _clock, _steps, _greedy, _averages):
-        yield from check(arm)
-    if arm.unrecorded_sampling:
-        names = ", ".join(arm.unrecorded_sampling)
-        yield "sampling-unrecorded", f"{names}: recorded in no request and no command line; defaults are assumed"
-    if arm.guidance is not None and any(other.guidance is None for other in arms):
-        yield "overlap-differs", _OVERLAP
-
-
-def _responses(arm: ArmData) -> Iterator[_Notice]:
+def _repairs(arm: Arm) -> Iterator[_Notice]:
     answered = arm.responses.answered
     most = max((each.num_rows for each in answered if each.completion_tokens), default=0)
     if most > 1:
         message = f"each choice of a request repeats the usage of the request, up to {most} times"
         yield "usage-duplicated", f"{message}: it was counted once for each request"
-    num_failed = sum(each.error is not None for each in answered)
+    num_failed = sum(each.is_failed for each in answered)
     num_missing = max(0, (arm.meta.max_questions or 0) - len(answered))
     if num_failed or num_missing:
         yield "questions-unanswered", f"{num_failed} questions failed and {num_missing} have no line"
-
-
-def _lines(arm: ArmData) -> Iterator[_Notice]:
-    files = ((arm.files.responses, arm.responses), (arm.files.timing, arm.timing))
+    files = ((arm.paths.get(RESPONSES), arm.responses), (arm.paths.get(STEPS), arm.timing))
     if cut := [path.name for path, content in files if path is not None and content.is_cut]:
         yield "line-cut", f"{' and '.join(cut)} ends within a line, which was left out"
     if num_damaged := sum(content.num_damaged for _, content in files):
         yield "lines-damaged", f"{num_damaged} lines before the last are damaged and were left out"
-
-
-def _lives(arm: ArmData) -> Iterator[_Notice]:
     num_lives, num_counted = len(arm.timing.lives), len(arm.lives)
     if num_lives > 1:
-        counted = (
-            f"the last {num_counted} of them yielded the answers and count, the rest was left out"
-            if num_counted < num_lives
-            else "all are needed for the tokens of the answers and count"
-        )
-        message = f"the step log has {num_lives} lives of a server, each counting from 1"
-        yield "log-restarted", f"{message}: {counted}"
+        counted = "all are needed for the tokens of the answers and count"
+        if num_counted < num_lives:
+            counted = f"the last {num_counted} of them yielded the answers and count, the rest was left out"
+        yield "log-restarted", f"the step log has {num_lives} lives of a server, each counting from 1: {counted}"
 
 
-def _clock(arm: ArmData) -> Iterator[_Notice]:
+def _limits(arm: Arm) -> Iterator[_Notice]:
     if arm.meta.wall_clock_s is not None:
         yield "wall-holds-client", _WALL
     if arm.responses.answered:
         yield "sends-reconstructed", _SENDS
-    if arm.files.gpu_samples is not None:
+    if GPU in arm.paths:
         yield "gpu-unattributed", _GPU
+    if names := ", ".join(name for name in SAMPLING if name not in arm.sampling):
+        yield "sampling-unrecorded", f"{names}: recorded in no request and no command line; defaults are assumed"
+    windows = list(windows_of(arm.averages))
+    if windows:
+        worst_ms = max(window.rounding_ms for window in windows)
+        between = f"the {len(windows)} windows between them, to within {worst_ms:.2g} ms"
+        yield "averages-cumulative", f"{_AVERAGES}; timing_windows.jsonl has {between}, of the whole call alone"
 
 
-def _steps(arm: ArmData) -> Iterator[_Notice]:
+def _steps(arm: Arm) -> Iterator[_Notice]:
     records = [record for life in arm.lives for record in life]
     if not records:
         yield "steps-unrecorded", "there is no step log, so single steps are unknown"
@@ -127,22 +118,8 @@ def _steps(arm: ArmData) -> Iterator[_Notice]:
     if loads_ms:
         message = f"the value model was loaded inside the first sampled step ({max(loads_ms) / MS_PER_S:.1f} s)"
         yield "value-model-load-measured", f"{message}, and so inside the measured load"
-
-
-def _greedy(arm: ArmData) -> Iterator[_Notice]:
-    num_own = sum(arm.num_start_up(life) for life in arm.lives)
-    num_steps = sum(len(life) for life in arm.lives)
-    if num_greedy := sum(record.is_greedy for life in arm.lives for record in life):
-        counted = (
-            f"{num_own} before the load are the server's own and count as warm-up, {num_greedy - num_own} count"
-        )
-        message = f"{num_greedy} of {num_steps} steps are greedy: {counted} as steps"
-        yield "greedy-records", f"{message}; the project's own columns leave all of them out"
-
-
-def _averages(arm: ArmData) -> Iterator[_Notice]:
-    windows = list(windows_of(arm.averages))
-    if windows:
-        worst_ms = max(window.rounding_ms for window in windows)
-        between = f"the {len(windows)} windows between them, to within {worst_ms:.2g} ms"
-        yield "averages-cumulative", f"{_AVERAGES}; timing_windows.jsonl has {between}, of the whole call alone"
+    num_own = sum(arm.num_start_up)
+    if num_greedy := sum(record.is_greedy for record in records):
+        own = f"{num_own} before the load are the server's own and count as warm-up"
+        counted = f"{own}, {num_greedy - num_own} count as steps; the project's own columns leave all of them out"
+        yield "greedy-records", f"{num_greedy} of {len(records)} steps are greedy: {counted}"
