@@ -347,9 +347,7 @@ def _sampling(body: Mapping[str, Any], meta: Meta) -> dict[str, float]:
     """Sampling parameters on record: in the requests, in the meta file, or on the client's command line."""
     sampling: dict[str, float] = {}
     for name, flag in SAMPLING.items():
-        argument = next(
-            (word for before, word in zip(meta.cmd, meta.cmd[1:], strict=False) if before == flag), None
-        )
+        argument = next((word for before, word in pairwise(meta.cmd) if before == flag), None)
         for value in (body.get(name), meta.top_k if name == "top_k" else None, argument):
             number = _setting(value)
             if number is not None:
