@@ -16,18 +16,18 @@ DEFAULT_MODEL: Final = "qwen2.5-7b"
 NO_REQUESTS: Final = "none"
 """Name of the dataset without prompts."""
 DATASETS: Final = {
-    "gsm8k": "benchctl.workload.datasets.published.gsm8k",
-    "sharegpt": "benchctl.workload.datasets.published.sharegpt",
-    "sharegpt-replay": "benchctl.workload.datasets.published.replay",
-    "azure-trace": "benchctl.workload.datasets.published.azure",
-    "mooncake": "benchctl.workload.datasets.published.mooncake",
-    "custom": "benchctl.workload.datasets.own.custom",
-    "huggingface": "benchctl.workload.datasets.own.huggingface",
-    "synthetic": "benchctl.workload.datasets.made.synthetic",
-    "generated": "benchctl.workload.datasets.made.generated",
-    NO_REQUESTS: "benchctl.workload.datasets.made.none",
+    "gsm8k": "benchctl.workload.datasets.published",
+    "sharegpt": "benchctl.workload.datasets.published",
+    "sharegpt-replay": "benchctl.workload.datasets.published",
+    "azure-trace": "benchctl.workload.datasets.published",
+    "mooncake": "benchctl.workload.datasets.published",
+    "custom": "benchctl.workload.datasets.own",
+    "huggingface": "benchctl.workload.datasets.own",
+    "synthetic": "benchctl.workload.datasets.made",
+    "generated": "benchctl.workload.datasets.made",
+    NO_REQUESTS: "benchctl.workload.datasets.made",
 }
-"""Values of ``workload.dataset``, and modules with a ``DATASET``."""
+"""Values of ``workload.dataset``, and the modules that have them in their ``DATASETS``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""The prepared request set: prompts, limits and arrivals, the same bytes for the same profile and seed."""
+"""The prepared request set: prompts, limits and arrivals, the same bytes for the same profile and seed.
+
+Nothing of paths, hosts or time goes in. Random choices come from named streams of the profile's seed:
+``selection``, ``output-len``, ``request-seed``, ``arrival``, and those of the data sets.
+"""
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -27,7 +31,7 @@ from benchctl.workload.datasets.base import (
     find_source,
     names_of_datasets,
 )
-from benchctl.workload.datasets.made.generated import generated_prompts
+from benchctl.workload.datasets.made import generated_prompts
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
@@ -35,41 +39,6 @@ from benchctl.workload.tokenizers import Estimate, Tokenizer
 from benchctl.workload.written_texts import counted_prompts
 
 _HUB: Final = "huggingface"
-
-
-def refuse_unread_keys(workload: Workload, dataset: Dataset) -> None:
-    """Raise ProfileError for a key that the dataset does not read."""
-    _refuse_lengths(workload, dataset)
-    if workload.path is not None and isinstance(dataset, MadeDataset):
-        names = names_of_datasets(lambda other: not isinstance(other, MadeDataset))
-        raise ProfileError(
-            f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
-            f"choose one of {', '.join(names)}"
-        )
-    if workload.columns and not isinstance(dataset, OwnDataset):
-        names = names_of_datasets(lambda other: isinstance(other, OwnDataset))
-        raise ProfileError(
-            f"workload.columns is {workload.columns}, but rows of {workload.dataset} have a format of their own; "
-            f"leave it out, or choose one of {', '.join(names)}"
-        )
-    for key in ("revision", "split"):
-        if (value := getattr(workload, key)) is not None and workload.dataset != _HUB:
-            raise ProfileError(
-                f"workload.{key} is {value} with dataset {workload.dataset}, which has none; leave it out, or "
-                f"choose dataset {_HUB}"
-            )
-
-
-def _refuse_lengths(workload: Workload, dataset: Dataset) -> None:
-    needs_input_len = isinstance(dataset, MadeDataset) and dataset.needs_input_len
-    if workload.input_len is not None and not needs_input_len:
-        names = names_of_datasets(lambda other: isinstance(other, MadeDataset) and other.needs_input_len)
-        raise ProfileError(
-            f"workload.input_len is {workload.input_len} with dataset {workload.dataset}, whose prompts have their "
-            f"own lengths; set it to null, or choose dataset {' or '.join(names)}"
-        )
-
-
 _ESTIMATE: Final = Estimate()
 
 
@@ -144,7 +113,7 @@ def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
 def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> _Chosen:
     workload, seed = profile.workload, profile.seed
     dataset = dataset_named(workload.dataset)
-    refuse_unread_keys(workload, dataset)
+    _refuse_unread_keys(workload, dataset)
     if isinstance(dataset, MadeDataset):
         return workload.dataset, dataset.make(workload, seed), ()
     if isinstance(dataset, OwnDataset):
@@ -157,6 +126,29 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
         num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
     )
     return source.dataset, dataset.read(source, selection, tokenizer), ()
+
+
+def _refuse_unread_keys(workload: Workload, dataset: Dataset) -> None:
+    """Raise ProfileError for a key that the data set would leave unread: its author expects an effect."""
+    is_own, is_made = isinstance(dataset, OwnDataset), isinstance(dataset, MadeDataset)
+    needs_input_len = isinstance(dataset, MadeDataset) and dataset.needs_input_len
+    not_made = names_of_datasets(lambda other: not isinstance(other, MadeDataset))
+    own = names_of_datasets(lambda other: isinstance(other, OwnDataset))
+    of_lengths = names_of_datasets(lambda other: isinstance(other, MadeDataset) and other.needs_input_len)
+    of_hub = (_HUB,) if workload.dataset != _HUB else ()
+    unread = (
+        ("input_len", not needs_input_len, "whose prompts have their own lengths", of_lengths),
+        ("path", is_made, "which reads no file", not_made),
+        ("columns", not is_own, "whose rows have a format of their own", own),
+        ("revision", bool(of_hub), "which has none", of_hub),
+        ("split", bool(of_hub), "which has none", of_hub),
+    )
+    for key, is_unread, why, others in unread:
+        if is_unread and (value := getattr(workload, key)):
+            raise ProfileError(
+                f"workload.{key} is {value} with dataset {workload.dataset}, {why}; leave it out, or choose "
+                f"dataset {' or '.join(others)}"
+            )
 
 
 def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: Path) -> _Chosen:
@@ -181,24 +173,23 @@ def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: 
 
 def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenizer) -> Iterator[PreparedRequest]:
     workload = profile.workload
-    counted = counted_prompts(prompts, tokenizer, chat=workload.chat)
     as_one = workload.samples_as == "one-request"
     copies = 1 if as_one else workload.samples_per_prompt
-    offsets = _offsets_ns(workload.arrival, prompts, copies, profile.seed)
+    offsets = iter(_offsets_ns(workload.arrival, prompts, copies, profile.seed))
     limits = _max_tokens(profile, prompts)
     seeds = distinct_seeds(named_stream(profile.seed, "request-seed"))
-    for i, prompt in enumerate(prompts):
+    indices = count()
+    for prompt, max_tokens in zip(counted_prompts(prompts, tokenizer, chat=workload.chat), limits, strict=True):
         for sample in range(copies):
-            index = i * copies + sample
             yield PreparedRequest(
                 request_id=prompt.prompt_id if copies == 1 else f"{prompt.prompt_id}-s{sample:02d}",
-                index=index,
-                arrival_ns=offsets[index],
-                messages=counted[i].messages,
-                prompt=counted[i].text,
-                prompt_tokens=counted[i].num_tokens,
+                index=next(indices),
+                arrival_ns=next(offsets),
+                messages=prompt.messages,
+                prompt=prompt.text,
+                prompt_tokens=prompt.num_tokens or 0,
                 prompt_tokens_from=tokenizer.source,
-                max_tokens=limits[i],
+                max_tokens=max_tokens,
                 ignore_eos=profile.stop != "natural",
                 n=workload.samples_per_prompt if as_one else 1,
                 seed=next(seeds),
@@ -215,7 +206,7 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
         return arrival_offsets_ns(arrival, len(prompts) * copies, seed)
     recorded = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
     if len(recorded) < len(prompts):
-        traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+        traces = _names_of_traces()
         without = next(prompt.source for prompt in prompts if prompt.arrival_ns is None)
         raise ProfileError(
             f"workload.arrival.kind is trace, but {without} has no recorded arrival; choose dataset "
@@ -247,17 +238,18 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
 
 
 def recorded_load(profile: Profile, directory: Path | None = None) -> RecordedLoad:
-    """Arrivals and lengths of the first ``num_prompts`` requests of the profile's trace.
+    """Arrivals and lengths of the first ``num_prompts`` requests of the profile's trace, repeated and scaled as the
+    profile says, without texts.
 
     Raises ProfileError where the profile asks for anything but a trace with its own lengths and arrivals, and
     DatasetError where the file is not there or too short.
     """
     workload, dataset = profile.workload, dataset_named(profile.workload.dataset)
-    if not isinstance(dataset, FileDataset) or dataset.read_lengths is None or workload.arrival.kind != "trace":
-        names = names_of_datasets(lambda each: isinstance(each, FileDataset) and each.read_lengths is not None)
+    if not isinstance(dataset, FileDataset) or dataset.read_trace is None or workload.arrival.kind != "trace":
         raise ProfileError(
             f"workload.dataset is {workload.dataset} with arrival {workload.arrival.kind}: only summaries of "
-            f"a trace can be kept; take {' or '.join(names)} with arrival.kind trace, or keep the requests"
+            f"a trace can be kept; take {' or '.join(_names_of_traces())} with arrival.kind trace, or keep the "
+            "requests"
         )
     odd = {"samples_per_prompt": 1, "selection": "first", "output_len": None}
     changed = [f"{key} {getattr(workload, key)}" for key, plain in odd.items() if getattr(workload, key) != plain]
@@ -271,10 +263,14 @@ def recorded_load(profile: Profile, directory: Path | None = None) -> RecordedLo
             f"dataset {dataset.file.name} is not on this machine; get it with 'benchctl data fetch "
             f"{dataset.file.name}', or set {DATA_DIRECTORY_VARIABLE}"
         )
-    load = dataset.read_lengths(source)
+    load = RecordedLoad.of(dataset.read_trace(source))
     if len(load) < workload.num_prompts and not workload.repeat:
         raise DatasetError(
             f"{source.path}: {workload.num_prompts} requests are asked for, and it has {len(load)}; lower "
             "workload.num_prompts, or set workload.repeat"
         )
     return load.repeated(workload.num_prompts).faster(workload.arrival.speedup)
+
+
+def _names_of_traces() -> tuple[str, ...]:
+    return names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.read_trace is not None)

@@ -3,7 +3,7 @@
 import random
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -111,16 +111,18 @@ def write_texts(plans: Iterable[Plan], count: Count) -> dict[Plan, WrittenText]:
     alphabet = alphabet_of(count)
     num_added = _num_added(alphabet, distinct, count)
     lengths = {plan: len(plan) - num_added for plan in distinct}
-    texts = _counted(alphabet, lengths, count)
-    latest = texts
-    for _ in range(_ROUNDS):
-        wrong = _inexact(texts)
-        if not wrong:
-            break
-        lengths = {plan: max(lengths[plan] + len(plan) - latest[plan].num_tokens, 1) for plan in wrong}
+    texts: dict[Plan, WrittenText] = {}
+    for _ in range(1 + _ROUNDS):
         latest = _counted(alphabet, lengths, count)
-        texts |= {plan: _nearest(plan, (texts[plan], latest[plan])) for plan in wrong}
-    return texts | _with_other_endings({plan: texts[plan] for plan in _inexact(texts)}, count)
+        texts |= {plan: _nearest(plan, (texts.get(plan, text), text)) for plan, text in latest.items()}
+        lengths = {
+            plan: max(lengths[plan] + len(plan) - text.num_tokens, 1)
+            for plan, text in latest.items()
+            if texts[plan].num_tokens != len(plan)
+        }
+        if not lengths:
+            return texts
+    return texts | _with_other_endings({plan: texts[plan] for plan in lengths}, count)
 
 
 def _num_added(alphabet: Alphabet, plans: Sequence[Plan], count: Count) -> int:
@@ -144,10 +146,6 @@ def _counted(alphabet: Alphabet, lengths: dict[Plan, int], count: Count) -> dict
     return {plan: WrittenText(*text) for plan, text in zip(lengths, counted, strict=True)}
 
 
-def _inexact(texts: dict[Plan, WrittenText]) -> list[Plan]:
-    return [plan for plan, text in texts.items() if text.num_tokens != len(plan)]
-
-
 def _nearest(plan: Plan, texts: Iterable[WrittenText]) -> WrittenText:
     return min(texts, key=lambda text: abs(text.num_tokens - len(plan)))
 
@@ -159,8 +157,6 @@ def _with_other_endings(texts: dict[Plan, WrittenText], count: Count) -> dict[Pl
         for plan, text in texts.items()
     }
     candidates = [text for variants in tried.values() for text in variants]
-    if not candidates:
-        return {}
     counted = dict(zip(candidates, count(candidates), strict=True))
     return {
         plan: _nearest(plan, [WrittenText(text, counted[text]) for text in variants])
@@ -168,50 +164,34 @@ def _with_other_endings(texts: dict[Plan, WrittenText], count: Count) -> dict[Pl
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedPrompt:
-    """Messages or text of a prompt, exactly one of them, and the number of its tokens."""
+def counted_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, *, chat: bool) -> tuple[Prompt, ...]:
+    """Each prompt as it is sent, planned ones written, with the tokens of its messages or its text.
 
-    messages: tuple[Message, ...] | None = None
-    text: str | None = None
-    num_tokens: int
-
-
-def counted_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, *, chat: bool) -> tuple[CountedPrompt, ...]:
-    """Each prompt as it is sent; ``chat`` sends plain text as one message of the user.
-
-    Raises ProfileError for a planned length that leaves no text beside what the server adds.
+    ``chat`` sends plain text as one message of the user. All are counted in few calls. Raises ProfileError for a
+    planned length that leaves no text beside what the server adds.
     """
-    count = _count_as_chats(tokenizer) if chat else tokenizer.count_texts
+
+    def count(texts: Sequence[str]) -> Sequence[int]:
+        return tokenizer.count_chats([_user_chat(text) for text in texts]) if chat else tokenizer.count_texts(texts)
+
     written = write_texts((prompt.token_numbers for prompt in prompts if prompt.token_numbers is not None), count)
-    texts = [prompt.text for prompt in prompts if prompt.text is not None and (chat or prompt.text_tokens is None)]
+    texts = [prompt.text for prompt in prompts if prompt.text is not None and (chat or prompt.num_tokens is None)]
     lengths = dict(zip(texts, count(texts), strict=True)) if texts else {}
     chats = [prompt.messages for prompt in prompts if prompt.messages is not None]
     chat_lengths = iter(tokenizer.count_chats(chats) if chats else ())
-    return tuple(
-        CountedPrompt(messages=prompt.messages, num_tokens=next(chat_lengths))
-        if prompt.messages is not None
-        else _sent(_text(prompt, written, lengths), chat=chat)
-        for prompt in prompts
-    )
-
-
-def _count_as_chats(tokenizer: Tokenizer) -> Count:
-    return lambda texts: tokenizer.count_chats([_user_chat(text) for text in texts])
+    sent = []
+    for prompt in prompts:
+        if prompt.messages is not None:
+            sent.append(replace(prompt, num_tokens=next(chat_lengths)))
+            continue
+        text = prompt.text or ""
+        num_tokens = lengths.get(text, prompt.num_tokens)
+        if prompt.token_numbers is not None:
+            text, num_tokens = written[prompt.token_numbers].text, written[prompt.token_numbers].num_tokens
+        form = {"messages": _user_chat(text), "text": None} if chat else {"text": text}
+        sent.append(replace(prompt, token_numbers=None, num_tokens=num_tokens, **form))
+    return tuple(sent)
 
 
 def _user_chat(text: str) -> tuple[Message, ...]:
     return (Message(role="user", content=text),)
-
-
-def _text(prompt: Prompt, written: dict[tuple[int, ...], WrittenText], lengths: dict[str, int]) -> WrittenText:
-    if prompt.token_numbers is not None:
-        return written[prompt.token_numbers]
-    text = prompt.text or ""
-    return WrittenText(text, lengths.get(text, prompt.text_tokens or 0))
-
-
-def _sent(written: WrittenText, *, chat: bool) -> CountedPrompt:
-    if chat:
-        return CountedPrompt(messages=_user_chat(written.text), num_tokens=written.num_tokens)
-    return CountedPrompt(text=written.text, num_tokens=written.num_tokens)

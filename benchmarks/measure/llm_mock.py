@@ -19,7 +19,7 @@ import numpy as np
 
 from benchctl.report.charts import figure
 from benchctl.workload.datasets.base import data_directory
-from benchctl.workload.datasets.published.sharegpt import is_usable
+from benchctl.workload.datasets.published import is_usable
 from benchmarks.common.table import show
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 

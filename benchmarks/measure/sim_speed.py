@@ -23,7 +23,7 @@ from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
 from benchctl.sim.simulate import Simulation, simulate
-from benchctl.workload.datasets.published.azure import timestamp_ns
+from benchctl.workload.datasets.published import timestamp_ns
 
 AZURE = Path("../shared/data/azure/AzureLLMInferenceTrace_conv.csv")
 BLIS_STEPS_PER_S = 24_000

@@ -35,13 +35,15 @@ from benchctl.records.record import Message, PreparedRequest
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import read_model, write_model
 from benchctl.workload.chat_template import ChatTemplate
-from benchctl.workload.datasets.base import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.own.custom import custom_prompts
-from benchctl.workload.datasets.published.azure import azure_lengths, azure_prompts
-from benchctl.workload.datasets.published.gsm8k import gsm8k_prompts
-from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
-from benchctl.workload.datasets.published.replay import replay_lengths, replay_prompts
-from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
+from benchctl.workload.datasets.base import Prompt, Selection, SourceFile, prompts_of_trace
+from benchctl.workload.datasets.own import custom_prompts
+from benchctl.workload.datasets.published import (
+    azure_trace,
+    gsm8k_prompts,
+    mooncake_trace,
+    replay_trace,
+    sharegpt_prompts,
+)
 from benchctl.workload.lint import lint_config
 from benchctl.workload.tokenizers import Estimate, Tokenizer
 from fuzz.mutations import kind_of, mutated
@@ -109,15 +111,16 @@ def damage(honest: Path, target: Path, draw: random.Random) -> Path:
 
 
 def _dataset(
-    name: str, *reads: Callable[[SourceFile, Selection, Tokenizer], object] | Callable[[SourceFile], object]
+    name: str, read_rows: Callable[[SourceFile, Selection, Tokenizer], object] | Callable[[SourceFile], object]
 ) -> Reader:
     def read(directory: Path) -> None:
         (path,) = (path for path in directory.iterdir() if path.is_file())
         file = SourceFile(path=path, kind=name, dataset=name)
-        for each in reads:
-            result = each(file, _SELECTION, Estimate()) if each.__name__.endswith("prompts") else each(file)  # type: ignore[call-arg, arg-type]
-            for prompt in result if isinstance(result, tuple) else ():
-                assert isinstance(prompt, Prompt)
+        if read_rows.__name__.endswith("trace"):
+            prompts = prompts_of_trace(read_rows(file), file, _SELECTION)  # type: ignore[call-arg, arg-type]
+        else:
+            prompts = read_rows(file, _SELECTION, Estimate())  # type: ignore[call-arg, assignment]
+        assert all(isinstance(prompt, Prompt) for prompt in prompts)
 
     return Reader(name, read)
 
@@ -206,9 +209,9 @@ READERS: Final = (
     _dataset("gsm8k", gsm8k_prompts),
     _dataset("custom", custom_prompts),
     _dataset("sharegpt", sharegpt_prompts),
-    _dataset("mooncake", mooncake_prompts, mooncake_lengths),
-    _dataset("azure", azure_prompts, azure_lengths),
-    _dataset("replay", replay_prompts, replay_lengths),
+    _dataset("mooncake", mooncake_trace),
+    _dataset("azure", azure_trace),
+    _dataset("replay", replay_trace),
     Reader("step-time-model", lambda directory: read_model(directory / "model.json"), _write_model),
     Reader("peaks", lambda directory: PEAKS.read(directory / "peaks.json"), _write_peaks),
     Reader("answer", _answer),

@@ -16,7 +16,7 @@ from benchctl.sim.aggregate import scoring_threshold
 from benchctl.sim.guidance import CandidateLaw
 from benchctl.sim.requests import SamplingParams
 from benchctl.sim.simulate import Simulation
-from benchctl.workload.datasets.made.generated import problems
+from benchctl.workload.datasets.made import problems
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 UNCERTAIN = GuidanceParams(mode="centered_exp", value_scale=-10.0, value_entropy_threshold=0.4)

@@ -13,7 +13,7 @@ from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
-from benchctl.workload.datasets.made.generated import problems
+from benchctl.workload.datasets.made import problems
 
 TOLERANCE = 0.03
 BASELINE_SAMPLING = SamplingParams(min_p=0.01)

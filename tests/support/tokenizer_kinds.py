@@ -80,7 +80,7 @@ def unigram(vocab: int) -> TrainedTokenizer:
 def _english() -> tuple[str, ...]:
     from itertools import islice
 
-    from benchctl.workload.datasets.made.generated import problems
+    from benchctl.workload.datasets.made import problems
     from benchctl.workload.written_texts import WORDS
 
     return (*(problem.question for problem in islice(problems(0), 200)), " ".join(WORDS), "0123456789 éZ.,;:!?-x1a")

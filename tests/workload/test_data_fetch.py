@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from benchctl.cli.commands.workloads import data
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.base import DatasetFile, dataset_files
-from benchctl.workload.datasets.fetch import fetch_dataset
+from benchctl.workload.datasets.published import fetch_dataset
 
 # pooch leaves sockets of redirects and failed requests to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

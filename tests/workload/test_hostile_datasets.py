@@ -15,13 +15,9 @@ from benchctl.records.record import Message
 from benchctl.steptime.model import read_model
 from benchctl.workload.chat_template import ChatTemplate
 from benchctl.workload.datasets.base import Selection, SourceFile
-from benchctl.workload.datasets.own.custom import custom_prompts
-from benchctl.workload.datasets.own.huggingface import huggingface_prompts
-from benchctl.workload.datasets.published.azure import azure_prompts
-from benchctl.workload.datasets.published.gsm8k import gsm8k_prompts
-from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
-from benchctl.workload.datasets.published.replay import replay_prompts
-from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
+from benchctl.workload.datasets.own import custom_prompts, huggingface_prompts
+from benchctl.workload.datasets.published import DATASETS as PUBLISHED
+from benchctl.workload.datasets.published import gsm8k_prompts, mooncake_trace, sharegpt_prompts
 from benchctl.workload.tokenizers import Estimate, LocalTokenizer
 
 SELECTION = Selection(num_prompts=1, method="first", seed=0)
@@ -29,10 +25,10 @@ TWO = Selection(num_prompts=2, method="first", seed=0)
 DATASETS = {
     "custom": ("rows.jsonl", custom_prompts),
     "gsm8k": ("rows.jsonl", gsm8k_prompts),
-    "mooncake": ("rows.jsonl", mooncake_prompts),
-    "replay": ("rows.jsonl", replay_prompts),
+    "mooncake": ("rows.jsonl", PUBLISHED["mooncake"].read),
+    "replay": ("rows.jsonl", PUBLISHED["sharegpt-replay"].read),
     "sharegpt": ("rows.json", sharegpt_prompts),
-    "azure": ("rows.csv", azure_prompts),
+    "azure": ("rows.csv", PUBLISHED["azure-trace"].read),
     "hub-jsonl": ("rows.jsonl", huggingface_prompts),
     "hub-json": ("rows.json", huggingface_prompts),
     "hub-csv": ("rows.csv", huggingface_prompts),
@@ -121,7 +117,7 @@ def test_lengths_and_times_have_bounds(tmp_path: Path) -> None:
     for field, value in (("input_length", 1 << 40), ("timestamp", 1e13)):
         path.write_text(json.dumps(ROWS["mooncake"] | {field: value}))
         with pytest.raises(DatasetError, match=rf"rows\.jsonl:1: .*{field}"):
-            mooncake_lengths(SourceFile(path=path, kind="mooncake", dataset="mooncake"))
+            mooncake_trace(SourceFile(path=path, kind="mooncake", dataset="mooncake"))
 
 
 CONFIG = {

@@ -14,8 +14,6 @@ from support.prepared import prepare
 from support.servers.handler_server import handled_by
 
 from benchctl.errors import DatasetError, MissingPackageError, ProfileError
-from benchctl.workload.datasets.base import DatasetFile, dataset_file
-from benchctl.workload.datasets.fetch import _OF_HUB, fetch_dataset
 
 pytest.importorskip("huggingface_hub")
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -170,32 +168,3 @@ def test_a_parquet_file_names_the_package_that_reads_it(hub: Hub, monkeypatch: p
     hub.files = {"test.parquet": b"PAR1"}
     with pytest.raises(MissingPackageError, match=r"the package pyarrow is not.*pip install pyarrow"):
         prepare(sums())
-
-
-# benchctl data fetch
-
-
-def test_a_pinned_file_of_the_hub_comes_by_its_library_and_is_checked(hub: Hub, tmp_path: Path) -> None:
-    content = b"[]" * 1000
-    hub.files = {"chats.json": content}
-    file = DatasetFile(
-        name="sharegpt",
-        label="sharegpt/small",
-        folder="sharegpt",
-        filename="chats.json",
-        url=f"https://huggingface.co/datasets/me/sums/resolve/{REVISION}/chats.json",
-        sha256=hashlib.sha256(content).hexdigest(),
-        size_bytes=len(content),
-        licence="MIT",
-        source_page="https://example.org",
-    )
-    assert fetch_dataset(file, tmp_path, None).read_bytes() == content
-    hub.files["chats.json"] = b"another"
-    (tmp_path / "sharegpt/chats.json").write_bytes(b"damaged")
-    with pytest.raises(DatasetError, match=r"its sha256 is \w+, expected \w+; nothing was kept"):
-        fetch_dataset(file, tmp_path, None)
-    assert not (tmp_path / "sharegpt/chats.json").exists()
-
-
-def test_the_large_published_file_comes_from_the_hub() -> None:
-    assert _OF_HUB.fullmatch(dataset_file("sharegpt").url)

@@ -10,9 +10,9 @@ from support.datasets import first, source
 from support.prepared import prepare
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.workload.datasets.blocks import TOKENS_PER_BLOCK
-from benchctl.workload.datasets.own.custom import custom_prompts
-from benchctl.workload.datasets.published.mooncake import mooncake_lengths, mooncake_prompts
+from benchctl.workload.datasets.base import TOKENS_PER_BLOCK, RecordedLoad
+from benchctl.workload.datasets.own import custom_prompts
+from benchctl.workload.datasets.published import mooncake_trace
 from benchctl.workload.tokenizers import Estimate
 
 CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
@@ -146,7 +146,7 @@ def test_mooncake_keeps_lengths_arrivals_and_shared_blocks(tmp_path: Path) -> No
     assert words[0][:512] == words[1][:512]
     assert words[0][512:600] != words[1][512:600]
     assert words[2][:1100] == words[0]
-    load = mooncake_lengths(source(path, "mooncake"))
+    load = RecordedLoad.of(mooncake_trace(source(path, "mooncake")))
     assert (list(load.prompt_tokens), list(load.arrival_ns)) == ([1100, 600, 1200], [0, 3 * 10**9, 3 * 10**9])
 
 
@@ -154,7 +154,7 @@ def test_mooncake_keeps_lengths_arrivals_and_shared_blocks(tmp_path: Path) -> No
     ("row", "fault"),
     [
         (mooncake_row(0, 0, []), "lengths are 0 and 5 tokens; each must be at least 1"),
-        (mooncake_row(-1, 5, []), "timestamp is -1, before the trace begins"),
+        (mooncake_row(-1, 5, []), r"Expected `float` >= 0.0 - at `\$.timestamp`"),
         (mooncake_row(0, 512, [1, 2]), "2 hash_ids for 512 tokens, which are 1 of 512"),
         ({"timestamp": 0, "input_length": 5}, "missing required field `output_length`"),
     ],
@@ -162,4 +162,4 @@ def test_mooncake_keeps_lengths_arrivals_and_shared_blocks(tmp_path: Path) -> No
 def test_mooncake_refuses_rows_that_contradict_themselves(tmp_path: Path, row: object, fault: str) -> None:
     path = write_rows(tmp_path / "trace.jsonl", mooncake_row(0, 5, [1]), row)
     with pytest.raises(DatasetError, match=rf"trace\.jsonl:2: .*{fault}.*another format"):
-        mooncake_prompts(source(path, "mooncake"), first(2), Estimate())
+        mooncake_trace(source(path, "mooncake"))

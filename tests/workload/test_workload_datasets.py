@@ -18,8 +18,7 @@ from benchctl.workload.datasets.base import (
     find_source,
     sha256_of,
 )
-from benchctl.workload.datasets.published.gsm8k import gold_answer, gsm8k_prompts
-from benchctl.workload.datasets.published.sharegpt import sharegpt_prompts
+from benchctl.workload.datasets.published import gold_answer, gsm8k_prompts, sharegpt_prompts
 from benchctl.workload.tokenizers import Estimate
 
 GSM8K_FILE = dataset_file("gsm8k")
@@ -165,7 +164,7 @@ def test_sharegpt_leaves_out_conversations_beyond_the_limits(tmp_path: Path, bad
     (prompt,) = sharegpt_prompts(file, first(1), Estimate())
     assert (prompt.prompt_id, prompt.source) == ("sharegpt-00001", "sharegpt:1")
     assert prompt.text == "Tell me a story please"
-    assert (prompt.text_tokens, prompt.output_tokens) == (5, 6)
+    assert (prompt.num_tokens, prompt.output_tokens) == (5, 6)
     with pytest.raises(DatasetError, match="only 1 usable rows"):
         sharegpt_prompts(file, first(2), Estimate())
 
@@ -174,10 +173,10 @@ def test_sharegpt_keeps_chinese_and_counts_with_the_tokenizer_it_is_given(tmp_pa
     row = conversation(("human", "今天天气怎么样"), ("gpt", "晴天很适合散步"))
     file = write_sharegpt(tmp_path / "s.json", [row])
     (estimated,) = sharegpt_prompts(file, first(1), Estimate())
-    assert estimated.text_tokens == 5
+    assert estimated.num_tokens == 5
     tokenizer = byte_level(259)
     (prompt,) = sharegpt_prompts(file, first(1), tokenizer)
-    assert (prompt.text_tokens, prompt.output_tokens) == (21, 21)
+    assert (prompt.num_tokens, prompt.output_tokens) == (21, 21)
     assert tokenizer.calls == [2]
     long = write_sharegpt(tmp_path / "l.json", [conversation(("human", "天" * 400), ("gpt", "晴天很适合散步"))])
     assert sharegpt_prompts(long, first(1), Estimate())
@@ -188,7 +187,7 @@ def test_sharegpt_keeps_chinese_and_counts_with_the_tokenizer_it_is_given(tmp_pa
 def test_sharegpt_keeps_conversations_at_the_limits(tmp_path: Path) -> None:
     words = conversation(("human", " ".join(["word"] * 1024)), ("gpt", " ".join(["word"] * 1024)))
     (prompt,) = sharegpt_prompts(write_sharegpt(tmp_path / "s.json", [words]), first(1), Estimate())
-    assert (prompt.text_tokens, prompt.output_tokens) == (1024, 1024)
+    assert (prompt.num_tokens, prompt.output_tokens) == (1024, 1024)
 
 
 @pytest.mark.parametrize(

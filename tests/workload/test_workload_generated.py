@@ -10,8 +10,7 @@ from itertools import islice
 import pytest
 from support.datasets import GSM8K
 
-from benchctl.workload.datasets.made.generated import generated_prompts, problems, without_repeats
-from benchctl.workload.datasets.made.stories import STORIES
+from benchctl.workload.datasets.made import STORIES, generated_prompts, problems, without_repeats
 
 GSM8K_SIZE = 1319
 

@@ -172,7 +172,7 @@ def test_a_trace_is_replayed_in_order_of_time_with_its_samples_together(tmp_path
 
 
 def test_a_trace_needs_a_dataset_with_arrivals() -> None:
-    traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+    traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.read_trace is not None)
     with pytest.raises(ProfileError, match=rf"arrival\.kind is trace, .*choose dataset {' or '.join(traces)}"):
         prepare({"arrival": {"kind": "trace"}})
 
@@ -215,7 +215,7 @@ def test_the_data_directory_is_asked_when_none_is_given(monkeypatch: pytest.Monk
     [
         ({"dataset": "synthetic"}, r"workload\.input_len is null with dataset synthetic"),
         ({"input_len": 5}, r"workload\.input_len is 5 with dataset generated"),
-        ({"path": "x.jsonl"}, r"workload\.path is x\.jsonl, but dataset generated reads no file"),
+        ({"path": "x.jsonl"}, r"workload\.path is x\.jsonl with dataset generated, which reads no file"),
     ],
 )
 def test_keys_that_would_be_left_unread_are_refused(workload: dict[str, Any], message: str) -> None:

@@ -375,5 +375,7 @@ def _is_made_to_length(request: PreparedRequest) -> bool:
 @cache
 def _datasets_of_lengths() -> frozenset[str]:
     of_made = names_of_datasets(lambda dataset: isinstance(dataset, MadeDataset) and dataset.needs_input_len)
-    of_files = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+    of_files = names_of_datasets(
+        lambda dataset: isinstance(dataset, FileDataset) and dataset.read_trace is not None
+    )
     return frozenset((*of_made, *of_files))

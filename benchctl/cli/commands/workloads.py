@@ -30,7 +30,7 @@ from benchctl.workload.datasets.base import (
     file_state,
     meanings_of_datasets,
 )
-from benchctl.workload.datasets.fetch import fetch_dataset
+from benchctl.workload.datasets.published import fetch_dataset
 from benchctl.workload.lint import LintOptions, LintResult, lint_config
 
 app = typer.Typer(

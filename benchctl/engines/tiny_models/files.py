@@ -24,7 +24,7 @@ from benchctl.engines.tiny_models.recipe import (
     whole_tensor,
 )
 from benchctl.errors import UsageError
-from benchctl.workload.datasets.made.generated import problems
+from benchctl.workload.datasets.made import problems
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -61,6 +61,7 @@ from benchctl.records.record import (
     RunTimes,
 )
 from benchctl.records.schema import SCHEMA_VERSION, HostInfo, Imported, ResultWarning, StepRecord
+from benchctl.records.warning_codes import warnings_of
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.secrets import copy_redacted, environment_redactor
 
@@ -386,21 +387,21 @@ def _steps_of(arm: Arm) -> Iterator[StepRecord]:
 
 def _run_warnings(arm: Arm, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
     """The warnings that make a run suspect."""
-    messages: list[tuple[str, str]] = []
     num_repeated = sum(answered.num_attempts > 1 for answered in arm.responses.answered)
     wall_s, took_s = arm.meta.wall_clock_s, makespan_s(arm.durations_s, arm.concurrency)
     evidence = f"{num_repeated} questions have lines of several attempts" if num_repeated else None
     if evidence is None and wall_s is not None and took_s > wall_s:
         evidence = f"the answers took {took_s:.2f} s together and the wall clock says {wall_s:.2f} s"
-    if evidence is not None:
-        message = (
-            f"the client was restarted and took over earlier answers: {evidence}; wall_s holds for neither run"
-        )
-        messages.append(("answers-resumed", message))
-    messages += [(each.code, each.message) for each in answer_end_warnings(requests, is_forced=False)]
-    if num_failed := sum(request.error is not None for request in requests):
-        messages.append(("failed-requests", f"{num_failed} of {len(requests)} requests failed"))
-    return tuple(ResultWarning(code=code, message=message, where=run_id) for code, message in messages)
+    num_failed = sum(request.error is not None for request in requests)
+    resumed = f"the client was restarted and took over earlier answers: {evidence}; wall_s holds for neither run"
+    warnings = (
+        *warnings_of({"answers-resumed": resumed if evidence else None}),
+        *answer_end_warnings(requests, is_forced=False),
+        *warnings_of(
+            {"failed-requests": f"{num_failed} of {len(requests)} requests failed" if num_failed else None}
+        ),
+    )
+    return tuple(msgspec.structs.replace(warning, where=run_id) for warning in warnings)
 
 
 def _sha256_of_files(arms: Sequence[Arm]) -> dict[str, str]:

@@ -48,11 +48,8 @@ def directory_warnings(arms: Sequence[Arm], models: Models) -> tuple[ResultWarni
     """The warnings about a directory, errors before limits, each with the arms that it concerns."""
     notices: dict[str, list[_Notice]] = {}
     for arm in arms:
-        for code, message in (*_repairs(arm), *_limits(arm), *_steps(arm)):
+        for code, message in (*_repairs(arm), *_limits(arm, arms), *_steps(arm)):
             notices.setdefault(code, []).append((arm.tag, message))
-    guided = [arm.tag for arm in arms if arm.guidance is not None]
-    if 0 < len(guided) < len(arms):
-        notices["overlap-differs"] = [(tag, _OVERLAP) for tag in guided]
     if models.is_assumed:
         assumption = f"no file names the models: FLOPs are those of {models.base} and {models.value}"
         notices["models-assumed"] = [("", f"{assumption}; name them with --model and --value-model")]
@@ -90,7 +87,9 @@ def _repairs(arm: Arm) -> Iterator[_Notice]:
         yield "log-restarted", f"the step log has {num_lives} lives of a server, each counting from 1: {counted}"
 
 
-def _limits(arm: Arm) -> Iterator[_Notice]:
+def _limits(arm: Arm, arms: Sequence[Arm]) -> Iterator[_Notice]:
+    if arm.guidance is not None and any(other.guidance is None for other in arms):
+        yield "overlap-differs", _OVERLAP
     if arm.meta.wall_clock_s is not None:
         yield "wall-holds-client", _WALL
     if arm.responses.answered:

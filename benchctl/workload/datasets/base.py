@@ -1,11 +1,18 @@
-"""Datasets: their files, rows and prompts, and the selection of rows."""
+"""Data sets: each is read from a published file or one of the user's own, or made from the seed of the profile.
+
+``published.py``, ``own.py`` and ``made.py`` have a table ``DATASETS`` each; ``benchctl/profile/choices.py`` says
+which of them has which name. A data set turns rows into prompts, ``prepare`` turns prompts into requests.
+
+Files lie in the data directory, $BENCHCTL_DATA_DIR or the user's cache directory, as ``<folder>/<filename>``.
+Addresses name a revision, so their content never changes.
+"""
 
 import hashlib
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from itertools import chain, count, islice
 from pathlib import Path
@@ -24,59 +31,98 @@ from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decodin
 from benchctl.workload.seeded import named_stream
 from benchctl.workload.tokenizers import Tokenizer
 
+DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
+TOKENS_PER_BLOCK: Final = 512
+"""As in the traces of Mooncake."""
+_NUMBERS: Final = range(1 << 16)
+"""Numbers that stand for tokens; the size of any vocabulary would do."""
+_REMEDIES: Final = {
+    "llm-mock-served.jsonl": "the commands under 'The cache' in docs/tasks/llm-mock.md make it in this directory"
+}
+"""The remedy for files that a profile of benchctl names and does not bring."""
+_FETCH_AGAIN: Final = (
+    "the file is damaged or of another format: fetch it again with 'benchctl data fetch', or correct workload.path"
+)
+FileState: TypeAlias = Literal["present", "missing", "damaged"]
+Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
+"""Tokens of a prompt or an output; those below 1 have messages of their own."""
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt with everything that its dataset records.
+    """One prompt with everything that its data set records.
 
-    Exactly one of ``messages``, ``text`` and ``token_numbers`` is set.
+    Exactly one of ``messages``, ``text`` and ``token_numbers`` is set; ``token_numbers`` has a number for each
+    token of a text that is to be written, equal numbers for equal tokens. ``num_tokens`` are those of ``text`` by
+    the tokenizer of the request set, where the data set had to count them. ``output_tokens`` and ``arrival_ns``,
+    from the beginning of the data set, are recorded ones. ``session`` names the conversation of which the prompt is
+    a turn.
     """
 
     prompt_id: str
     """Stable over selections and sizes, for example ``gsm8k-00017``."""
     source: str
-    """Dataset and row, for example ``gsm8k/test:17``; rows count from 0."""
+    """Data set and row, for example ``gsm8k/test:17``; rows count from 0."""
     messages: tuple[Message, ...] | None = None
     text: str | None = None
-    text_tokens: int | None = None
-    """Tokens of ``text`` by the tokenizer of the request set, where the dataset had to count them."""
+    num_tokens: int | None = None
     token_numbers: tuple[int, ...] | None = None
-    """A number for each token of a text that is to be written; equal numbers stand for equal tokens."""
     output_tokens: int | None = None
-    """Output length that the dataset recorded."""
     answer: str | None = None
     arrival_ns: int | None = None
-    """Recorded arrival, from the beginning of the dataset."""
     session: str | None = None
-    """Conversation of which the prompt is a turn, as the dataset names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFile:
+    """One published file, pinned by its sha256.
+
+    ``name`` is that of ``workload.dataset``, ``label`` the source that a request set made from it records.
+    """
+
+    name: str
+    label: str
+    folder: str
+    filename: str
+    url: str
+    sha256: str
+    size_bytes: int
+    licence: str
+    source_page: str
+
+    def path_in(self, directory: Path) -> Path:
+        """Its location in a data directory."""
+        return directory / self.folder / self.filename
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A dataset file on this machine; ``dataset`` is its true source, without a path."""
+    """A file of a data set on this machine.
+
+    ``kind`` is the data set as profiles name it, ``dataset`` its true source, without a path. ``more_paths`` are
+    files with the rows behind those of ``path``. ``columns`` has the column of the file for each field of a custom
+    row that is not called as the field.
+    """
 
     path: Path
     kind: str
-    """Dataset as profiles name it, for example ``gsm8k``."""
     dataset: str
     more_paths: tuple[Path, ...] = ()
-    """Files with the rows behind those of ``path``."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Column of the file for each field of a custom row that is not called as the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The selection of rows: the first in file order, or a seeded sample.
 
-    Law: more prompts extend the same selection.
+    ``repeats``: begin again where there are fewer rows. Law: more prompts extend the same selection.
     """
 
     num_prompts: int
     method: Literal["first", "sample"]
     seed: int
     repeats: bool = False
-    """Begin again where there are fewer rows."""
 
     def row_order(self, num_rows: int) -> Sequence[int]:
         """Rows in the order in which they are considered."""
@@ -91,11 +137,9 @@ class Selection:
 
         Raises DatasetError when there are fewer.
         """
-        selected: list[Prompt] = []
-        for prompt in prompts:
-            selected.append(prompt)
-            if len(selected) == self.num_prompts:
-                return tuple(selected)
+        selected = tuple(islice(prompts, self.num_prompts))
+        if len(selected) == self.num_prompts:
+            return selected
         if self.repeats and selected:
             return tuple(islice(_laps(selected), self.num_prompts))
         fewer = (
@@ -108,49 +152,222 @@ class Selection:
         )
 
 
-def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
-    """Time after which a recording begins again: its length and one mean gap."""
-    return last_ns - first_ns + (last_ns - first_ns) // max(num_arrivals - 1, 1)
-
-
 def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
     """The prompts again and again; those of later laps have names of their own and later arrivals."""
     yield from prompts
     arrivals = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
-    period_ns = lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
+    period_ns = _lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
     for lap in count(1):
         for prompt in prompts:
             arrival_ns = None if prompt.arrival_ns is None else prompt.arrival_ns + lap * period_ns
             yield replace(prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns)
 
 
-DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
-_REMEDIES: Final = {
-    "llm-mock-served.jsonl": "the commands under 'The cache' in docs/tasks/llm-mock.md make it in this directory"
-}
-"""The remedy for files that a profile of benchctl names and does not bring."""
-FileState: TypeAlias = Literal["present", "missing", "damaged"]
+def _lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
+    """Time after which a recording begins again: its length and one mean gap."""
+    return last_ns - first_ns + (last_ns - first_ns) // max(num_arrivals - 1, 1)
+
+
+Reader: TypeAlias = Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
+"""Takes the tokenizer for rules on lengths; prompts need no count here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetFile:
-    """One published file, pinned by its sha256."""
+class FileDataset:
+    """A published file, and the reader of its prompts.
 
-    name: str
-    """As ``workload.dataset`` names it."""
-    label: str
-    """The source that a request set made from it records."""
-    folder: str
-    filename: str
-    url: str
-    sha256: str
-    size_bytes: int
-    licence: str
-    source_page: str
+    ``meaning`` is one sentence on the prompts. ``has_output_lengths``: each prompt has the length of its output.
+    ``read_trace``: of a recorded trace, its rows, with arrivals as ``arrival.kind: trace`` needs them.
+    ``is_replaceable``: generated prompts may replace a missing file; a recorded trace has no equal.
+    """
 
-    def path_in(self, directory: Path) -> Path:
-        """Its location in a data directory."""
-        return directory / self.folder / self.filename
+    meaning: str
+    file: DatasetFile
+    read: Reader
+    read_trace: "Callable[[SourceFile], list[TraceRow]] | None" = None
+    has_output_lengths: bool = False
+    is_replaceable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDataset:
+    """Rows of the user's own, which ``workload.path`` names; they may have arrivals and lengths of outputs."""
+
+    meaning: str
+    find: Callable[[Workload], SourceFile]
+    read: Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeDataset:
+    """Prompts made from a seed, without a file.
+
+    ``make`` takes the workload, for its ``num_prompts`` and lengths, and the seed of the profile.
+    ``needs_input_len``: ``workload.input_len`` must be set; for all other data sets it must not.
+    """
+
+    meaning: str
+    make: Callable[[Workload, int], tuple[Prompt, ...]]
+    needs_input_len: bool = False
+
+
+Dataset: TypeAlias = FileDataset | OwnDataset | MadeDataset
+
+
+def dataset_named(name: str) -> Dataset:
+    """The data set of a name in ``DATASETS``."""
+    dataset: Dataset = import_module(DATASETS[name]).DATASETS[name]
+    return dataset
+
+
+def names_of_datasets(accepts: Callable[[Dataset], bool]) -> tuple[str, ...]:
+    """Names of the data sets that ``accepts`` holds for, in the order of ``DATASETS``."""
+    return tuple(name for name in DATASETS if accepts(dataset_named(name)))
+
+
+def meanings_of_datasets() -> dict[str, str]:
+    """One sentence on the prompts of each data set, by name."""
+    return {name: dataset_named(name).meaning for name in DATASETS}
+
+
+@cache
+def dataset_files() -> dict[str, DatasetFile]:
+    """The published file of each data set that has one, by name."""
+    datasets = {name: dataset_named(name) for name in DATASETS}
+    return {name: dataset.file for name, dataset in datasets.items() if isinstance(dataset, FileDataset)}
+
+
+def dataset_file(name: str) -> DatasetFile:
+    """The published file of a data set. Raises DatasetError for a name without one."""
+    files = dataset_files()
+    if name not in files:
+        raise DatasetError(f"{name!r} is not a dataset with a file; choose one of {', '.join(files)}")
+    return files[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow:
+    """One recorded request; ``arrival_ns`` counts from the beginning of the recording.
+
+    Of its prompt either ``token_ids`` are recorded, or ``block_ids``, one for each block of 512 tokens begun: a
+    prompt that has the ids of another has its tokens.
+    """
+
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    token_ids: tuple[int, ...] | None = None
+    block_ids: tuple[int, ...] = ()
+
+
+def checked_trace(file: SourceFile, numbered: Iterable[tuple[int, TraceRow]]) -> list[TraceRow]:
+    """The rows of a trace, given with their lines. Raises DatasetError for one that cannot be."""
+    rows = []
+    for number, row in numbered:
+        lengths = f"lengths are {row.prompt_tokens} and {row.output_tokens} tokens; each must be at"
+        problem = None
+        if min(row.prompt_tokens, row.output_tokens) < 1:
+            problem = f"{lengths} least 1"
+        elif max(row.prompt_tokens, row.output_tokens) > PROMPT_TOKENS:
+            problem = f"{lengths} most {PROMPT_TOKENS}"
+        elif row.arrival_ns < 0:
+            problem = "its arrival is before the beginning of the recording"
+        else:
+            problem = blocks_problem(row.block_ids, row.prompt_tokens)
+        if problem is not None:
+            raise damaged_row(file.path, number, problem)
+        rows.append(row)
+    return rows
+
+
+def prompts_of_trace(rows: Sequence[TraceRow], file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+    """The selected requests of a trace, whose texts are to be written."""
+    prompts = (
+        Prompt(
+            prompt_id=f"{file.kind}-{i:05d}",
+            source=f"{file.dataset}:{i}",
+            token_numbers=rows[i].token_ids
+            or numbers_of_blocks(rows[i].block_ids, rows[i].prompt_tokens, i, selection.seed),
+            output_tokens=rows[i].output_tokens,
+            arrival_ns=rows[i].arrival_ns,
+        )
+        for i in selection.row_order(len(rows))
+    )
+    return selection.take(prompts, file)
+
+
+def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
+    """The numbers of a prompt of ``num_tokens`` tokens, its own for each ``index``.
+
+    The first is the index, so that no two prompts share a prefix that a server could cache; the others are drawn
+    from a stream of this prompt alone.
+    """
+    stream = named_stream(seed, f"text:{index}")
+    return (index, *stream.choices(_NUMBERS, k=num_tokens - 1))
+
+
+def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
+    """The sentence about more blocks than a prompt has."""
+    num_blocks = -(-num_tokens // TOKENS_PER_BLOCK)
+    if len(block_ids) <= num_blocks:
+        return None
+    return f"{len(block_ids)} hash_ids for {num_tokens} tokens, which are {num_blocks} of {TOKENS_PER_BLOCK}"
+
+
+def numbers_of_blocks(block_ids: Sequence[int], num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
+    """Numbers of a prompt of ``num_tokens`` tokens: those of its blocks, the last of them cut, then its own."""
+    blocks = chain.from_iterable(_numbers_of_block(block_id, seed) for block_id in block_ids)
+    shared = tuple(blocks)[:num_tokens]
+    rest = num_tokens - len(shared)
+    return (*shared, *numbers_of_prompt(rest, index, seed)) if rest else shared
+
+
+@lru_cache(maxsize=8192)
+def _numbers_of_block(block_id: int, seed: int) -> tuple[int, ...]:
+    stream = named_stream(seed, f"block:{block_id}")
+    return (block_id, *stream.choices(_NUMBERS, k=TOKENS_PER_BLOCK - 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLoad:
+    """A trace without its texts, as columns for a million requests: arrivals from the beginning of the recording,
+    ascending, and the tokens of each prompt and output.
+    """
+
+    arrival_ns: "array[int]"
+    prompt_tokens: "array[int]"
+    output_tokens: "array[int]"
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    @classmethod
+    def of(cls, rows: Iterable[TraceRow]) -> "RecordedLoad":
+        """The load of all rows of a trace."""
+        in_time = sorted(rows, key=lambda row: row.arrival_ns)
+        return cls(
+            arrival_ns=array("q", (row.arrival_ns for row in in_time)),
+            prompt_tokens=array("q", (row.prompt_tokens for row in in_time)),
+            output_tokens=array("q", (row.output_tokens for row in in_time)),
+        )
+
+    def repeated(self, count: int) -> "RecordedLoad":
+        """The first ``count`` requests of the recording, which begins again behind its last arrival."""
+        num_laps = -(-count // len(self))
+        period_ns = _lap_ns(self.arrival_ns[0], self.arrival_ns[-1], len(self))
+        arrivals = chain.from_iterable(
+            (arrival + lap * period_ns for arrival in self.arrival_ns) for lap in range(num_laps)
+        )
+        return RecordedLoad(
+            arrival_ns=array("q", islice(arrivals, count)),
+            prompt_tokens=(self.prompt_tokens * num_laps)[:count],
+            output_tokens=(self.output_tokens * num_laps)[:count],
+        )
+
+    def faster(self, speedup: float) -> "RecordedLoad":
+        """The same requests, arriving ``speedup`` times as fast."""
+        arrivals = array("q", (round(arrival / speedup) for arrival in self.arrival_ns))
+        return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
 
 
 def data_directory() -> Path:
@@ -189,7 +406,7 @@ def find_source(file: DatasetFile, explicit: str | None, directory: Path) -> Sou
     """The file that a workload reads: ``explicit`` if it is set, else the pinned one of the data directory.
 
     None when the data directory lacks it. An explicit file may have any content; unless it is the pinned one,
-    its dataset is named after its hash. Raises DatasetError for an explicit path that does not exist, and for a
+    its data set is named after its hash. Raises DatasetError for an explicit path that does not exist, and for a
     file of the data directory that is not the pinned one.
     """
     if explicit is not None:
@@ -223,17 +440,6 @@ def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFil
     return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")
 
 
-Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
-"""Tokens of a prompt or an output; those below 1 have messages of their own."""
-TimestampMs: TypeAlias = Annotated[float, msgspec.Meta(ge=-4e12, le=4e12)]
-"""Milliseconds, from a beginning of the file's own or since 1970 until 2096: differences fit into 64 bits of ns."""
-ArrivalNs: TypeAlias = Annotated[int, msgspec.Meta(le=1 << 62)]
-R = TypeVar("R")
-_FETCH_AGAIN: Final = (
-    "the file is damaged or of another format: fetch it again with 'benchctl data fetch', or correct workload.path"
-)
-
-
 def read_file(path: Path) -> bytes:
     """The whole file; DatasetError where it cannot be read or is too large."""
     try:
@@ -243,7 +449,7 @@ def read_file(path: Path) -> bytes:
 
 
 def unreadable(error: UnreadableError) -> DatasetError:
-    """The error for a dataset file that cannot be read."""
+    """The error for a file of a data set that cannot be read."""
     return DatasetError(f"{error}; {_FETCH_AGAIN}")
 
 
@@ -256,10 +462,9 @@ def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> li
     rows: list[tuple[int, R]] = []
     try:
         for number, line in read_lines(path, ROWS_BYTES):
-            if not line.strip():
-                continue
             try:
-                rows.append((number, decoder.decode(line)))
+                if line.strip():
+                    rows.append((number, decoder.decode(line)))
             except DECODING_ERRORS as error:
                 beginning = line[:60].rstrip(b"\r\n").decode(errors="replace")
                 problem = f"{decoding_problem(error)}; the line begins {beginning!r}"
@@ -270,105 +475,5 @@ def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> li
 
 
 def damaged_row(path: Path, number: int, problem: str, remedy: str = _FETCH_AGAIN) -> DatasetError:
-    """The error for line ``number`` (from 1) of a dataset file."""
+    """The error for line ``number`` (from 1) of a file."""
     return DatasetError(f"{path}:{number}: {problem}; {remedy}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedLoad:
-    """Arrivals from the beginning of the recording, ascending, and the tokens of each prompt and output."""
-
-    arrival_ns: "array[int]"
-    prompt_tokens: "array[int]"
-    output_tokens: "array[int]"
-
-    def __len__(self) -> int:
-        return len(self.arrival_ns)
-
-    def repeated(self, count: int) -> "RecordedLoad":
-        """The first ``count`` requests of the recording, which begins again behind its last arrival."""
-        num_laps = -(-count // len(self))
-        period_ns = lap_ns(self.arrival_ns[0], self.arrival_ns[-1], len(self))
-        arrivals = chain.from_iterable(
-            (arrival + lap * period_ns for arrival in self.arrival_ns) for lap in range(num_laps)
-        )
-        return RecordedLoad(
-            arrival_ns=array("q", islice(arrivals, count)),
-            prompt_tokens=(self.prompt_tokens * num_laps)[:count],
-            output_tokens=(self.output_tokens * num_laps)[:count],
-        )
-
-    def faster(self, speedup: float) -> "RecordedLoad":
-        """The same requests, arriving ``speedup`` times as fast."""
-        arrivals = array("q", (round(arrival / speedup) for arrival in self.arrival_ns))
-        return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileDataset:
-    """A published file, and the reader of its prompts."""
-
-    file: DatasetFile
-    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
-    """Takes the tokenizer for rules on lengths; prompts need no count here."""
-    has_output_lengths: bool = False
-    """Whether each prompt has the length of its output."""
-    has_arrivals: bool = False
-    """Whether each prompt has a recorded arrival, as ``arrival.kind: trace`` needs."""
-    read_lengths: Callable[[SourceFile], RecordedLoad] | None = None
-    """Reads arrivals and lengths alone, for loads that are too large for prompts."""
-    is_replaceable: bool = False
-    """Whether generated prompts may replace a missing file; a recorded trace has no equal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnDataset:
-    """Rows of the user's own, which ``workload.path`` names; they may have arrivals and lengths of outputs."""
-
-    find: Callable[[Workload], SourceFile]
-    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeDataset:
-    """Prompts made from a seed, without a file."""
-
-    make: Callable[[Workload, int], tuple[Prompt, ...]]
-    """Takes the workload, for its ``num_prompts`` and lengths, and the seed of the profile."""
-    needs_input_len: bool = False
-    """Whether ``workload.input_len`` must be set; for all other datasets it must not."""
-
-
-Dataset: TypeAlias = FileDataset | OwnDataset | MadeDataset
-
-
-def dataset_named(name: str) -> Dataset:
-    """The dataset of a name in ``DATASETS``."""
-    dataset: Dataset = import_module(DATASETS[name]).DATASET
-    return dataset
-
-
-def names_of_datasets(accepts: Callable[[Dataset], bool]) -> tuple[str, ...]:
-    """Names of the datasets that ``accepts`` holds for, in the order of ``DATASETS``."""
-    return tuple(name for name in DATASETS if accepts(dataset_named(name)))
-
-
-def meanings_of_datasets() -> dict[str, str]:
-    """One sentence on the prompts of each dataset, by name: the first of its module."""
-    texts = {name: import_module(module).__doc__ or "" for name, module in DATASETS.items()}
-    return {name: " ".join(text.partition("\n\n")[0].replace("``", "").split()) for name, text in texts.items()}
-
-
-@cache
-def dataset_files() -> dict[str, DatasetFile]:
-    """The published file of each dataset that has one, by name."""
-    datasets = {name: dataset_named(name) for name in DATASETS}
-    return {name: dataset.file for name, dataset in datasets.items() if isinstance(dataset, FileDataset)}
-
-
-def dataset_file(name: str) -> DatasetFile:
-    """The published file of a dataset. Raises DatasetError for a name without one."""
-    files = dataset_files()
-    if name not in files:
-        raise DatasetError(f"{name!r} is not a dataset with a file; choose one of {', '.join(files)}")
-    return files[name]

@@ -10,7 +10,7 @@ from support.datasets import DATA, GSM8K
 
 from benchctl.analysis.compare.judge import Judge, judge_named
 from benchctl.errors import UsageError
-from benchctl.workload.datasets.published.gsm8k import gold_answer
+from benchctl.workload.datasets.published import gold_answer
 
 NUMERIC = judge_named("numeric")
 SOLUTIONS = DATA / "gsm8k/example_model_solutions.jsonl"

@@ -1,14 +1,41 @@
-"""Story types of generated word problems.
+"""Prompts made from the seed of the profile: of planned lengths, or word problems with gold answers.
 
-A story draws its numbers so that the answer is a whole positive number, and computes the answer from the numbers
-that it wrote. Every number of a problem stands in digits, in the order in which the story names it; words such as
-"half" or "twice" stand for themselves.
+A story of a word problem draws its numbers so that the answer is a whole positive number, and computes the answer
+from the numbers that it wrote. Every number of a problem stands in digits, in the order in which the story names
+it; words such as "half" or "twice" stand for themselves.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Final
+
+from benchctl.errors import ProfileError
+from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.model import Length, Workload
+from benchctl.workload.datasets.base import MadeDataset, Prompt, numbers_of_prompt
+from benchctl.workload.datasets.published import question_prompt
+from benchctl.workload.seeded import draw_lengths, named_stream
+
+
+def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
+    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
+    lengths = named_stream(seed, "input-len")
+    return tuple(
+        Prompt(
+            prompt_id=f"synthetic-{i:05d}",
+            source=f"synthetic:{i}",
+            token_numbers=numbers_of_prompt(num_tokens, i, seed),
+        )
+        for i, num_tokens in enumerate(islice(draw_lengths(input_len, lengths), num_prompts))
+    )
+
+
+def _synthetic(workload: Workload, seed: int) -> tuple[Prompt, ...]:
+    if workload.input_len is None:
+        raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
+    return synthetic_prompts(workload.input_len, workload.num_prompts, seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,3 +274,94 @@ STORIES: Final[tuple[Callable[[Cast, random.Random], Draft], ...]] = (
     shell_hunt,
     gift_ribbon,
 )
+
+
+_NAMES: Final = (
+    *("Ada", "Amir", "Anna", "Bo", "Carla", "Chen", "Dana", "Dmitri", "Ed", "Elif", "Emma", "Farah", "Finn"),
+    *("Grace", "Hana", "Hugo", "Ines", "Ivan", "Jonas", "Julia", "Kai", "Kofi", "Lena", "Liam", "Mara", "Mei"),
+    *("Nadia", "Noah", "Olga", "Omar", "Paula", "Priya", "Quentin", "Rosa", "Sam", "Sofia", "Tariq", "Tess"),
+    *("Uma", "Victor", "Wanda", "Yusuf", "Zoe"),
+)
+_ITEMS: Final = (
+    *("apples", "balloons", "beads", "brushes", "candles", "coins", "cookies", "crayons", "cups", "erasers"),
+    *("hats", "kites", "lemons", "magnets", "marbles", "mugs", "notebooks", "oranges", "pears", "pencils"),
+    *("plants", "plates", "postcards", "puzzles", "ribbons", "rulers", "socks", "spoons", "stamps", "toy cars"),
+)
+_SCENES: Final = (
+    "It is a sunny Saturday, and nobody has to be anywhere before the evening.",
+    "{a} likes to plan everything in advance and writes each amount into a little blue notebook.",
+    "{a} and {b} have been neighbors for many years and help each other out whenever they can.",
+    "Last year it went wrong because nobody had done the sums, so this time {a} wants to be sure of all numbers.",
+    "{b} offers to check the result.",
+    "The whole family is curious how it will turn out.",
+    "{a} has looked forward to this day since the beginning of the month and has told all friends about it.",
+    "It has been raining all morning.",
+    "{c} comes along to watch, but does not take part.",
+    "{a} asks {c} for advice, and both of them agree that it is best to work it out with pencil and paper.",
+    "The teacher told the class to look for problems in everyday life, and {a} found this one on the way home.",
+    "Everyone is in a good mood.",
+)
+_NUM_SCENES: Final = (0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 3)
+"""Numbers of scenes that open a problem: each entry is equally likely. Chosen for a spread of lengths like
+GSM8K's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One word problem; ``story`` names its type."""
+
+    story: str
+    question: str
+    answer: int
+
+
+def problems(seed: int) -> Iterator[Problem]:
+    """Distinct problems without end, from the stream ``generated``. More of them extend the same sequence."""
+    draw = named_stream(seed, "generated")
+    return without_repeats(_problem(draw) for _ in count())
+
+
+def without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The problems whose questions did not occur before."""
+    questions: set[str] = set()
+    for problem in problems:
+        if problem.question not in questions:
+            questions.add(problem.question)
+            yield problem
+
+
+def _problem(draw: random.Random) -> Problem:
+    a, b, c = draw.sample(_NAMES, 3)
+    item, other = draw.sample(_ITEMS, 2)
+    cast = Cast(a=a, b=b, c=c, item=item, other=other)
+    scenes = draw.sample(_SCENES, draw.choice(_NUM_SCENES))
+    story = draw.choice(STORIES)
+    text, answer = story(cast, draw)
+    opening = "".join(f"{scene.format(a=a, b=b, c=c)} " for scene in scenes)
+    return Problem(story=story.__name__, question=opening + text, answer=answer)
+
+
+def generated_prompts(num_prompts: int, seed: int) -> tuple[Prompt, ...]:
+    """The first ``num_prompts`` problems as chats like those of GSM8K."""
+    return tuple(
+        question_prompt(
+            problem.question, prompt_id=f"generated-{i:05d}", source=f"generated:{i}", answer=str(problem.answer)
+        )
+        for i, problem in enumerate(islice(problems(seed), num_prompts))
+    )
+
+
+DATASETS: Final = {
+    "synthetic": MadeDataset(
+        meaning="Synthetic prompts of planned lengths, written for the tokenizer of the server.",
+        make=_synthetic,
+        needs_input_len=True,
+    ),
+    "generated": MadeDataset(
+        meaning="Generated word problems in the manner of GSM8K, with gold answers that are right by construction.",
+        make=lambda workload, seed: generated_prompts(workload.num_prompts, seed),
+    ),
+    NO_REQUESTS: MadeDataset(
+        meaning="No prompts, for engines that compute without requests.", make=lambda _workload, _seed: ()
+    ),
+}

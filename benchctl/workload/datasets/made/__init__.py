@@ -1,1 +1,0 @@
-"""Data sets made from the seed of the profile, without a file."""
