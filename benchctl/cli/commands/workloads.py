@@ -190,7 +190,7 @@ def list_files() -> None:
 def fetch(
     name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' lists all.")],
 ) -> None:
-    """Download a dataset file into the data directory and verify it; a broken download from the hub resumes."""
+    """Download a dataset file into the data directory and verify it."""
     file = dataset_file(name)
     with bar(desc=name, total=file.size_bytes, unit="B", unit_scale=True, leave=False) as progress:
         path = fetch_dataset(file, data_directory(), progress)
