@@ -27,6 +27,7 @@ Above it may lie the folder of a whole run, whose ``config.json`` states ``tp_si
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
@@ -45,7 +46,7 @@ from benchctl.steptime.layers import (
 from benchctl.units import GIB, NS_PER_US
 from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.files import files_below, require_files
-from benchctl.untrusted.reading import UnreadableError, read_csv, read_csv_records, read_json
+from benchctl.untrusted.reading import UnreadableError, read_csv_records, read_json
 from benchctl.untrusted.text import visible_value
 
 DENSE: Final = "dense.csv"
@@ -72,16 +73,21 @@ def read_layer_tables(directory: Path) -> LayerTables:
     folder = find_tables(directory)
     require_files([folder / name for name in _TABLES], within=folder)
     match = _DEGREE.fullmatch(folder.name)
+    degree = int(match.group(1)) if match else 1
+    if not 0 < degree <= _MOST_DEVICES:
+        raise UsageError(f"{folder}: {degree} devices cannot be; name the folder tp<k> after their number")
     cells = _attention_cells(folder / ATTENTION)
-    attention = _attention(folder / ATTENTION, cells.get(1.0, {}))
+    with _named(folder / ATTENTION):
+        attention = AttentionTable(cells.get(1.0, {}))
+        verification = _verification(cells)
     return LayerTables(
         dense=_lines(folder / DENSE, "tokens"),
         per_sequence=_lines(folder / PER_SEQUENCE, "sequences"),
         attention=attention,
         experts=_experts(folder / EXPERTS, config.get("ep_size")),
         skew=_skew(folder / SKEW, attention),
-        verification=_verification(folder / ATTENTION, cells),
-        tensor_parallel=_degree(match.group(1), folder) if match else 1,
+        verification=verification,
+        tensor_parallel=degree,
         link=_link(config, directory / CONFIG),
     )
 
@@ -122,12 +128,6 @@ def _config(directory: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _degree(digits: str, folder: Path) -> int:
-    if not 0 < (degree := int(digits)) <= _MOST_DEVICES:
-        raise UsageError(f"{folder}: {degree} devices cannot be; name the folder tp<k> after their number")
-    return degree
-
-
 def _link(config: Mapping[str, Any], path: Path) -> Link | None:
     bandwidth, latency = (
         value[0] if isinstance(value := config.get(name), list) and value else value
@@ -147,14 +147,21 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the name of a table before what is wrong with its rows together."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
 def _lines(path: Path, axis: str) -> dict[str, Line]:
     points: dict[str, list[tuple[float, float]]] = {}
     for row, (x, time_us) in _rows(path, (axis, "time_us"), also=("layer",)):
         points.setdefault(row["layer"], []).append((x, time_us))
-    try:
+    with _named(path):
         return {layer: Line.through(of_layer) for layer, of_layer in points.items()}
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 def _experts(path: Path, degree: object) -> Surface | None:
@@ -165,18 +172,17 @@ def _experts(path: Path, degree: object) -> Surface | None:
     if degrees:
         chosen = degree if degree in degrees else degrees[0]
         rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]
-    try:
+    with _named(path):
         return Surface.through((tokens, experts, time_us) for _, (tokens, experts, time_us) in rows)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:
-    if not path.is_file() or not set(_SKEW_COLUMNS) <= set(_header(path)):
+    records = _records(path) if path.is_file() else []
+    if not records or not set(_SKEW_COLUMNS) <= records[0][1].keys():
         return None
     batches = [  # a batch that could not be measured has empty times
         SkewedBatch(*_numbers(row, _SKEW_COLUMNS, f"{path}:{number}"))
-        for number, row in _records(path)
+        for number, row in records
         if all(row[name] for name in _SKEW_COLUMNS)
     ]
     return SkewTable(batches) if fits(batches, attention) else None
@@ -184,7 +190,7 @@ def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:
 
 def _attention_cells(path: Path) -> dict[float, dict[AttentionCell, float]]:
     """Measured times of attention by the query tokens of each decoding row."""
-    columns = _header(path)
+    columns = {name for _, row in _records(path)[:1] for name in row}
     reach = "prefill_key" if "prefill_key" in columns else "kv_prefill"
     cells: dict[float, dict[AttentionCell, float]] = {}
     for row, numbers in _rows(path, ("prefill_chunk", reach, "n_decode", "kv_decode", "time_us")):
@@ -194,44 +200,43 @@ def _attention_cells(path: Path) -> dict[float, dict[AttentionCell, float]]:
         if reach == "prefill_key":
             history -= chunk / 2
         cell = AttentionCell(chunk, history if chunk else 0.0, rows, context if rows else 0.0)
-        text = row.get("decode_q_len") if rows else None
-        (query_tokens,) = _numbers({"decode_q_len": text}, ("decode_q_len",), str(path)) if text else (1.0,)
+        (query_tokens,) = (
+            _numbers(row, ("decode_q_len",), str(path)) if rows and row.get("decode_q_len") else (1.0,)
+        )
         cells.setdefault(query_tokens, {})[cell] = time_us
     return cells
 
 
-def _attention(path: Path, cells: Mapping[AttentionCell, float]) -> AttentionTable:
-    try:
-        return AttentionTable(cells)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
-def _verification(
-    path: Path, cells: Mapping[float, Mapping[AttentionCell, float]]
-) -> dict[float, AttentionTable] | None:
+def _verification(cells: Mapping[float, Mapping[AttentionCell, float]]) -> dict[float, AttentionTable] | None:
     """Decoding rows alone by their query tokens; None where none has several."""
     rows_alone = {
         query_tokens: {cell: time_us for cell, time_us in of_tokens.items() if not cell.chunk}
         for query_tokens, of_tokens in cells.items()
     }
-    tables = {query_tokens: _attention(path, alone) for query_tokens, alone in rows_alone.items() if alone}
+    tables = {query_tokens: AttentionTable(alone) for query_tokens, alone in rows_alone.items() if alone}
     return tables if max(tables, default=1.0) > 1 else None
 
 
-def _header(path: Path) -> list[str]:
-    try:
-        _, names = next(read_csv(path, ROWS_BYTES), (1, []))
-    except UnreadableError as error:
-        raise UsageError(f"{error}; a layer profile needs this table") from error
-    return names
+def _rows(
+    path: Path, numeric: tuple[str, ...], *, also: tuple[str, ...] = ()
+) -> list[tuple[Mapping[str, str], tuple[float, ...]]]:
+    """Each row with the numbers in its numeric columns."""
+    records = _records(path)
+    columns = list(records[0][1]) if records else []
+    missing = [name for name in (*also, *numeric) if name not in columns]
+    if missing:
+        raise UsageError(
+            f"{path}: column {missing[0]} is missing; its columns are {','.join(columns) or 'none'}, needed are "
+            f"{','.join((*also, *numeric))}"
+        )
+    return [(row, _numbers(row, numeric, f"{path}:{number}")) for number, row in records]
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _records(path: Path) -> list[tuple[int, dict[str, str]]]:
     try:
-        yield from read_csv_records(path, ROWS_BYTES)
+        return list(read_csv_records(path, ROWS_BYTES))
     except UnreadableError as error:
-        raise UsageError(f"{error}; correct the row, or copy the profile again") from error
+        raise UsageError(f"{error}; correct it, or copy the profile again: it needs this table") from error
 
 
 def _numbers(row: Mapping[str, str], names: Sequence[str], where: str) -> tuple[float, ...]:
@@ -247,18 +252,3 @@ def _numbers(row: Mapping[str, str], names: Sequence[str], where: str) -> tuple[
             raise UsageError(f"{where}: {name} is {value}; columns {', '.join(names)} hold numbers from 0")
         numbers.append(number)
     return tuple(numbers)
-
-
-def _rows(
-    path: Path, numeric: tuple[str, ...], *, also: tuple[str, ...] = ()
-) -> Iterator[tuple[dict[str, str], tuple[float, ...]]]:
-    """Each row with the numbers in its numeric columns."""
-    header = _header(path)
-    missing = [name for name in (*also, *numeric) if name not in header]
-    if missing:
-        raise UsageError(
-            f"{path}: column {missing[0]} is missing; its columns are {','.join(header) or 'none'}, needed are "
-            f"{','.join((*also, *numeric))}"
-        )
-    for number, row in _records(path):
-        yield row, _numbers(row, numeric, f"{path}:{number}")
