@@ -1,4 +1,17 @@
-"""A result directory in the files of another tool: one directory for each arm, in it its runs as repeats."""
+"""A result directory in the files of another tool: one directory for each arm, in it its runs as repeats.
+
+vllm     OUT/<arm>/<run>.json
+aiperf   OUT/<arm>/<run>/profile_export_aiperf.json and profile_export.jsonl
+lenvm    OUT/summary.csv, a row per run
+
+AIPerf: each latency is an object with unit, avg, min, max, std, count, sum and percentiles; counts and rates have
+unit and avg alone. An unknown value has no key, as there. ``inter_token_latency`` is what is called tpot here, and
+``inter_chunk_latency`` pools the gaps between chunks. Throughputs divide by ``benchmark_duration``, from the first
+send to the last output. Keys under ``benchctl`` are our own. Requests of several choices give one value for each.
+
+LenVM: names are theirs and definitions benchctl's, which differ in three: ``wall_clock_s`` leaves the client's
+start out, ``n_requests`` counts requests and not choices, and ``n_steps`` includes greedy steps.
+"""
 
 import csv
 import io

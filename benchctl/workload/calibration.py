@@ -1,4 +1,16 @@
-"""Runs that a step-time model is fitted to: the workloads W1 to W5, and runs to add by its diagnosis."""
+"""Runs that a step-time model is fitted to: the workloads W1 to W5, V1 for models that the fit has not seen, and
+the runs to add by its diagnosis as a profile.
+
+Each workload determines some of the coefficients: W1 prompts alone, W2 single decoding rows after contexts of many
+lengths, W3 batches of many sizes, W4 both phases at once, W5 several devices. What each sends is that of its
+profile, ``steptime-w1`` and so on. It is written as configurations of kubernetes-sigs/inference-perf, too: a file
+has one length of prompts and one of outputs, so a workload with several sizes becomes several files; every request
+has a prompt of its own, the number of open requests is fixed rather than a rate, and answers are streamed.
+
+A profile has one set of requests for all its runs. Lengths become lists that prompts take in turn; each concurrency
+becomes a limit of the server's batch under a load that keeps the largest of them open. So every length meets every
+way of serving that was asked for, which is more than was asked for and never less.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,15 @@
-"""Texts of exactly the planned number of tokens, for any tokenizer that counts."""
+"""Texts of exactly the planned number of tokens, for any tokenizer that counts.
+
+A plan is a sequence of numbers, one for each token: equal numbers become equal tokens, so that prompts share the
+beginnings that their numbers share. Text works on every engine. A server adds tokens of its own, those of a chat
+template or one that begins a text; they belong to the planned length, and the last numbers make room for them.
+
+    alphabet ▸ texts ▸ counted together ▸ those of another length adjusted at their ends, and counted again
+
+``words.txt`` holds frequent English words of 3 to 8 letters that are one token each, both at the beginning of a
+text and after a blank, in the vocabularies of Llama 2, Llama 3.1, Qwen3, Gemma 3, DeepSeek-V3, Mistral-Nemo and
+GPT-4o. Smaller vocabularies have a token for some of them, or only for characters.
+"""
 
 import random
 import string
