@@ -218,9 +218,9 @@ def _runs_of(path: Path) -> Iterator[ForeignRun]:
         elif all(isinstance(document.get(key), dict) and "unit" in document[key] for key in _AIPERF_KEYS):
             yield _aiperf_run(document, where, path.with_name(AIPERF_RECORDS))
         elif all(key in document for key in _SGLANG_KEYS):
-            yield _sglang_run(document, where)
+            yield _serving_run("sglang", document, where)
         elif all(key in document for key in _VLLM_KEYS):
-            yield _vllm_run(document, where)
+            yield _serving_run("vllm", document, where)
         else:
             raise RecordError(_unknown(document, where))
 
@@ -252,37 +252,25 @@ def _documents(path: Path) -> list[tuple[str, Any]]:
     return [(where, json_value(line, where)) for where, line in lines]
 
 
-def _vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
+def _serving_run(source: Literal["vllm", "sglang"], document: Mapping[str, Any], where: str) -> ForeignRun:
+    """``vllm bench serve``, or SGLang's ``bench_serving``, whose names are mostly the same."""
+    is_vllm = source == "vllm"
     metrics = _numbers(document, _VLLM_TOTALS, where)
     if metrics.get("num_completed"):
-        metrics |= _vllm_statistics(document, _VLLM_LATENCIES, where)
-    if {"num_requests", "num_completed"} <= metrics.keys():
-        metrics.setdefault("num_failed", metrics["num_requests"] - metrics["num_completed"])
-    return _foreign_run(
-        "vllm",
-        where,
-        metrics,
-        _settings(document, _VLLM_SETTINGS),
-        latencies_ms=detailed_latencies(document, has_itl=True),
-    )
-
-
-def _sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
-    metrics = _numbers(document, _VLLM_TOTALS, where)
-    if metrics.get("num_completed"):
-        metrics |= _vllm_statistics(document, _SGLANG_LATENCIES, where)
+        latencies = _VLLM_LATENCIES if is_vllm else _SGLANG_LATENCIES
+        metrics |= _vllm_statistics(document, latencies, where)
     errors = document.get("errors")
-    if isinstance(errors, list):
+    if not is_vllm and isinstance(errors, list):
         metrics["num_failed"] = float(sum(bool(error) for error in errors))
-    if {"num_completed", "num_failed"} <= metrics.keys():
-        metrics["num_requests"] = metrics["num_completed"] + metrics["num_failed"]
+    keys = _VLLM_SETTINGS if is_vllm else _SGLANG_SETTINGS
+    notes = () if is_vllm else (_NO_ITL,) if "num_failed" in metrics else (_NO_ITL, _NO_FAILURES)
     return _foreign_run(
-        "sglang",
+        source,
         where,
         metrics,
-        _settings(document, _SGLANG_SETTINGS),
-        notes=(_NO_ITL,) if "num_failed" in metrics else (_NO_ITL, _NO_FAILURES),
-        latencies_ms=detailed_latencies(document, has_itl=False),
+        {key: setting_at(document, key) for key in keys if key in document},
+        notes=notes,
+        latencies_ms=detailed_latencies(document, has_itl=is_vllm),
     )
 
 
@@ -290,8 +278,6 @@ def _aiperf_run(document: Mapping[str, Any], where: str, records: Path) -> Forei
     metrics = _numbers(document, _AIPERF_TOTALS, where)
     if not document.get("error_summary"):
         metrics.setdefault("num_failed", 0.0)
-    if {"num_completed", "num_failed"} <= metrics.keys():
-        metrics["num_requests"] = metrics["num_completed"] + metrics["num_failed"]
     duration = _in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
     if "wall_s" in duration:
         metrics["wall_s"] = duration["wall_s"] / MS_PER_S
@@ -355,8 +341,6 @@ def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
             f"{where}: metrics.request_totals is missing; every benchmark of GuideLLM 0.4 or newer has it"
         )
     metrics = _numbers(benchmark, _GUIDELLM, where)
-    if {"num_requests", "num_completed"} <= metrics.keys():
-        metrics["num_failed"] = metrics["num_requests"] - metrics["num_completed"]
     metrics |= _throughputs(metrics, metrics.get("wall_s"))
     cut_off_s = [number_at(benchmark, f"{part}_duration", where) or 0.0 for part in ("warmup", "cooldown")]
     is_trimmed = max(cut_off_s) > _WHOLE_S
@@ -414,7 +398,7 @@ def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
 def _foreign_run(
     source: Source,
     where: str,
-    metrics: Mapping[str, float],
+    metrics: dict[str, float],
     settings: Mapping[str, Setting],
     *,
     failure: str | None = None,
@@ -422,7 +406,14 @@ def _foreign_run(
     notes: tuple[str, ...] = (),
     latencies_ms: Latencies,
 ) -> ForeignRun:
-    """A run; ``failure`` is otherwise the sentence about its requests that were not answered, ending in ``why``."""
+    """A run, with the third of its counts of requests where two are known.
+
+    ``failure`` is otherwise the sentence about its requests that were not answered, ending in ``why``.
+    """
+    if {"num_requests", "num_completed"} <= metrics.keys():
+        metrics.setdefault("num_failed", metrics["num_requests"] - metrics["num_completed"])
+    elif {"num_failed", "num_completed"} <= metrics.keys():
+        metrics["num_requests"] = metrics["num_failed"] + metrics["num_completed"]
     planned = metrics.get("num_requests")
     return ForeignRun(
         source=source,
@@ -579,10 +570,6 @@ def _in_ms(document: Mapping[str, Any], paths: Mapping[str, str], where: str) ->
     if unit not in _TO_MS:
         raise RecordError(f"{where}: {metric} has the unit {unit[:60]!r}; known are {', '.join(_TO_MS)}")
     return {ours: value * _TO_MS[unit] for ours, value in values.items()}
-
-
-def _settings(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Setting]:
-    return {key: setting_at(document, key) for key in keys if key in document}
 
 
 def setting_at(document: Mapping[str, Any], key: str) -> Setting:

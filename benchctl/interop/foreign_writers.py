@@ -17,7 +17,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -255,7 +255,7 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
     if not usable:
         problem = f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why"
         raise RecordError("\n".join([*analysis.damage, problem]))
-    root = analysis.results.path
+    root, manifest = analysis.results.path, analysis.results.manifest
     within = root if out.is_relative_to(root) else None
     if form == "lenvm":
         _make(out, within)
@@ -263,9 +263,17 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
         return (out / "summary.csv",)
     written: list[Path] = []
     for run in usable:
-        folder = out / arm_directory(run) / ("" if form == "vllm" else run.record.run_id)
+        folder = out / arm_directory(run)
+        if form == "vllm":
+            files = {f"{run.record.run_id}.json": document_bytes(vllm_result(run.run, manifest, arrival))}
+        else:
+            folder /= run.record.run_id
+            files = {
+                "profile_export_aiperf.json": document_bytes(aiperf_result(run.run, manifest, arrival)),
+                "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)),
+            }
         _make(folder, within)
-        for name, content in _WRITERS[form](run, analysis.results.manifest, arrival).items():
+        for name, content in files.items():
             write_bytes_atomic(folder / name, content, within=within)
             written.append(folder / name)
     return tuple(written)
@@ -282,21 +290,3 @@ def arm_directory(run: RunSummary) -> str:
     """``guided-top_k5``: the arm as one part of a path."""
     label = arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "")
     return _NO_PART.sub("_", label)
-
-
-def _vllm_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
-    return {f"{run.record.run_id}.json": document_bytes(vllm_result(run.run, manifest, arrival))}
-
-
-def _aiperf_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
-    return {
-        "profile_export_aiperf.json": document_bytes(aiperf_result(run.run, manifest, arrival)),
-        "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)),
-    }
-
-
-_WRITERS: Final[Mapping[Format, Callable[[RunSummary, Manifest, Arrival | None], dict[str, bytes]]]] = {
-    "vllm": _vllm_files,
-    "aiperf": _aiperf_files,
-}
-"""Content by name of the files of one run."""

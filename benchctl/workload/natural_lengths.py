@@ -5,8 +5,7 @@ nothing about real use; a shorter one cuts answers. Measured lengths avoid both,
 equal work.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
 from typing import Final
@@ -24,17 +23,6 @@ from benchctl.records.record import PreparedRequest, RequestRecord
 KEY: Final = "workload.lengths_from"
 _MEASURED_STATES: Final = {"done", "suspect"}
 """A run that is suspect for its times has still counted its tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NaturalLength:
-    """Output tokens of one request at its natural end, the lower median over blocks; at least 1.
-
-    ``is_cut``: the limit of the request ended it; its true length is unknown, and at least this.
-    """
-
-    num_tokens: int
-    is_cut: bool = False
 
 
 def needs_lengths(profile: Profile) -> bool:
@@ -57,12 +45,15 @@ def lengths_profile(profile: Profile) -> Profile:
     )
 
 
-def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedRequest]) -> tuple[NaturalLength, ...]:
-    """The natural length of each of ``requests``, as the baseline of ``path`` measured it.
+def with_natural_lengths(
+    requests: Sequence[PreparedRequest], path: Path, profile: Profile
+) -> tuple[tuple[PreparedRequest, ...], int]:
+    """The request set with the natural length of each answer, as the baseline of ``path`` measured it, and the
+    number of answers that a limit ended, whose true length is unknown and at least that.
 
-    Raises UsageError when ``path`` is not a result directory, RecordError when it is damaged, ProfileError when it
-    did not measure these answers: other prompts, another model or sampling, forced lengths, or no length for some
-    request.
+    Where answers are replayed, each output is forced to its own length. Raises UsageError when ``path`` is not a
+    result directory, RecordError when it is damaged, ProfileError when it did not measure these answers: other
+    prompts, another model or sampling, forced lengths, or no length for some request.
     """
     try:
         results = open_results(path)
@@ -79,22 +70,14 @@ def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedReq
     if missing:
         what = f"has no length for {missing[0]!r} and {len(missing) - 1} other requests"
         raise _refusal(path, what, "measure again; its requests.jsonl say why they failed")
-    return tuple(_typical(lengths[request.request_id]) for request in requests)
-
-
-def with_lengths(
-    requests: Sequence[PreparedRequest], lengths: Sequence[NaturalLength], *, is_forced_to: bool
-) -> Iterator[PreparedRequest]:
-    """The request set with its natural lengths; with ``is_forced_to``, each output is forced to its own.
-
-    An answer that was cut has a known length only up to its limit.
-    """
-    for request, length in zip(requests, lengths, strict=True):
-        max_tokens = length.num_tokens if is_forced_to else request.max_tokens
-        is_known = not length.is_cut or max_tokens <= length.num_tokens
-        yield msgspec.structs.replace(
-            request, max_tokens=max_tokens, natural_tokens=length.num_tokens if is_known else None
-        )
+    with_lengths, num_cut = [], 0
+    for request in requests:
+        natural_tokens, was_cut = _typical(lengths[request.request_id])
+        max_tokens = natural_tokens if profile.stop == "replay-natural" else request.max_tokens
+        known_tokens = natural_tokens if not was_cut or max_tokens <= natural_tokens else None
+        with_lengths.append(msgspec.structs.replace(request, max_tokens=max_tokens, natural_tokens=known_tokens))
+        num_cut += was_cut
+    return tuple(with_lengths), num_cut
 
 
 def _check_same_baseline(path: Path, results: ResultDirectory, profile: Profile) -> None:
@@ -151,11 +134,13 @@ def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
     return record.completion_tokens, any(is_cut(choice.finish_reason) for choice in record.choices)
 
 
-def _typical(lengths: Sequence[tuple[int, bool]]) -> NaturalLength:
-    """A measured length, never a mean of two. An answer without a token is forced to one."""
+def _typical(lengths: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
+    """The lower median over blocks, a measured length and never a mean of two, and whether a limit ended it.
+
+    An answer without a token is forced to one.
+    """
     typical = median_low(num_tokens for num_tokens, _ in lengths)
-    is_cut = any(was_cut for num_tokens, was_cut in lengths if num_tokens == typical)
-    return NaturalLength(num_tokens=max(1, typical), is_cut=is_cut)
+    return max(1, typical), any(was_cut for num_tokens, was_cut in lengths if num_tokens == typical)
 
 
 def _refusal(path: Path, what: str, remedy: str) -> ProfileError:

@@ -33,7 +33,7 @@ from benchctl.workload.datasets.base import (
 )
 from benchctl.workload.datasets.made import generated_prompts
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
-from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
+from benchctl.workload.natural_lengths import needs_lengths, with_natural_lengths
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
 from benchctl.workload.tokenizers import Estimate, Tokenizer
 from benchctl.workload.written_texts import counted_prompts
@@ -84,10 +84,14 @@ def prepare_requests(
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
     requests = tuple(_requests(profile, prompts, tokenizer))
     if lengths_from is not None:
-        lengths = natural_lengths(lengths_from, profile, requests)
-        is_forced_to = profile.stop == "replay-natural"
-        requests = tuple(with_lengths(requests, lengths, is_forced_to=is_forced_to))
-        warnings = (*warnings, *_cut_lengths(sum(length.is_cut for length in lengths), len(lengths)))
+        requests, num_cut = with_natural_lengths(requests, lengths_from, profile)
+        if num_cut:
+            message = (
+                f"{num_cut} of {len(requests)} natural lengths are those of answers that max_tokens cut, which "
+                "would have been longer; raise workload.max_tokens where natural lengths are measured"
+            )
+            cut = ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY)
+            warnings = (*warnings, cut)
     content = b"".join(encode(request) + b"\n" for request in requests)
     return PreparedSet(
         requests=requests,
@@ -97,17 +101,6 @@ def prepare_requests(
         warnings=warnings,
         lengths_from=None if lengths_from is None else str(lengths_from),
     )
-
-
-def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
-    """A warning if a limit ended answers, whose natural lengths are then longer."""
-    if not num_cut:
-        return ()
-    message = (
-        f"{num_cut} of {num_lengths} natural lengths are those of answers that max_tokens cut, which would have "
-        "been longer; raise workload.max_tokens where natural lengths are measured"
-    )
-    return (ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY),)
 
 
 def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> _Chosen:
