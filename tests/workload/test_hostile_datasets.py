@@ -148,7 +148,7 @@ def test_every_key_of_a_config_has_its_own_error(tmp_path: Path) -> None:
             refusal = refusal_of(lambda: shape_from_config(path))
             assert not refusal or str(path) in refusal, (key, value, refusal)
     path.write_text(json.dumps(CONFIG | {"num_hidden_layers": 10**12}))
-    with pytest.raises(UsageError, match=r"config\.json: num_hidden_layers is 1000000000000; it must be at most"):
+    with pytest.raises(UsageError, match=r"num_hidden_layers is 1000000000000; it must be .* to 10,000"):
         shape_from_config(path)
 
 

@@ -108,7 +108,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     ("workload", "message"),
     [
         ({"dataset": "custom"}, r"workload\.path is missing with dataset custom; name a JSON Lines file"),
-        ({"dataset": "gsm8k", "columns": {"prompt": "q"}}, r"workload\.columns is .*choose dataset custom or huggingface"),
+        ({"dataset": "gsm8k", "columns": {"prompt": "q"}}, r"workload\.columns is .*choose dataset custom or "),
         ({"split": "test"}, r"workload\.split is test with dataset generated, which has none"),
         ({"dataset": "custom", "path": "/no/file"}, r"workload\.path is /no/file, which is not a file; correct it"),
         ({"dataset": "custom", "path": "/tmp"}, r"workload\.path is /tmp, which is a directory; correct it"),
