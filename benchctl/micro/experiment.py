@@ -6,12 +6,14 @@ Any profile of the engine ``micro`` can be measured, whatever its variants are. 
 is a directory: a machine without torch, the device, or memory for a pass leaves nothing behind.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -27,30 +29,135 @@ from benchctl.measure.on_file import peaks_on_file
 from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.run import RunContext
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.micro.floor import Peaks
-from benchctl.micro.peaks_of_device import peaks_of_device
-from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
+from benchctl.micro.peaks import Peaks, peaks_of_device
+from benchctl.micro.run import BELOW_FLOOR, WorkersOfBlocks, measure_passes, visible_devices
 from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
-from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
+from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode, Phase
+from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import PlannedRun, RunRecord
-from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.records.schema import Cell, GpuInfo, ResultWarning
 from benchctl.workload.prepare import prepare_requests
 
-StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[PassWorker]]
+DEFAULT_BLOCKS: Final = 8
+DEFAULT_REPLAYS: Final = 200
+PRIMARY_METRICS: Final = ("p50_step_ms",)
+"""The median of a block's replays: a pass that the host interrupts moves a mean and not a median."""
+_POINT_SETTINGS: Final = ("mode", "phase", "batch_size", "length", "new_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSettings:
+    """Settings that all points of an experiment share, and how often each is measured."""
+
+    model: str
+    device: str
+    dtype: DataType
+    modes: Sequence[Mode]
+    """The first is the baseline."""
+    kv_layout: KvLayout = "contiguous"
+    hardware: str | None = None
+    """Name of the device in the table of hardware, if it is there."""
+    python: str | None = None
+    threads: int | None = None
+    """Threads of an operator on a CPU; None on a GPU, and for torch's own choice."""
+    blocks: int = DEFAULT_BLOCKS
+    replays: int = DEFAULT_REPLAYS
+    """Of each point and mode over all blocks; rounded up to as many in each."""
+    seed: int = 0
+
+
+def grid_of_points(
+    phases: Sequence[Phase], batch_sizes: Sequence[int], contexts: Sequence[int], prompts: Sequence[int]
+) -> tuple[ForwardPoint, ...]:
+    """Decodes behind each context and prefills of each prompt, at every batch size."""
+    points: list[ForwardPoint] = []
+    for phase in phases:
+        lengths = contexts if phase == "decode" else prompts
+        for length, batch_size in product(lengths, batch_sizes):
+            tokens = {"context_tokens": length} if phase == "decode" else {"new_tokens": length}
+            points.append(ForwardPoint(phase=phase, batch_size=batch_size, **tokens))
+    return tuple(dict.fromkeys(points))
+
+
+def forward_profile(settings: PassSettings, points: Sequence[ForwardPoint], name: str = "forward") -> Profile:
+    """The experiment ``micro-<name>-<model>`` of these points in all modes.
+
+    Every mode is a variant, the first of them the baseline, and every point a cell; each cell of a variant is
+    compared with the same cell of the baseline. Raises ProfileError for values that make no experiment.
+    """
+    cells = cells_of_points(points)
+    sweep = {factor: list(dict.fromkeys(cell[factor] for cell in cells)) for factor in cells[0]}
+    name = f"micro-{name}-{_slug(shape_for(settings.model).name)}"
+    plain: dict[str, Any] = {
+        "name": name,
+        "description": f"forward passes of {settings.model} with random weights on {settings.device}",
+        "seed": settings.seed,
+        "blocks": settings.blocks,
+        "model": settings.model,
+        "engine": {"kind": "micro", "options": _engine_options(settings)},
+        "workload": {"dataset": "none", "num_warmups": 0, "arrival": {"kind": "burst"}},
+        "variants": {mode: {"server": {"mode": mode}} for mode in settings.modes},
+        "baseline": settings.modes[0],
+        "sweep": sweep,
+        "cells": [dict(cell) for cell in cells],
+        "sweep_baseline": True,
+        "allowed_differences": [f"server.{setting}" for setting in _POINT_SETTINGS],
+        "primary_metrics": list(PRIMARY_METRICS),
+    }
+    if settings.hardware is not None:
+        plain["hardware"] = settings.hardware
+    return profile_from_plain(plain, f"benchctl micro ({name})")
+
+
+def cells_of_points(points: Sequence[ForwardPoint]) -> tuple[Cell, ...]:
+    """The cell of each point, in options of the engine ``micro``.
+
+    ``length`` is the context of a decode and the prompt of a prefill. Where some prefill has a context, it is the
+    context of all, and ``new_tokens`` says how many tokens follow.
+    """
+    names_new_tokens = any(point.phase == "prefill" and point.context_tokens for point in points)
+    return tuple(_cell(point, names_new_tokens=names_new_tokens) for point in points)
+
+
+def _cell(point: ForwardPoint, *, names_new_tokens: bool) -> Cell:
+    cell: Cell = {"phase": point.phase, "batch_size": point.batch_size}
+    if names_new_tokens:
+        return {**cell, "length": point.context_tokens, "new_tokens": point.new_tokens}
+    return {**cell, "length": point.context_tokens if point.phase == "decode" else point.new_tokens}
+
+
+def _engine_options(settings: PassSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "kv_layout": settings.kv_layout,
+        "replays": -(-settings.replays // max(settings.blocks, 1)),
+    }
+    chosen = {"python": settings.python, "threads": settings.threads}
+    return options | {name: value for name, value in chosen.items() if value is not None}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
+
+
+StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[Worker]]
 """Starts a worker for the passes of a profile, which ends with the context."""
 
 
 def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
     """A worker for the passes of a profile. Raises UsageError where its settings cannot be met here."""
-    options = shared_options(profile)
+    all_options = [own_options(variant_settings(profile, *arm), MicroOptions) for arm in arms(profile)]
+    options = all_options[0]
     return started_worker(
         WorkerSettings(
-            python=find_torch_python(None if options.python is None else Path(options.python)),
+            python=str(find_torch_python(None if options.python is None else Path(options.python))),
             shape=shape_for(profile.model),
+            points=tuple(dict.fromkeys(each.forward_pass[0] for each in all_options)),
             device=options.device,
             dtype=options.dtype,
             kv_layout=options.kv_layout,
@@ -58,12 +165,6 @@ def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
             threads=options.threads,
         )
     )
-
-
-def shared_options(profile: Profile) -> MicroOptions:
-    """The options of all runs, such as the device; those that differ are those of the first run."""
-    (variant, cell), *_ = arms(profile)
-    return own_options(variant_settings(profile, variant, cell), MicroOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +190,8 @@ def measure_forward(
     measured until then is kept.
     """
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        info = _checked(workers.first(), profile).info
-        gpus = _gpus(shared_options(profile).device)
+        info = workers.of(None).info
+        gpus = _gpus(info.device)
         measured = peaks_on_file(profile, [gpu.name for gpu in gpus])
         peaks = peaks_of_device(info, measured)
         results = _create(profile, info, gpus, peaks, measured, origin)
@@ -109,15 +210,8 @@ def resume_forward(
             f"'benchctl run --resume {reopened.results.path}'"
         )
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        peaks = peaks_of_device(_checked(workers.first(), profile).info, PEAKS.in_results(reopened.results.path))
+        peaks = peaks_of_device(workers.of(None).info, PEAKS.in_results(reopened.results.path))
         return _measure(reopened.results, profile, workers, peaks, listener)
-
-
-def _checked(worker: PassWorker, profile: Profile) -> PassWorker:
-    """The worker, which has memory for every pass. Raises UsageError where it has not."""
-    options = (own_options(variant_settings(profile, *arm), MicroOptions) for arm in arms(profile))
-    worker.check_fits(list(dict.fromkeys(each.forward_pass[0] for each in options)))
-    return worker
 
 
 def _create(
@@ -129,7 +223,6 @@ def _create(
     origin: Origin,
 ) -> ResultDirectory:
     """Write everything that is known before the first run."""
-    shape_for(profile.model)
     prepared = prepare_requests(profile)
     manifest = new_manifest(profile, prepared, origin.argv)
     versions = {**manifest.versions, "torch": info.torch_version}
@@ -167,11 +260,10 @@ def _measure(
     peaks: Peaks | None,
     listener: Listener,
 ) -> MicroOutcome:
-    passes = MeasuredPasses(workers=workers, peaks=peaks)
     below_floor: list[str] = []
 
     def measure(_context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
-        record = passes.measure(profile, planned, directory)
+        record = measure_passes(workers, peaks, profile, planned, directory)
         if record.failure is not None and record.failure.cause == BELOW_FLOOR:
             below_floor.append(record.run_id)
         return record

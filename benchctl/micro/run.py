@@ -5,11 +5,12 @@
 A run below its floor is a failed one, whatever else is asked for: it measured something else than its pass.
 """
 
+import os
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -24,10 +25,8 @@ from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.samplers import SampledServer, sampling
-from benchctl.micro.floor import Peaks
-from benchctl.micro.forward_times import ForwardTimes
-from benchctl.micro.worker import WorkerInfo
-from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
+from benchctl.micro.peaks import Peaks
+from benchctl.micro.worker import ForwardTimes, Worker, WorkerInfo
 from benchctl.profile.choices import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
@@ -43,129 +42,131 @@ _OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
 """Values of a worker's description that do not change what it computes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPasses:
-    """Measures the runs of one experiment, with its workers and the peaks of its device, if they are known."""
+class WorkersOfBlocks:
+    """A fresh worker for every block, which measures all runs of it; inside the context one lives at a time.
 
-    workers: WorkersOfBlocks
-    peaks: Peaks | None
+    What differs from process to process, such as where its memory lies, is thus in the scatter of the blocks.
+    """
 
-    def measure(self, profile: Profile, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
-        """Measure one run; returns its final record, which is also on disk.
+    def __init__(self, start: Callable[[], AbstractContextManager[Worker]]) -> None:
+        self._start = start
+        self._stack = ExitStack()
+        self._worker: Worker | None = None
+        self._block: int | None = None
 
-        A failed run is a record with state ``failed``. Raises UsageError where no such run can succeed here, and
-        KeyboardInterrupt; in both cases the record says so.
-        """
-        run = _Run(self, profile, planned, directory)
-        return run.measure()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
+    def of(self, block: int | None) -> Worker:
+        """The worker of a block, or with None of the one that comes next; that of another block is ended."""
+        if self._block not in {None, block}:
+            self.end()
+        if self._worker is None:
+            self._worker = self._stack.enter_context(self._start())
+        self._block = block
+        return self._worker
+
+    def end(self) -> None:
+        """End the worker, if there is one: the next run gets another."""
+        self._worker = self._block = None
+        self._stack.close()
 
 
-class _Run:
-    """A run on its way."""
+def measure_passes(
+    workers: WorkersOfBlocks, peaks: Peaks | None, profile: Profile, planned: PlannedRun, directory: RunDirectory
+) -> RunRecord:
+    """Measure one run; returns its final record, which is also on disk.
 
-    def __init__(
-        self, shared: MeasuredPasses, profile: Profile, planned: PlannedRun, directory: RunDirectory
-    ) -> None:
-        self._shared = shared
-        self._profile = profile
-        self._planned = planned
-        self._directory = directory
-        self._settings = variant_settings(profile, planned.variant, planned.cell)
-        self._options = own_options(self._settings, MicroOptions)
-        self._point, self._mode = self._options.forward_pass
-        record = RunRecord(
-            schema_version=SCHEMA_VERSION,
-            **msgspec.structs.asdict(planned),
-            state="running",
-            engine=profile.engine.kind,
-            host=platform.node(),
-            node=this_node(),
-            started_at=utc_now(),
-        )
-        self._journal = Journal(directory, record)
+    ``peaks`` are those of the device, if they are known. A failed run is a record with state ``failed``. Raises
+    UsageError where no such run can succeed here, and KeyboardInterrupt; in both cases the record says so.
+    """
+    settings = variant_settings(profile, planned.variant, planned.cell)
+    options = own_options(settings, MicroOptions)
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        **msgspec.structs.asdict(planned),
+        state="running",
+        engine=profile.engine.kind,
+        host=platform.node(),
+        node=this_node(),
+        started_at=utc_now(),
+    )
+    journal = Journal(directory, record)
 
-    def measure(self) -> RunRecord:
-        with self._journal.begun(self._fail):
-            try:
-                times = self._replays()
-                self._write_steps(times)
-                return self._conclude(times)
-            except RunError as error:  # after which the next run may succeed, with a worker of its own
-                self._shared.workers.end()
-                return self._fail(error.cause, str(error), error.log_tail)
+    def fail(cause: str, message: str, log_tail: str = "") -> RunRecord:
+        return journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
-    def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
-        return self._journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
-
-    def _replays(self) -> ForwardTimes:
-        worker = self._shared.workers.of(self._planned.block)
-        self._note_configuration(worker.info)
-        samples_gpu = self._options.device != "cpu" and self._profile.telemetry.gpu_hz
-        warn = self._journal.warn if samples_gpu else ignore
-        with open_gpu(visible_devices(self._options.device), warn=warn) as gpu:
-            gpus = () if gpu is None else gpu.described()
-            self._journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
-            sampled = SampledServer(processes=worker.processes, gpu=gpu, metrics_url=None)
-            with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
-                times = worker.measure(
-                    self._point, self._mode, warmups=self._options.warmups, replays=self._options.replays
-                )
-        self._journal.warn(*sampler_warnings)
-        self._note_replays(times)
-        return times
-
-    def _note_configuration(self, info: WorkerInfo) -> None:
-        """Record what is computed, and what the worker says of where it computes."""
-        options = self._options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
-        reported = msgspec.structs.asdict(info)
-        where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
-        config = {f"server.{key}": value for key, value in {**where, **options}.items()}
-        self._journal.update(
-            effective_config={"model": self._settings.model, **config},
-            engine_version=info.torch_version,
-            floor_ns=self._floor_ns(),
-        )
-
-    def _note_replays(self, times: ForwardTimes) -> None:
-        """Record the operators of a pass, and memory that should not have been asked for while it was timed."""
-        if times.num_operators is not None:
-            config = self._journal.record.effective_config
-            self._journal.update(effective_config={**config, "server.operators": times.num_operators})
-        if times.num_allocations:
-            message = (
-                f"the device handed out {times.num_allocations} pieces of memory during "
-                f"{len(times.duration_ns)} replays, which wait for it"
+    with journal.begun(fail):
+        try:
+            worker = workers.of(planned.block)
+            shape, (point, _) = shape_for(settings.model), options.forward_pass
+            journal.update(
+                effective_config={"model": settings.model, **_configuration(options, worker.info)},
+                engine_version=worker.info.torch_version,
+                floor_ns=None if peaks is None else peaks.floor_ns(shape, point, options.dtype),
             )
-            self._journal.warn(ResultWarning(code="replays-allocate", message=message))
-
-    def _floor_ns(self) -> int | None:
-        peaks, shape = self._shared.peaks, shape_for(self._settings.model)
-        return None if peaks is None else peaks.floor_ns(shape, self._point, self._options.dtype)
-
-    def _write_steps(self, times: ForwardTimes) -> None:
-        with self._directory.append("steps") as writer:
-            for step in steps_of(self._point, times):
+            times = _replays(worker, options, profile, directory, journal)
+        except RunError as error:  # after which the next run may succeed, with a worker of its own
+            workers.end()
+            return fail(error.cause, str(error), error.log_tail)
+        with directory.append("steps") as writer:
+            for step in steps_of(point, times):
                 writer.write(step)
-        self._journal.update(clock=times.clock)
-        self._journal.time(first_send_ns=times.start_ns[0], last_token_ns=times.start_ns[0] + times.wall_ns)
-
-    def _conclude(self, times: ForwardTimes) -> RunRecord:
-        problem = self._problem(times)
+        journal.update(clock=times.clock)
+        journal.time(first_send_ns=times.start_ns[0], last_token_ns=times.start_ns[0] + times.wall_ns)
+        problem = None if peaks is None else _problem(journal.record.floor_ns, times, peaks)
         if problem is None:
-            return self._journal.close("done")
-        self._journal.suspect("below-floor", problem)
-        return self._journal.close("failed", RunFailure(cause=BELOW_FLOOR, message=problem))
+            return journal.close("done")
+        journal.suspect(BELOW_FLOOR, problem)
+        return fail(BELOW_FLOOR, problem)
 
-    def _problem(self, times: ForwardTimes) -> str | None:
-        """The sentence on a median below the floor of the pass; None where it is above, or no floor is known."""
-        floor_ns, median_ns = self._journal.record.floor_ns, float(np.median(times.duration_ns))
-        if floor_ns is None or self._shared.peaks is None or median_ns >= floor_ns:
-            return None
-        return (
-            f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
-            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on "
-            f"{self._shared.peaks.hardware.title}: something else was timed, and the run counts nowhere"
+
+def _configuration(options: MicroOptions, info: WorkerInfo) -> dict[str, Any]:
+    """Settings of a pass, and what the worker says of where it computes."""
+    reported = msgspec.structs.asdict(info)
+    where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
+    asked = options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
+    return {f"server.{key}": value for key, value in {**where, **asked}.items()}
+
+
+def _replays(
+    worker: Worker, options: MicroOptions, profile: Profile, directory: RunDirectory, journal: Journal
+) -> ForwardTimes:
+    """Measure and sample; recorded are the operators of the pass, and what disturbed its replays."""
+    samples_gpu = options.device != "cpu" and profile.telemetry.gpu_hz
+    with open_gpu(visible_devices(options.device), warn=journal.warn if samples_gpu else ignore) as gpu:
+        gpus = () if gpu is None else gpu.described()
+        journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
+        sampled = SampledServer(processes=worker.processes, gpu=gpu, metrics_url=None)
+        with sampling(directory.path, profile.telemetry, sampled) as warnings:
+            point, mode = options.forward_pass
+            times = worker.measure(point, mode, warmups=options.warmups, replays=options.replays)
+    journal.warn(*warnings)
+    if times.num_operators is not None:
+        config = {**journal.record.effective_config, "server.operators": times.num_operators}
+        journal.update(effective_config=config)
+    if times.num_allocations:
+        message = (
+            f"the device handed out {times.num_allocations} pieces of memory during "
+            f"{len(times.duration_ns)} replays, which wait for it"
         )
+        journal.warn(ResultWarning(code="replays-allocate", message=message))
+    return times
+
+
+def _problem(floor_ns: int | None, times: ForwardTimes, peaks: Peaks) -> str | None:
+    """The sentence on a median below the floor of the pass; None where it is above."""
+    median_ns = float(np.median(times.duration_ns))
+    if floor_ns is None or median_ns >= floor_ns:
+        return None
+    return (
+        f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass takes "
+        f"less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.title}: something else "
+        "was timed, and the run counts nowhere"
+    )
 
 
 def steps_of(point: ForwardPoint, times: ForwardTimes) -> Iterator[StepRecord]:
@@ -183,3 +184,15 @@ def steps_of(point: ForwardPoint, times: ForwardTimes) -> Iterator[StepRecord]:
             num_decode_tokens=new if is_decode else 0,
             context_tokens=point.batch_size * (point.context_tokens + point.new_tokens),
         )
+
+
+def visible_devices(device: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that names the device of a worker alone: empty for ``cpu``."""
+    if not device.startswith("cuda"):
+        return ""
+    number = int(device.partition(":")[2] or 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(number)
+    entries = visible.split(",")
+    return entries[number].strip() if number < len(entries) else ""

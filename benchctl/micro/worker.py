@@ -1,62 +1,59 @@
-"""The worker as its parent sees it: a process with torch that measures what it is asked to, one request at a time.
+"""The worker as its parent sees it: a process with torch that answers one line of JSON for each run.
 
-Torch, the model and its buffers live in an interpreter of their own (``inside``), so that benchctl needs no torch,
-and so that a device that fails takes nothing of benchctl with it.
+Torch, the model and its buffers live in an interpreter of their own (``inside/program.py``), so that benchctl needs
+no torch, and so that a device that fails takes nothing of benchctl with it. It lives for a block of runs: a start
+with torch takes seconds.
 """
 
 import contextlib
-import json
 import os
-import selectors
+import select
+import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 import msgspec
 import psutil
 
 from benchctl.costs.model_shape import ModelShape
+from benchctl.engines.environment import engines_directory, installed_versions, interpreter_problem
 from benchctl.errors import BenchctlError, EngineUnavailableError, RunError, UsageError
 from benchctl.measure.server.health import ServerLog, Shortage, describe_end
 from benchctl.measure.server.process import Supervised, descendants
 from benchctl.measure.server.supervise import Launched
-from benchctl.micro.forward_times import ForwardTimes
-from benchctl.micro.interpreter import find_torch_python
 from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode
+from benchctl.units import MS_PER_S
 from benchctl.untrusted.secrets import environment_redactor
 
-__all__ = ["Worker", "WorkerInfo", "WorkerSettings", "find_torch_python", "started_worker"]
-
-_PROGRAM: Final = Path(__file__).parent / "inside" / "launch.py"
+_PROGRAM: Final = Path(__file__).parent / "inside" / "program.py"
+_TORCH: Final = ("torch",)
+_ANSWER_LIMIT_S: Final = 3600.0
+"""Time for one answer at most, after which the worker counts as stuck."""
 _STOP_GRACE_S: Final = 2.0
 _UNINHERITED: Final = frozenset({"PYTHONPATH", "PYTHONHOME"})
 """Variables that would lead the worker's interpreter to the packages of this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, fixed from its start to its end."""
 
-    python: Path
+    python: str
     """An interpreter that has torch: see ``find_torch_python``."""
     shape: ModelShape | None = None
-    """The model whose passes are measured; None for a worker that measures none."""
+    """The model whose passes are measured; None for a worker that measures the peaks of its device."""
+    points: tuple[ForwardPoint, ...] = ()
+    """Passes that must fit into memory, each by itself."""
     device: str = "cpu"
     """``cpu``, ``cuda`` or ``cuda:N``."""
     dtype: DataType = "float32"
     kv_layout: KvLayout = "contiguous"
-    page_tokens: int = 16
-    """Tokens of one page of a paged cache."""
     seed: int = 0
     """Of weights, tokens, contents of the cache and the order of its pages."""
     threads: int | None = None
     """Threads of one operator on the CPU; None for torch's own choice, one for each core that may be used."""
     start_limit_s: float = 600.0
-    answer_limit_s: float = 3600.0
-    """Time for one answer at most, after which the worker counts as stuck."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +86,27 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The vector instructions that torch uses on a CPU."""
 
 
+class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The replays of one point in one mode, one value each, in the order in which they ran."""
+
+    clock: Literal["host", "device"]
+    """``device``: pairs of events on the stream of the replay; ``host``: the monotonic clock around each."""
+    start_ns: tuple[int, ...]
+    """Start of each replay on the host's monotonic clock."""
+    duration_ns: tuple[int, ...]
+    """Duration of each replay on ``clock``."""
+    wall_ns: int
+    """Time of all replays together on the host's monotonic clock, up to the last synchronisation."""
+    num_allocations: int = 0
+    """Pieces of memory that the device handed out during the replays; 0 where buffers hold everything."""
+    num_operators: int | None = None
+    """Operators that one pass calls: in mode ``eager`` about as many launches."""
+    output_difference: float | None = None
+    """Largest difference between the outputs of ``graph`` and ``eager``, in units of the largest; None for
+    ``eager``.
+    """
+
+
 class Worker:
     """A running worker; made by ``started_worker``."""
 
@@ -100,10 +118,9 @@ class Worker:
         from_worker: IO[bytes],
         log: ServerLog,
     ) -> None:
-        self._settings, self._process, self._log = settings, process, log
+        self._python, self._process, self._log = settings.python, process, log
         self._to_worker, self._from_worker = to_worker, from_worker
         self._shortage = Shortage(Path(tempfile.gettempdir()))
-        self._unread = bytearray()
         self.info = msgspec.convert(self._answer(settings.start_limit_s), WorkerInfo)
 
     @property
@@ -114,10 +131,6 @@ class Worker:
         """The living processes of the worker."""
         return descendants(self._process.supervisor_pid)
 
-    def check_fits(self, points: Sequence[ForwardPoint]) -> None:
-        """Raises UsageError for a point that does not fit into memory by itself; nothing is allocated."""
-        self.ask("check_fits", points=[msgspec.to_builtins(point) for point in points])
-
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         """Times of ``replays`` passes after ``warmups``.
 
@@ -125,54 +138,41 @@ class Worker:
         capture that fails, after which the worker can be asked again; RunError for outputs that are not finite or
         differ between the modes, and when the worker dies.
         """
-        answer = self.ask("measure", point=msgspec.to_builtins(point), mode=mode, warmups=warmups, replays=replays)
-        return msgspec.convert(answer, ForwardTimes)
+        return msgspec.convert(self.ask(point=point, mode=mode, warmups=warmups, replays=replays), ForwardTimes)
 
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """The answer of operation ``op`` (see ``inside/operations.py``). Raises as ``measure`` does."""
-        request = json.dumps({"op": op, "arguments": arguments}) + "\n"
+    def ask(self, **arguments: Any) -> dict[str, Any]:
+        """The answer to a line of these arguments. Raises as ``measure`` does."""
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer will say so
-            self._to_worker.write(request.encode())
-        return self._answer(self._settings.answer_limit_s)
+            self._to_worker.write(msgspec.json.encode(arguments) + b"\n")
+        return self._answer(_ANSWER_LIMIT_S)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
-        line = self._line(limit_s)
+        poll = select.poll()
+        poll.register(self._from_worker, select.POLLIN)
+        if not poll.poll(limit_s * MS_PER_S):
+            raise RunError(
+                f"the worker of {self._python} has not answered for {limit_s:.0f} s; look at its device, and "
+                "measure fewer replays or a smaller pass",
+                cause="stuck",
+                log_tail=self._log.tail(),
+            )
+        line = self._from_worker.readline()
+        if not line.endswith(b"\n"):
+            raise self._death()
         try:
-            message = msgspec.json.decode(line, type=dict[str, Any])
+            message = msgspec.json.decode(line, type=dict[str, dict[str, Any]])
         except msgspec.MsgspecError as error:
             raise EngineUnavailableError(
-                f"--python {self._settings.python} answers {line[:60]!r}, which no worker says; name a Python "
+                f"--python {self._python} answers {line[:60].rstrip()!r}, which no worker says; name a Python "
                 "interpreter that has torch"
             ) from error
         if "failure" in message:
             raise _error_of(**message["failure"], log_tail=self._log.tail())
-        result: dict[str, Any] = message["result"]
-        return result
-
-    def _line(self, limit_s: float) -> bytes:
-        """The next line of its output."""
-        deadline, descriptor = time.monotonic() + limit_s, self._from_worker.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise RunError(
-                        f"the worker of {self._settings.python} has not answered for {limit_s:.0f} s; look at its "
-                        "device, and measure fewer replays or a smaller pass",
-                        cause="stuck",
-                        log_tail=self._log.tail(),
-                    )
-                piece = os.read(descriptor, 1 << 16)
-                if not piece:
-                    raise self._death()
-                self._unread += piece
-        line, _, rest = self._unread.partition(b"\n")
-        self._unread = rest
-        return bytes(line)
+        return message["result"]
 
     def _death(self) -> BenchctlError:
         code = self._process.wait()
-        end = describe_end(f"the worker of {self._settings.python}", code)
+        end = describe_end(f"the worker of {self._python}", code)
         shortage = self._shortage.diagnosis()
         if shortage is not None and shortage.cause == "out-of-memory":
             return UsageError(f"{end}: {shortage.remedy}")
@@ -190,7 +190,8 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
     Raises UsageError for a model that cannot be measured or does not fit into memory, for a device that is not
     there and for an interpreter without torch.
     """
-    document = json.dumps(_document(settings))
+    if settings.shape is not None:
+        check_measurable(settings.shape)
     env = {name: value for name, value in os.environ.items() if name not in _UNINHERITED}
     with tempfile.TemporaryDirectory(prefix="benchctl-worker-") as directory:
         log = Path(directory) / "worker.log"
@@ -198,7 +199,7 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
         from_worker, output = os.pipe()
         try:
             launched = Launched(
-                argv=[str(settings.python), str(_PROGRAM), document],
+                argv=[settings.python, str(_PROGRAM), msgspec.json.encode(settings).decode()],
                 env=env,
                 raw_log=str(log),
                 pipes=(source, output),
@@ -215,7 +216,7 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
         try:
             with (
                 os.fdopen(to_worker, "wb", buffering=0) as asked,
-                os.fdopen(from_worker, "rb", buffering=0) as answers,
+                os.fdopen(from_worker, "rb") as answers,
             ):
                 yield Worker(settings, process, asked, answers, server_log)
         finally:
@@ -240,16 +241,6 @@ def check_measurable(shape: ModelShape) -> None:
             )
 
 
-def _document(settings: WorkerSettings) -> dict[str, Any]:
-    """The settings as the worker reads them."""
-    model = None
-    if settings.shape is not None:
-        check_measurable(settings.shape)
-        model = msgspec.to_builtins(settings.shape)
-    names = ("device", "dtype", "kv_layout", "page_tokens", "seed", "threads")
-    return {"model": model, **{name: getattr(settings, name) for name in names}}
-
-
 def _error_of(kind: str, message: str, log_tail: str) -> BenchctlError:
     """The error of the tree for a failure that the worker reported."""
     if kind == "torch":
@@ -257,3 +248,31 @@ def _error_of(kind: str, message: str, log_tail: str) -> BenchctlError:
     if kind in {"settings", "device", "memory", "capture"}:
         return UsageError(message)
     return RunError(message, cause=f"worker-{kind}", log_tail=log_tail)
+
+
+def find_torch_python(named: Path | None) -> Path:
+    """The named interpreter, else benchctl's own if it has torch, else that of an installed engine.
+
+    Among engines one whose torch was built for a GPU comes first. Raises EngineUnavailableError where none has it.
+    """
+    if named is not None:
+        return _checked(named.expanduser())
+    if installed_versions(Path(sys.executable), _TORCH):
+        return Path(sys.executable)
+    directory = engines_directory()
+    candidates = [python for python in sorted(directory.glob("*/bin/python")) if os.access(python, os.X_OK)]
+    versions = {python: installed_versions(python, _TORCH).get("torch") for python in candidates}
+    having = sorted((version.endswith("+cpu"), python) for python, version in versions.items() if version)
+    if having:
+        return having[0][1]
+    raise EngineUnavailableError(
+        f"torch is not installed: neither {sys.executable} nor an engine's environment in {directory} has it; run "
+        "'benchctl engines install transformers', or name an interpreter that has it with "
+        "--python /path/to/venv/bin/python"
+    )
+
+
+def _checked(python: Path) -> Path:
+    if problem := interpreter_problem(python, _TORCH, f"run {python} -m pip install 'torch>=2.6'"):
+        raise EngineUnavailableError(f"--python {python} {problem}")
+    return python

@@ -32,7 +32,7 @@ from benchctl.measure.doctor.host import (
 )
 from benchctl.measure.doctor.software import NeededEngine, engine_checks
 from benchctl.measure.server.resources import CoreSplit
-from benchctl.micro.peak_checks import peak_warnings
+from benchctl.micro.peaks import peak_warnings
 from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuSample, NodeGpu
 from benchctl.units import GIB

@@ -1,6 +1,5 @@
 """A device that is not there: it notes what is asked of it, in order, and its clock advances when work is done."""
 
-import contextlib
 import itertools
 
 WORK_NS = 1_000
@@ -19,10 +18,10 @@ class FakeDevice:
     """``calls`` are the questions; ``fails_to_capture`` is raised by captures."""
 
     clock = "device"
-    can_capture = True
 
-    def __init__(self, *, fails_to_capture=None, allocations=()):
+    def __init__(self, *, fails_to_capture=None, allocations=(), free_bytes=lambda: 1 << 40):
         self.calls, self.now_ns = [], 0
+        self.free_bytes = free_bytes
         self.fails_to_capture = fails_to_capture
         self._allocations = itertools.chain(allocations, itertools.repeat(0))
 
@@ -44,14 +43,8 @@ class FakeDevice:
         self.calls.append(f"elapsed {start.name} {end.name}")
         return end.ns - start.ns
 
-    @contextlib.contextmanager
-    def side_stream(self):
-        self.calls.append("side stream begins")
-        yield
-        self.calls.append("side stream ends")
-
-    def capture(self, work):
-        self.calls.append("capture begins")
+    def capture(self, work, warmups):
+        self.calls.append(f"capture after {warmups}")
         work()
         self.calls.append("capture ends")
         if self.fails_to_capture is not None:

@@ -11,8 +11,7 @@ from support.fake_passes import FakeWorkers
 from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin
-from benchctl.micro.experiment import measure_forward
-from benchctl.micro.forward_profile import PassSettings, forward_profile
+from benchctl.micro.experiment import PassSettings, forward_profile, measure_forward
 
 
 @pytest.fixture(name="both_modes", scope="module")

@@ -6,10 +6,10 @@ import sys
 import pytest
 from fake_torch import FakeTorch
 
-from benchctl.micro.inside.failures import WorkerError
-from benchctl.micro.inside.replays import captured, timed_replays
+from benchctl.micro.inside.dimensions import WorkerError
+from benchctl.micro.inside.replays import timed_replays
 
-DEVICES = "benchctl.micro.inside.devices"
+DEVICES = "benchctl.micro.inside.replays"
 
 
 @pytest.fixture
@@ -34,21 +34,20 @@ def test_replays_are_event_record_launch_event_record_and_one_synchronisation(fa
     made = ["record"] * 5 + ["synchronize"]  # events exist on the device from their first record
     replay = ["record", "launch", "record"]
     assert torch.calls == [*made, "synchronize", "record", *replay, *replay, "synchronize"]
-    assert times.clock == "device"
-    assert times.num_allocations == 0
-    assert len(times.duration_ns) == 2
+    assert times["clock"] == "device"
+    assert times["num_allocations"] == 0
+    assert len(times["duration_ns"]) == 2
 
 
 def test_the_stream_of_the_warm_up_is_the_one_of_the_capture_and_waits_for_the_ordinary_one(fake_devices):
     devices, torch = fake_devices()
     device = devices.open_device("cuda")
     torch.calls.clear()
-    launch = captured(device, lambda: torch.note("work"), 3)
+    launch = device.capture(lambda: torch.note("work"), 1)
     assert torch.calls == [
         "side waits for ordinary",
         *["work on side"] * 3,
         "ordinary waits for side",
-        "synchronize",
         "synchronize",
         "empty cache",
         "capture begins on side",
@@ -66,7 +65,7 @@ def test_after_a_capture_that_fails_the_ordinary_stream_is_the_current_one(fake_
     devices, torch = fake_devices(fails={call: "operation not permitted"})
     device = devices.open_device("cuda:0")
     with pytest.raises(RuntimeError, match="operation not permitted"):
-        device.capture(lambda: torch.note("work"))
+        device.capture(lambda: torch.note("work"), 3)
     assert torch.current == "ordinary"
     begun = torch.calls.count("capture begins on side")
     assert torch.calls.count("capture ends on side") == (begun if call != "capture begins" else 0)
@@ -76,7 +75,7 @@ def test_work_that_fails_in_a_capture_is_the_error_although_its_end_fails_too(fa
     devices, torch = fake_devices(fails={"work": "first", "capture ends": "second"})
     device = devices.open_device("cuda:0")
     with pytest.raises(RuntimeError, match="first"):
-        device.capture(lambda: torch.note("work"))
+        device.capture(lambda: torch.note("work"), 3)
 
 
 def test_free_memory_is_what_the_driver_has_and_what_torch_holds_unused(fake_devices):
@@ -123,11 +122,11 @@ def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
     devices, torch = fake_devices()
     device = devices.open_device("cpu")
     times = timed_replays(device, lambda: None, 5)
-    assert times.clock == "host"
-    assert all(duration >= 0 for duration in times.duration_ns)
-    ends = [start + duration for start, duration in zip(times.start_ns, times.duration_ns, strict=True)]
-    assert all(end <= start for end, start in zip(ends, times.start_ns[1:], strict=False))
+    assert times["clock"] == "host"
+    assert all(duration >= 0 for duration in times["duration_ns"])
+    ends = [start + duration for start, duration in zip(times["start_ns"], times["duration_ns"], strict=True)]
+    assert all(end <= start for end, start in zip(ends, times["start_ns"][1:], strict=False))
     assert torch.calls == []
     assert device.free_bytes() > 0
     with pytest.raises(WorkerError, match="mode graph needs a CUDA device"):
-        captured(device, lambda: None, 3)
+        device.capture(lambda: None, 3)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for
-from benchctl.micro.floor import MEASURED_SHARE, Peaks, pass_bytes
+from benchctl.micro.peaks import MEASURED_SHARE, Peaks, pass_bytes
 from benchctl.profile.choices import ForwardPoint
 
 LLAMA_68M = shape_for("llama-68m")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.micro import interpreter
-from benchctl.micro.interpreter import find_torch_python
+from benchctl.micro import worker
+from benchctl.micro.worker import find_torch_python
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def engines(tmp_path, monkeypatch):
     """Adds the interpreter of an engine whose torch has the given version; our own interpreter has none."""
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
     own = sys.executable
-    asked = interpreter.installed_versions
-    monkeypatch.setattr(interpreter, "installed_versions", lambda p, n: {} if str(p) == own else asked(p, n))
+    asked = worker.installed_versions
+    monkeypatch.setattr(worker, "installed_versions", lambda p, n: {} if str(p) == own else asked(p, n))
 
     def add(kind, version):
         python = tmp_path / kind / "bin" / "python"
@@ -47,7 +47,7 @@ def test_an_engine_whose_torch_was_built_for_a_gpu_comes_first(engines):
 
 def test_our_own_interpreter_comes_before_those_of_engines(engines, monkeypatch):
     engines("a", "2.13.0")
-    monkeypatch.setattr(interpreter, "installed_versions", lambda python, names: {"torch": "2.13.0"})
+    monkeypatch.setattr(worker, "installed_versions", lambda python, names: {"torch": "2.13.0"})
     assert find_torch_python(None) == Path(sys.executable)
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="forward passes run where torch is")
 COUNT = """
 import sys
 import torch
-from benchctl.micro.inside.operators import count_operators
+from benchctl.micro.inside.passes import count_operators
 
 a, b = torch.ones(2, 3), torch.ones(3, 2)
 out = torch.empty(2, 2)

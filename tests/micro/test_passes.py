@@ -3,30 +3,31 @@
 import math
 
 import pytest
+import torch
 from fake_device import FakeDevice
 
-from benchctl.micro.inside.dimensions import PassPoint
-from benchctl.micro.inside.failures import WorkerError
-from benchctl.micro.inside.passes import GIB, MemoryNeed, PassStore
+from benchctl.micro.inside.dimensions import PassPoint, WorkerError
+from benchctl.micro.inside.model import GIB
+from benchctl.micro.inside.passes import PassStore
 
 
 class FakePass:
-    """Its output is one number, which graphs of another value change."""
+    """Its output is one number."""
 
     tolerance = 1e-3
-    num_operators = 31
 
     def __init__(self, device, output=1.0):
-        self.output, self.run = output, device.work("eager")
+        self.logits, self._work = torch.tensor([output]), device.work("eager")
 
-    def outputs(self):
-        return self.output
+    def run(self):
+        self.logits.neg()
+        self._work()
 
-    def difference(self, outputs):
-        return abs(self.output - outputs) / abs(self.output)
+    def difference(self, logits):
+        return float(((self.logits - logits) / self.logits).abs())
 
 
-class FakeMaker:
+class FakeModel:
     """Each sequence of a pass needs a GiB."""
 
     name = "tiny in float32 on fake:0"
@@ -36,7 +37,7 @@ class FakeMaker:
         self.points, self.store = [], None
 
     def need(self, point):
-        return MemoryNeed(point.batch_size * GIB, 0)
+        return point.batch_size * GIB, 0
 
     def make(self, point):
         if self.failure is not None:
@@ -49,9 +50,10 @@ class FakeMaker:
 
 
 def store_of(device, **options):
-    maker = FakeMaker(device, **options)
-    maker.store = PassStore(device, maker)
-    return maker.store, maker
+    model = FakeModel(device, **options)
+    device.free_bytes = model.free_bytes
+    model.store = PassStore(device, model)
+    return model.store, model
 
 
 def decode(batch_size):
@@ -63,12 +65,12 @@ COUNTS = {"warmups": 2, "replays": 3}
 
 def test_a_pass_is_prepared_once_and_serves_both_modes():
     device = FakeDevice()
-    store, maker = store_of(device)
+    store, model = store_of(device)
     modes = ("eager", "graph", "eager", "graph")
     answers = [store.measure(decode(1), mode, **COUNTS) for mode in modes]
-    assert maker.points == [decode(1)]
-    assert device.calls.count("capture begins") == 1
-    assert {answer["num_operators"] for answer in answers} == {31}
+    assert model.points == [decode(1)]
+    assert device.calls.count("capture after 2") == 1
+    assert {answer["num_operators"] for answer in answers} == {1}
     assert [answer["output_difference"] for answer in answers] == [None, 0.0, None, 0.0]
     assert all(len(answer["duration_ns"]) == len(answer["start_ns"]) == 3 for answer in answers)
 
@@ -100,13 +102,13 @@ def test_a_capture_that_fails_is_one_message_and_the_next_measurement_succeeds()
 
 def test_outputs_of_a_graph_that_differ_from_the_eager_ones_are_refused():
     device = FakeDevice()
-    store, maker = store_of(device)
+    store, model = store_of(device)
     prepared = FakePass(device)
-    maker.make = lambda point: prepared
+    model.make = lambda point: prepared
 
-    def capture(work):
+    def capture(work, warmups):
         work()
-        return lambda: setattr(prepared, "output", 1.01)
+        return lambda: setattr(prepared, "logits", torch.tensor([1.01]))
 
     device.capture = capture
     with pytest.raises(WorkerError, match=r"differ by 0\.0099 of the largest") as caught:
@@ -123,27 +125,27 @@ def test_outputs_that_are_not_finite_are_refused_in_either_mode():
 
 
 def test_a_pass_that_does_not_fit_is_refused_before_anything_is_allocated():
-    store, maker = store_of(FakeDevice())
+    store, model = store_of(FakeDevice())
     with pytest.raises(WorkerError, match=r"need 11\.00 GiB .* 10\.00 GiB are free.*smaller batch size") as caught:
         store.measure(decode(11), "eager", **COUNTS)
     assert caught.value.kind == "memory"
-    assert maker.points == []
+    assert model.points == []
 
 
 def test_points_are_checked_one_by_one_and_nothing_is_allocated():
-    store, maker = store_of(FakeDevice())
+    store, model = store_of(FakeDevice())
     store.check_fits([decode(6), decode(7)])
     with pytest.raises(WorkerError, match="decode of 11 sequences"):
         store.check_fits([decode(6), decode(11)])
-    assert maker.points == []
+    assert model.points == []
 
 
 def test_the_pass_that_was_not_used_for_longest_makes_room():
-    store, maker = store_of(FakeDevice())
+    store, model = store_of(FakeDevice())
     for batch_size in (4, 5, 4, 3):  # 3 does not fit beside 4 and 5, and 5 was used before 4
         store.measure(decode(batch_size), "eager", **COUNTS)
     assert [point.batch_size for point in store._entries] == [4, 3]
-    assert [point.batch_size for point in maker.points] == [4, 5, 3]
+    assert [point.batch_size for point in model.points] == [4, 5, 3]
 
 
 class OutOfMemoryError(RuntimeError):
@@ -160,11 +162,11 @@ class OutOfMemoryError(RuntimeError):
     ids=["cuda", "cpu", "system"],
 )
 def test_memory_that_runs_out_nevertheless_is_one_message_and_the_next_measurement_succeeds(error):
-    store, maker = store_of(FakeDevice(), failure=error)
+    store, model = store_of(FakeDevice(), failure=error)
     with pytest.raises(WorkerError, match=r"memory ran out .*; choose a smaller batch size") as caught:
         store.measure(decode(1), "eager", **COUNTS)
     assert caught.value.kind == "memory"
-    maker.failure = None
+    model.failure = None
     assert store.measure(decode(1), "eager", **COUNTS)["clock"] == "device"
 
 
@@ -180,9 +182,3 @@ def test_another_error_stays_what_it_is():
     store, _ = store_of(FakeDevice(), failure=RuntimeError("CUDA error: an illegal memory access"))
     with pytest.raises(RuntimeError, match="illegal"):
         store.measure(decode(1), "eager", **COUNTS)
-
-
-def test_an_unknown_mode_is_refused():
-    store, _ = store_of(FakeDevice())
-    with pytest.raises(WorkerError, match="it must be eager or graph"):
-        store.measure(decode(1), "compiled", **COUNTS)

@@ -5,8 +5,7 @@ import pytest
 from support.peaks import cpu_peaks, gpu_peaks, series
 
 from benchctl.errors import UsageError
-from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, peak_warnings, unit_of
-from benchctl.micro.roofline import judged_peaks
+from benchctl.micro.peaks import best_of_each, data_sheet_peaks, judged_peaks, peak_warnings, unit_of
 from benchctl.micro.worker import WorkerInfo
 
 
@@ -77,12 +76,13 @@ INFO = WorkerInfo(
     float32_precision="highest",
     free_bytes=1,
     total_bytes=25_000_000_000,
+    cache_bytes=32 * 2**20,
 )
 
 
 def answer(**changes):
     document = msgspec.to_builtins(cpu_peaks())
-    names = ("series", "cache_bytes", "buffer_bytes")
+    names = ("series", "buffer_bytes")
     return {"num_devices": 1, "unmeasured": {}, **{name: document[name] for name in names}, **changes}
 
 

@@ -47,4 +47,4 @@ def test_a_single_gpu_has_no_all_reduce_and_buffers_are_well_beyond_its_cache(an
     peaks = answer["peaks"]
     assert "all-reduce" not in {each["quantity"] for each in peaks["series"]}
     assert peaks["unmeasured"] == {}
-    assert peaks["buffer_bytes"] >= 8 * peaks["cache_bytes"]
+    assert peaks["buffer_bytes"] >= 8 * 50 * 2**20

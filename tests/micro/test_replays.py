@@ -1,11 +1,11 @@
-"""The order in which a device is asked for warm-up, capture and replays."""
+"""The order in which a device is asked for warm-up and replays."""
 
 import gc
 
 import pytest
 from fake_device import WORK_NS, FakeDevice
 
-from benchctl.micro.inside.replays import captured, timed_replays, warm_up
+from benchctl.micro.inside.replays import timed_replays, warm_up
 
 
 def test_every_replay_lies_between_marks_of_its_own_and_one_synchronisation_follows_the_last():
@@ -19,29 +19,16 @@ def test_every_replay_lies_between_marks_of_its_own_and_one_synchronisation_foll
 def test_durations_are_those_between_the_marks_of_a_replay_and_starts_are_on_the_clock_of_the_host():
     device = FakeDevice(allocations=[3, 5])
     times = timed_replays(device, device.work(), 3)
-    assert times.duration_ns == [WORK_NS] * 3
-    first, *others = times.start_ns
+    assert times["duration_ns"] == [WORK_NS] * 3
+    first, *others = times["start_ns"]
     assert [start - first for start in others] == [WORK_NS, 2 * WORK_NS]
-    assert times.clock == "device"
-    assert times.num_allocations == 2
-    assert times.wall_ns > 0
+    assert times["clock"] == "device"
+    assert times["num_allocations"] == 2
+    assert times["wall_ns"] > 0
 
 
-def test_a_capture_follows_three_passes_on_a_side_stream_at_least():
+def test_the_device_has_done_its_work_when_a_warm_up_ends():
     device = FakeDevice()
-    launch = captured(device, device.work(), 1)
-    warmups = ["side stream begins", "work", "work", "work", "side stream ends", "synchronize"]
-    assert device.calls == [*warmups, "capture begins", "work", "capture ends"]
-    device.calls.clear()
-    launch()
-    assert device.calls == ["launch"], "a replay is one launch"
-
-
-def test_more_warmups_are_as_many_as_asked_for():
-    device = FakeDevice()
-    captured(device, device.work(), 7)
-    assert device.calls.count("work") == 7 + 1
-    device.calls.clear()
     warm_up(device, device.work(), 2)
     assert device.calls == ["work", "work", "synchronize"]
 

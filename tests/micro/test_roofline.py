@@ -5,7 +5,7 @@ import json
 import pytest
 from support.cli import benchctl
 
-from benchctl.micro.roofline import RooflineSettings, measure_roofline
+from benchctl.micro.peaks import measure_roofline
 from benchctl.records.peaks import best_series, hardware_of
 
 SHORT = ("--device", "cpu", "--rounds", "3", "--size", "64,128", "--buffer-mb", "8", "--value-ms", "2")
@@ -13,11 +13,10 @@ SHORT = ("--device", "cpu", "--rounds", "3", "--size", "64,128", "--buffer-mb", 
 
 @pytest.fixture(scope="module")
 def peaks(torch_python):
-    settings = RooflineSettings(
+    return measure_roofline(
         device="cpu", python=torch_python, rounds=3, sizes=(64, 128), buffer_bytes=2**23, least_s=0.002, threads=1,
         dtypes=("bfloat16", "float32", "int4"), all_reduce_ranks=2,
     )  # fmt: skip
-    return measure_roofline(settings)
 
 
 def test_every_kernel_has_a_value_of_each_round_at_each_size(peaks) -> None:

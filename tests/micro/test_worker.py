@@ -1,15 +1,16 @@
 """The worker as a process: it measures, reports failures one by one, and leaves nothing behind."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import signal
 import stat
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -24,7 +25,7 @@ DECODE = ForwardPoint(phase="decode", batch_size=3, context_tokens=20)
 
 @pytest.fixture(scope="module")
 def settings(torch_python):
-    return WorkerSettings(python=torch_python, shape=TINY, threads=1)
+    return WorkerSettings(python=str(torch_python), shape=TINY, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +75,25 @@ def test_a_failure_is_one_message_and_the_worker_goes_on(worker):
         worker.measure(huge, "eager", warmups=1, replays=1)
     assert caught.value.exit_code == 2
     assert "choose a smaller batch size" in str(caught.value)
-    worker.check_fits([DECODE])
-    with pytest.raises(UsageError, match="1000000 sequences"):
-        worker.check_fits([DECODE, huge])
-    with pytest.raises(UsageError, match="unknown operation 'dance'; known are describe, check_fits, measure"):
-        worker.ask("dance")
     with pytest.raises(RunError, match="unexpected keyword argument") as caught:
-        worker.ask("measure", tempo=1)
+        worker.ask(point=DECODE, tempo=1)
     assert "Traceback" in caught.value.log_tail
     assert worker.measure(DECODE, "eager", warmups=1, replays=2).duration_ns
 
 
 def test_paged_and_contiguous_caches_and_each_dtype_are_measured(settings):
     for layout, dtype in (("paged", "bfloat16"), ("contiguous", "float16")):
-        with started_worker(replace(settings, kv_layout=layout, dtype=dtype)) as worker:
+        with started_worker(msgspec.structs.replace(settings, kv_layout=layout, dtype=dtype)) as worker:
             assert worker.measure(DECODE, "eager", warmups=1, replays=2).duration_ns
 
 
-def test_a_worker_without_a_model_measures_none_and_says_so(settings):
-    with started_worker(replace(settings, shape=None)) as worker:
-        assert worker.info.num_params is None
-        with pytest.raises(UsageError, match="started without a model"):
-            worker.measure(DECODE, "eager", warmups=1, replays=1)
+def test_a_worker_does_not_start_where_one_of_its_points_cannot_fit(settings):
+    huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
+    with (
+        pytest.raises(UsageError, match="1000000 sequences .*: keys and values need"),
+        started_worker(msgspec.structs.replace(settings, points=(DECODE, huge))),
+    ):
+        pass
 
 
 def test_nothing_is_left_of_a_worker_whether_it_ends_well_or_not(settings):
@@ -117,17 +115,17 @@ def test_the_death_of_a_worker_is_an_error_that_says_how_it_ended(settings):
 def test_a_device_that_this_torch_does_not_see_is_refused(settings):
     with (
         pytest.raises(UsageError, match=r"device cuda:99: torch .* name another with --device") as caught,
-        started_worker(replace(settings, device="cuda:99")),
+        started_worker(msgspec.structs.replace(settings, device="cuda:99")),
     ):
         pass
     assert caught.value.exit_code == 2
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_allocated(settings):
-    vast = replace(TINY, name="vast", hidden=1 << 16, ffn=1 << 20, layers=100)
+    vast = dataclasses.replace(TINY, name="vast", hidden=1 << 16, ffn=1 << 20, layers=100)
     with (
         pytest.raises(UsageError, match=r"the weights of vast in float32 on cpu need [\d.]+ GiB, and .* are free"),
-        started_worker(replace(settings, shape=vast)),
+        started_worker(msgspec.structs.replace(settings, shape=vast)),
     ):
         pass
 
@@ -140,7 +138,7 @@ def test_an_interpreter_without_torch_is_named_with_the_remedy():
         pytest.raises(
             EngineUnavailableError, match=r"cannot import torch .*pip install .torch.*--python"
         ) as caught,
-        started_worker(WorkerSettings(python=Path(sys.executable), shape=TINY)),
+        started_worker(WorkerSettings(python=sys.executable, shape=TINY)),
     ):
         pass
     assert sys.executable in str(caught.value)
@@ -156,7 +154,7 @@ def program(directory, text):
 def test_an_interpreter_that_does_not_exist_is_named(tmp_path):
     with (
         pytest.raises(EngineUnavailableError, match=r"python cannot be started: .* name an interpreter"),
-        started_worker(WorkerSettings(python=tmp_path / "python")),
+        started_worker(WorkerSettings(python=str(tmp_path / "python"))),
     ):
         pass
 
@@ -165,7 +163,7 @@ def test_a_program_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_pat
     python = program(tmp_path, "echo 'libcuda is broken' >&2; exit 3")
     with (
         pytest.raises(RunError, match="ended with exit code 3; the end of its log says more: libcuda is broken"),
-        started_worker(WorkerSettings(python=python)),
+        started_worker(WorkerSettings(python=str(python))),
     ):
         pass
 
@@ -174,7 +172,7 @@ def test_a_program_that_is_no_interpreter_is_named_with_what_it_says(tmp_path):
     python = program(tmp_path, "echo hello")
     with (
         pytest.raises(EngineUnavailableError, match=r"answers b'hello', which no worker says; name a Python"),
-        started_worker(WorkerSettings(python=python)),
+        started_worker(WorkerSettings(python=str(python))),
     ):
         pass
 
@@ -183,7 +181,7 @@ def test_a_program_that_does_not_answer_is_an_error_and_is_ended(tmp_path):
     python = program(tmp_path, f"echo $$ > {tmp_path / 'pid'}; exec sleep 600")
     with (
         pytest.raises(RunError, match="has not answered for 1 s") as caught,
-        started_worker(WorkerSettings(python=python, start_limit_s=1.0)),
+        started_worker(WorkerSettings(python=str(python), start_limit_s=1.0)),
     ):
         pass
     assert caught.value.cause == "stuck"
@@ -195,5 +193,5 @@ def test_what_the_environment_adds_to_this_interpreter_does_not_reach_the_worker
 ):
     (tmp_path / "json.py").write_text("raise RuntimeError('of another interpreter')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with started_worker(WorkerSettings(python=torch_python)) as worker:
+    with started_worker(WorkerSettings(python=str(torch_python))) as worker:
         assert worker.info.torch_version

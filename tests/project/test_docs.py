@@ -77,7 +77,7 @@ def assert_same_output(command: Command, printed: str) -> None:
 def skip_without_torch() -> None:
     """Engines may be left out (BENCHCTL_SKIP_ENGINES=1), and with them every interpreter that has torch."""
     from benchctl.errors import EngineUnavailableError
-    from benchctl.micro.interpreter import find_torch_python
+    from benchctl.micro.worker import find_torch_python
 
     try:
         find_torch_python(None)

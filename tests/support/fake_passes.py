@@ -1,6 +1,6 @@
 """A worker without torch, whose passes take the time that a test plants."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -8,8 +8,7 @@ from itertools import count
 import psutil
 
 from benchctl.errors import BenchctlError, UsageError
-from benchctl.micro.forward_times import ForwardTimes
-from benchctl.micro.worker import WorkerInfo
+from benchctl.micro.worker import ForwardTimes, WorkerInfo
 from benchctl.profile.choices import ForwardPoint, Mode
 from benchctl.profile.model import Profile
 from benchctl.workload.seeded import named_stream
@@ -45,7 +44,7 @@ class FakeWorkers:
     fails_at: int = 0
     num_allocations: int = 0
     too_large: UsageError | None = None
-    """Raised when passes are checked before the first of them."""
+    """Raised by the start of a worker."""
     num_started: int = 0
     num_ended: int = 0
     measured: list[tuple[int, ForwardPoint, Mode]] = field(default_factory=list)
@@ -55,6 +54,8 @@ class FakeWorkers:
     def start(self, _profile: Profile) -> "Iterator[FakeWorker]":
         self.num_started += 1
         try:
+            if self.too_large is not None:
+                raise self.too_large
             yield FakeWorker(self, self.num_started)
         finally:
             self.num_ended += 1
@@ -68,10 +69,6 @@ class FakeWorker:
 
     def processes(self) -> list[psutil.Process]:
         return [psutil.Process()]
-
-    def check_fits(self, points: Sequence[ForwardPoint]) -> None:
-        if (error := self._workers.too_large) is not None:
-            raise error
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         workers = self._workers

@@ -48,10 +48,15 @@ from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
-from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
-from benchctl.micro.roofline import RooflineSettings, measure_roofline
+from benchctl.micro.experiment import (
+    MicroOutcome,
+    PassSettings,
+    forward_profile,
+    grid_of_points,
+    measure_forward,
+    resume_forward,
+)
+from benchctl.micro.peaks import best_of_each, data_sheet_peaks, measure_roofline, name_of, unit_of
 from benchctl.profile.choices import (
     MAX_BLOCKS,
     MAX_OUTPUTS,
@@ -145,7 +150,7 @@ def roofline(
     if show:
         _show_filed(as_json=as_json)
         return
-    settings = RooflineSettings(
+    peaks = measure_roofline(
         device=device,
         python=python,
         threads=threads,
@@ -156,7 +161,6 @@ def roofline(
         least_s=None if value_ms is None else value_ms / 1e3,
         all_reduce_ranks=all_reduce,
     )
-    peaks = measure_roofline(settings)
     path = None if no_store else PEAKS.add(peaks)
     tell(_document(peaks, path), *_peak_lines(peaks, path), as_json=as_json)
 
@@ -173,7 +177,7 @@ def _peak_lines(peaks: MeasuredPeaks, path: Path | None) -> Iterator[Table | str
         size = f"{int(series.setting) // _MIB} MiB" if is_of_memory else series.setting
         values = [four_digits(value / scale) for value in (series.median, min(series.values), max(series.values))]
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
-        rows.append((_name(series), size, *values, unit, *of_sheet))
+        rows.append((name_of(series), size, *values, unit, *of_sheet))
     headings = ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it")
     yield table_of(headings, rows, left=("peak", "unit"))
     yield ""
@@ -181,10 +185,6 @@ def _peak_lines(peaks: MeasuredPeaks, path: Path | None) -> Iterator[Table | str
     yield from (f"warning: {warning.message} [{warning.code}]" for warning in peaks.warnings)
     yield f"as hardware: {hardware_of(peaks).name}"
     yield "not filed" if path is None else f"filed: {path.parent.name}/{path.stem}"
-
-
-def _name(series: PeakSeries) -> str:
-    return series.quantity if series.dtype is None else f"{series.quantity} {series.dtype}"
 
 
 def _show_filed(*, as_json: bool) -> None:
@@ -222,7 +222,7 @@ def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(peaks)
     best = [
         {
-            "peak": _name(each),
+            "peak": name_of(each),
             "setting": each.setting,
             "median": each.median,
             "low": min(each.values),

@@ -1,6 +1,6 @@
 """The dimensions of a dense model and of one forward pass, and the memory that both need.
 
-Nothing here imports torch: what does not fit is refused before anything is allocated.
+What does not fit is refused before anything is allocated.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,20 @@ from typing import Any, Literal
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MARGIN_FRAC = 0.05
 """Memory beside what is counted: workspaces of libraries, and pieces that the allocator cannot use."""
+PAGE_TOKENS = 16
+"""Tokens of one page of a paged cache."""
+
+
+class WorkerError(Exception):
+    """A measurement that cannot be made; the worker goes on to live.
+
+    ``kind`` says what it lacks: ``settings`` that describe a measurement, ``torch``, the ``device``, ``memory``, a
+    graph that can be captured (``capture``), ``outputs`` that are finite and agree.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -86,35 +100,26 @@ class KvPlan:
     page_tokens: int
 
     @property
-    def tokens(self) -> int:
-        """Tokens that the cache has room for."""
-        return self.sequences * self.pages * self.page_tokens
-
-    @property
     def is_paged(self) -> bool:
         return self.pages > 1
 
 
-def kv_plan(layout: Literal["contiguous", "paged"], sequences: int, tokens: int, page_tokens: int) -> KvPlan:
-    """The cache of ``sequences`` of ``tokens`` each; a paged one is rounded up to whole pages."""
+def kv_plan(layout: Literal["contiguous", "paged"], point: PassPoint, page_tokens: int = PAGE_TOKENS) -> KvPlan:
+    """The cache of all tokens of a pass; a paged one is rounded up to whole pages."""
     if layout == "contiguous":
-        return KvPlan(sequences, 1, tokens)
-    return KvPlan(sequences, -(-tokens // page_tokens), page_tokens)
-
-
-def weight_bytes(dimensions: Dimensions, dtype: str) -> int:
-    return dimensions.num_params() * ELEMENT_BYTES[dtype]
+        return KvPlan(point.batch_size, 1, point.total_tokens)
+    return KvPlan(point.batch_size, -(-point.total_tokens // page_tokens), page_tokens)
 
 
 def pass_bytes(dimensions: Dimensions, point: PassPoint, plan: KvPlan, dtype: str) -> tuple[int, int]:
     """Bytes of the cache of one pass, and of its buffers.
 
-    The buffers are what ``forward.ForwardPass`` allocates, with the results of operators that allocate their own
+    The buffers are what ``model.ForwardPass`` allocates, with the results of operators that allocate their own
     (two norms, attention and its activation), one layer's gathered pages, and the mask of a prompt that
     continues: n (c + n) booleans, widened to an element each by kernels that add it.
     """
     element = ELEMENT_BYTES[dtype]
-    cache = plan.tokens * dimensions.kv_elements_per_token() * element
+    cache = plan.sequences * plan.pages * plan.page_tokens * dimensions.kv_elements_per_token() * element
     widths = 4 * dimensions.hidden + dimensions.head_dim * (dimensions.qkv_heads * 2 + dimensions.q_heads)
     per_token = widths + 4 * dimensions.ffn
     gathered = cache // dimensions.layers if plan.is_paged else 0

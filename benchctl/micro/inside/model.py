@@ -1,23 +1,57 @@
-"""The weights of a dense model, drawn at random: fused as serving engines fuse them.
+"""A dense model with random weights, and one forward pass over static buffers.
 
-One product gives query, key and value of all heads, and one gives gate and up projection. Matrices are stored
-``[outputs, inputs]``, as checkpoints store them.
+A pass is computed as a serving engine computes it, with the operators of torch.
+
+**As in engines.** One product for query, key and value, one for gate and up projection; products of residual
+branches add to the residual stream in place; keys and values go into the cache by slot and attention reads them
+from it; attention is torch's fused kernel; logits are computed for the last position of each sequence alone. All
+inputs lie in buffers that do not move, so that the same pass can be captured in a graph.
+
+**Left out.** The scheduler, the preparation of inputs (token ids, positions, slots, the page table), sampling, and
+copies between host and device. These are what an engine's step adds to its forward pass.
+
+**Unlike engines.** Torch has no kernel that joins a norm with a residual addition, that rotates queries and keys
+at once, or that writes keys and values at once: a layer is 14 operators here (16 with norms of queries and keys)
+where an engine has some 10. Attention over pages gathers them into one buffer first, two operators more that read
+and write the cached context one time more: the paged layout is an upper bound for an engine's kernel, the
+contiguous one a lower bound.
+
+**Buffers.** Whatever can be written into a buffer is. Norms, the activation and attention allocate their results
+from the allocator's cache, which the warm-up fills; ``replays`` counts what still reaches the device.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import torch
+from torch.nn import functional
 
-from benchctl.micro.inside.dimensions import Dimensions
+from benchctl.micro.inside.dimensions import (
+    ELEMENT_BYTES,
+    MARGIN_FRAC,
+    Dimensions,
+    KvPlan,
+    PassPoint,
+    WorkerError,
+    kv_plan,
+    pass_bytes,
+)
+from benchctl.micro.inside.replays import CpuDevice, CudaDevice
 
+GIB = 1 << 30
 STANDARD_DEVIATION = 0.02
 """Of weights, as models are initialised; larger ones would overflow half precision."""
+_HALVES = (torch.float16, torch.bfloat16)
+_ROUNDINGS = 16
+"""Units of rounding by which the largest outputs of two orders of the same sums may differ."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer."""
+    """Weights of one layer, matrices as ``[outputs, inputs]``."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -32,79 +66,260 @@ class LayerWeights:
     down: torch.Tensor
 
 
-@dataclass(frozen=True)
-class ModelWeights:
-    """All weights of one model on one device."""
+class Model:
+    """The weights of a model on a device, and the passes that use them.
 
-    dimensions: Dimensions
-    embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    head: torch.Tensor
-    """``[V, d]``; the embedding itself where both are tied."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
-
-    def num_params(self) -> int:
-        """Parameters as counted in the tensors themselves.
-
-        A tied embedding counts once, and so does a norm that is repeated for each head.
-        """
-        tensors = [self.embedding, self.final_norm]
-        if self.head is not self.embedding:
-            tensors.append(self.head)
-        repeated = 0
-        for layer in self.layers:
-            present = [value for value in vars(layer).values() if value is not None]
-            tensors += present
-            if layer.head_norms is not None:
-                repeated += layer.head_norms.numel() - 2 * self.dimensions.head_dim
-        return sum(tensor.numel() for tensor in tensors) - repeated
-
-
-def random_weights(dimensions: Dimensions, *, dtype: torch.dtype, device: torch.device, seed: int) -> ModelWeights:
-    """Weights of a normal distribution; norms are drawn around 1, so that a pass that forgets one is seen.
-
-    Those of equal seed on one kind of device are equal.
+    Weights are drawn from a normal distribution, norms around 1, so that a pass that forgets one is seen. Those of
+    equal seed on one kind of device are equal.
     """
-    generator = torch.Generator(device).manual_seed(seed)
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        empty = torch.empty(rows, columns, dtype=dtype, device=device)
-        return empty.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    def __init__(self, settings: Mapping[str, Any], device: CpuDevice | CudaDevice) -> None:
+        """``settings`` are ``shape``, ``dtype``, ``kv_layout`` and ``seed``.
 
-    def norm(width: int) -> torch.Tensor:
-        return torch.empty(width, dtype=dtype, device=device).normal_(1.0, 0.1, generator=generator)
+        Raises WorkerError when the weights do not fit into memory.
+        """
+        self.dimensions = d = Dimensions.of(settings["shape"])
+        self.device = device.torch_device
+        self.dtype = getattr(torch, settings["dtype"])
+        self.name = f"{settings['shape']['name']} in {settings['dtype']} on {self.device}"
+        self._settings = settings
+        self._check_fits(device.free_bytes())
+        self._generator = torch.Generator(self.device).manual_seed(settings["seed"])
+        self.embedding = self._matrix(d.vocab, d.hidden)
+        """``[V, d]``."""
+        self.layers = tuple(self._layer() for _ in range(d.layers))
+        self.head = self.embedding if d.tied_embeddings else self._matrix(d.vocab, d.hidden)
+        """``[V, d]``; the embedding itself where both are tied."""
+        self.final_norm = self._norm(d.hidden)
 
-    def layer() -> LayerWeights:
-        d, qkv_rows = dimensions, dimensions.qkv_heads * dimensions.head_dim
+    def plan(self, point: PassPoint) -> KvPlan:
+        return kv_plan(self._settings["kv_layout"], point)
+
+    def need(self, point: PassPoint) -> tuple[int, int]:
+        """Bytes of the cache of a pass and of all else that it needs, without making it."""
+        cache, buffers = pass_bytes(self.dimensions, point, self.plan(point), self._settings["dtype"])
+        return cache, round(buffers + MARGIN_FRAC * (cache + buffers))
+
+    def make(self, point: PassPoint) -> "ForwardPass":
+        """Allocate a pass."""
+        generator = torch.Generator().manual_seed(self._settings["seed"])
+        tokens = torch.randint(self.dimensions.vocab, (point.batch_size, point.new_tokens), generator=generator)
+        cache = KvCache(self, self.plan(point), seed=self._settings["seed"])
+        return ForwardPass(self, cache, point, tokens.to(self.device))
+
+    def empty(self, *sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=self.dtype, device=self.device)
+
+    def _check_fits(self, free_bytes: int) -> None:
+        need = self.dimensions.num_params() * ELEMENT_BYTES[self._settings["dtype"]]
+        if need * (1 + MARGIN_FRAC) > free_bytes:
+            raise WorkerError(
+                "memory",
+                f"the weights of {self.name} need {need / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free; "
+                "choose a smaller model or a dtype of 2 bytes, or end the programs that hold memory",
+            )
+
+    def _matrix(self, rows: int, columns: int) -> torch.Tensor:
+        return self.empty(rows, columns).normal_(0.0, STANDARD_DEVIATION, generator=self._generator)
+
+    def _norm(self, width: int) -> torch.Tensor:
+        return self.empty(width).normal_(1.0, 0.1, generator=self._generator)
+
+    def _layer(self) -> LayerWeights:
+        d = self.dimensions
+        qkv_rows = d.qkv_heads * d.head_dim
         return LayerWeights(
-            attention_norm=norm(d.hidden),
-            qkv=matrix(qkv_rows, d.hidden),
-            qkv_bias=matrix(1, qkv_rows)[0] if d.qkv_bias else None,
-            head_norms=repeated_norms(d, norm(d.head_dim), norm(d.head_dim)) if d.qk_norm else None,
-            output=matrix(d.hidden, d.q_heads * d.head_dim),
-            block_norm=norm(d.hidden),
-            gate_up=matrix(2 * d.ffn, d.hidden),
-            down=matrix(d.hidden, d.ffn),
+            attention_norm=self._norm(d.hidden),
+            qkv=self._matrix(qkv_rows, d.hidden),
+            qkv_bias=self._matrix(1, qkv_rows)[0] if d.qkv_bias else None,
+            head_norms=self._head_norms() if d.qk_norm else None,
+            output=self._matrix(d.hidden, d.q_heads * d.head_dim),
+            block_norm=self._norm(d.hidden),
+            gate_up=self._matrix(2 * d.ffn, d.hidden),
+            down=self._matrix(d.hidden, d.ffn),
         )
 
-    embedding = matrix(dimensions.vocab, dimensions.hidden)
-    layers = tuple(layer() for _ in range(dimensions.layers))
-    head = embedding if dimensions.tied_embeddings else matrix(dimensions.vocab, dimensions.hidden)
-    return ModelWeights(dimensions, embedding, layers, norm(dimensions.hidden), head)
+    def _head_norms(self) -> torch.Tensor:
+        d = self.dimensions
+        of_queries, of_keys = self._norm(d.head_dim), self._norm(d.head_dim)
+        return torch.cat((of_queries.expand(d.q_heads, -1), of_keys.expand(d.kv_heads, -1))).contiguous()
 
 
-def repeated_norms(dimensions: Dimensions, of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:
-    """One row for each query head, then for each key head."""
-    rows = (of_queries.expand(dimensions.q_heads, -1), of_keys.expand(dimensions.kv_heads, -1))
-    return torch.cat(rows).contiguous()
+class KvCache:
+    """The cache of keys and values: one tensor of pages, which a sequence holds in any order.
+
+    A layer is ``[pages, 2, page tokens, Hkv, h]``, keys before values. In the contiguous layout the one page of a
+    sequence has room for all of its tokens, and attention sees a view of it. In the paged layout the pages of all
+    sequences lie in random order, as in the pool of an engine that has run for a while, and a pass gathers those of
+    a layer into one buffer first, in the order of their tokens.
+    """
+
+    def __init__(self, model: Model, plan: KvPlan, *, seed: int) -> None:
+        """Random contents: attention over zeros would be as fast, but draws less power."""
+        d, self._plan = model.dimensions, plan
+        num_pages = plan.sequences * plan.pages
+        pages = model.empty(d.layers, num_pages, 2, plan.page_tokens, d.kv_heads, d.head_dim)
+        self.pages = pages.normal_(generator=torch.Generator(model.device).manual_seed(seed))
+        order = torch.arange(num_pages)
+        if plan.is_paged:
+            order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
+        self._page_ids = order.to(model.device)
+        """Of all sequences in turn, in the order of the tokens that they hold."""
+        self.gathered = None
+        if plan.is_paged:
+            self.gathered = model.empty(2, num_pages, plan.page_tokens, d.kv_heads, d.head_dim)
+
+    def slots(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of keys and of values in a layer's ``rows``, for ``positions`` of every sequence in turn."""
+        tokens = self._plan.page_tokens
+        table = self._page_ids.reshape(self._plan.sequences, self._plan.pages)
+        keys = table[:, positions // tokens] * (2 * tokens) + positions % tokens
+        return keys.reshape(-1), (keys + tokens).reshape(-1)
+
+    def rows(self, layer: int) -> torch.Tensor:
+        """A layer as ``[rows, Hkv, h]``: one row for a token's keys, one for its values."""
+        return self.pages[layer].flatten(0, 2)
+
+    def gather(self, layer: int) -> None:
+        """Bring the pages of a layer into the buffer that its views show; nothing in the contiguous layout."""
+        if self.gathered is not None:
+            for kind in (0, 1):
+                torch.index_select(self.pages[layer, :, kind], 0, self._page_ids, out=self.gathered[kind])
+
+    def views(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first ``tokens`` of every sequence, ``[B, Hkv, tokens, h]``, without a copy."""
+        keys, values = self.pages[layer].unbind(1) if self.gathered is None else self.gathered.unbind(0)
+        shape = (self._plan.sequences, self._plan.pages)
+        keys, values = (each.unflatten(0, shape).flatten(1, 2)[:, :tokens] for each in (keys, values))
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+class ForwardPass:
+    """The pass of one point: buffers, and ``run``, which computes ``logits`` from ``tokens`` and the cache.
+
+    ``tokens`` are ``[B, n]``; their keys and values replace those of the cache at positions c to c + n - 1, and
+    each token attends to all positions up to its own. A run gives the same logits as the one before.
+    """
+
+    def __init__(self, model: Model, cache: KvCache, point: PassPoint, tokens: torch.Tensor) -> None:
+        d = model.dimensions
+        self.model, self.cache, self.point = model, cache, point
+        self.tokens = tokens.reshape(-1)
+        rows = point.total_new_tokens
+        positions = torch.arange(point.context_tokens, point.total_tokens, device=model.device)
+        self._cos, self._sin = rotation(d, positions.repeat(point.batch_size), model.dtype)
+        self._key_slots, self._value_slots = cache.slots(positions)
+        self._cache_rows = [cache.rows(layer) for layer in range(d.layers)]
+        self._cache_views = [cache.views(layer, point.total_tokens) for layer in range(d.layers)]
+        self._hidden = model.empty(rows, d.hidden)
+        self._qkv = model.empty(rows, d.qkv_heads, d.head_dim)
+        self._rotated = model.empty(rows, d.q_heads + d.kv_heads, d.head_dim)
+        self._gate_up = model.empty(rows, 2 * d.ffn)
+        self._activated = model.empty(rows, d.ffn)
+        self.logits = model.empty(point.batch_size, d.vocab)
+        """``[B, V]``: those of the last position of each sequence."""
+        self._last_rows = slice(point.new_tokens - 1, None, point.new_tokens)
+        queries = self._rotated[:, : d.q_heads]
+        if point.phase == "decode":
+            self._queries = queries.unflatten(1, (d.kv_heads, -1))
+        else:
+            self._queries = queries.unflatten(0, (point.batch_size, -1)).transpose(1, 2)
+        self._attention_options = self._options_of_attention()
+
+    def run(self) -> None:
+        """Compute ``logits``; every tensor that another run would need lies where it lay."""
+        torch.index_select(self.model.embedding, 0, self.tokens, out=self._hidden)
+        for index, layer in enumerate(self.model.layers):
+            self._project(layer)
+            self._rotate()
+            self._store(index)
+            torch.addmm(self._hidden, self._attend(index), layer.output.t(), out=self._hidden)
+            self._add_block(layer)
+        last = self._norm(self._hidden, self.model.final_norm)[self._last_rows]
+        torch.mm(last, self.model.head.t(), out=self.logits)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference of two outputs that rounding explains."""
+        return _ROUNDINGS * torch.finfo(self.logits.dtype).eps
+
+    def difference(self, logits: torch.Tensor) -> float:
+        """The largest difference between ``logits`` and those of the last run, in units of the largest.
+
+        NaN where either has a number that is not finite.
+        """
+        now, before = self.logits.float(), logits.float()
+        return ((now - before).abs().max() / now.abs().max()).item()
+
+    def _norm(self, values: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return functional.rms_norm(values, values.shape[-1:], weight, self.model.dimensions.norm_eps)
+
+    def _project(self, layer: LayerWeights) -> None:
+        """Query, key and value of all heads."""
+        normed = self._norm(self._hidden, layer.attention_norm)
+        flat = self._qkv.flatten(1)
+        if layer.qkv_bias is None:
+            torch.mm(normed, layer.qkv.t(), out=flat)
+        else:
+            torch.addmm(layer.qkv_bias, normed, layer.qkv.t(), out=flat)
+        if layer.head_norms is not None:
+            heads = self._qkv[:, : layer.head_norms.shape[0]]
+            torch.mul(self._norm(heads, None), layer.head_norms, out=heads)
+
+    def _rotate(self) -> None:
+        """Rotary embedding of queries and keys: (a, b) to (a cos - b sin, b cos + a sin), half by half."""
+        half = self._cos.shape[-1] // 2
+        plain, rotated = self._qkv[:, : self._rotated.shape[1]], self._rotated
+        torch.mul(plain, self._cos, out=rotated)
+        rotated[..., :half].addcmul_(plain[..., half:], self._sin, value=-1)
+        rotated[..., half:].addcmul_(plain[..., :half], self._sin)
+
+    def _store(self, layer: int) -> None:
+        """New keys and values into the cache."""
+        d, rows = self.model.dimensions, self._cache_rows[layer]
+        rows.index_copy_(0, self._key_slots, self._rotated[:, d.q_heads :])
+        rows.index_copy_(0, self._value_slots, self._qkv[:, d.q_heads + d.kv_heads :])
+
+    def _attend(self, layer: int) -> torch.Tensor:
+        """``[T, Hq h]``: the weighted sums of values for each new token.
+
+        A decode has one new token for each sequence, which sees every position, so that it needs no mask. The query
+        heads that share a key head are passed as rows of one head: keys and values are read once for a group, and
+        not widened to one copy for each query head. A prefill takes the kernels of prompts.
+        """
+        self.cache.gather(layer)
+        keys, values = self._cache_views[layer]
+        options = self._attention_options
+        attended = functional.scaled_dot_product_attention(self._queries, keys, values, **options)
+        if self.point.phase == "prefill":
+            attended = attended.transpose(1, 2)
+        return attended.reshape(self.point.total_new_tokens, -1)
+
+    def _options_of_attention(self) -> dict[str, Any]:
+        """Of a prompt: the causal mask ``[n, c + n]``, which is aligned to the end of its c cached tokens."""
+        d, point = self.model.dimensions, self.point
+        if point.phase == "decode":
+            return {}
+        options: dict[str, Any] = {"enable_gqa": d.q_heads != d.kv_heads}
+        if point.new_tokens == 1:
+            return options
+        if point.context_tokens == 0:
+            return options | {"is_causal": True}
+        if self.model.device.type == "cuda" and self.model.dtype in _HALVES:
+            # Flash attention knows this mask by its name and does not read one. The module is imported here alone:
+            # it brings torch's compiler with it, seconds of the start of every worker.
+            bias = import_module("torch.nn.attention.bias")
+            return options | {"attn_mask": bias.causal_lower_right(point.new_tokens, point.total_tokens)}
+        mask = torch.ones(point.new_tokens, point.total_tokens, dtype=torch.bool, device=self.model.device)
+        return options | {"attn_mask": mask.tril(point.context_tokens)}
+
+    def _add_block(self, layer: LayerWeights) -> None:
+        """The gated block: down(silu(gate) * up), added to the residual stream."""
+        normed = self._norm(self._hidden, layer.block_norm)
+        torch.mm(normed, layer.gate_up.t(), out=self._gate_up)
+        gate, up = self._gate_up.chunk(2, dim=1)
+        torch.mul(functional.silu(gate), up, out=self._activated)
+        torch.addmm(self._hidden, self._activated, layer.down.t(), out=self._hidden)
 
 
 def rotation(

@@ -1,25 +1,32 @@
-"""Kernels that show the peaks of a device: matrix products, copies, reductions, launches.
+"""Kernels that show the peaks of a device: matrix products, copies, reductions, launches, all-reduce.
 
-    timed kernels ▸ rounds, in each of which every kernel runs once ▸ one rate for each kernel and round
+    kernels that run ▸ rounds, in each of which every kernel runs once ▸ one rate for each kernel and round
 
 A round takes the kernels in an order of its own, so that a slow phase of the machine does not always meet the same
 one. One value is the rate of enough equal calls to last ``least_s``: between two events on the stream of a GPU, on
 the host's clock on a CPU. Buffers of copies and reductions are many times the last-level cache.
+
+All-reduce runs over the devices of one machine, NCCL between GPUs and gloo between processes of a CPU. Its rate is
+that of the bus: of a buffer of n bytes, each of p devices sends 2 (p - 1) / p n bytes in one direction, whatever
+the algorithm.
 """
 
-import contextlib
-import os
+import json
 import random
-import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from benchctl.micro.inside.all_reduce import all_reduce_series
+from benchctl.micro.inside.passes import first_line
+from benchctl.micro.inside.replays import CpuDevice, CudaDevice
 
 DTYPES = {
     "float32": torch.float32,
@@ -28,39 +35,42 @@ DTYPES = {
     "int8": torch.int8,
     "fp8": getattr(torch, "float8_e4m3fn", None),
 }
+NS_PER_S = 1_000_000_000
 _CACHES = 8
 """Buffers are as many times the last-level cache."""
-_LEAST_BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
+_LEAST_BUFFER_BYTES = 256 * 2**20
+_LEAST_GPU_BUFFER_BYTES = 2 * 2**30
 _MOST_MEMORY = 8
 """A buffer takes no more of the device's memory than 1 / 8."""
 _MOST_CALL_S = 0.5
 """A product that takes longer is the last of its arithmetic: larger ones would take minutes."""
 _GRAPH_NODES = 200
 _LEAST_CALL_S = 1e-9
+_SMALL_BYTES = 8 * 2**10
+_LARGE_BYTES = (64 * 2**20, 256 * 2**20)
+_CALLS = 10
+"""All-reduces of one value."""
+_LIMIT_S = 300.0
+"""For a rank to wait for the others."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PeakSettings:
-    """Device and effort of a measurement; None chooses what suits the device."""
+    """Effort of a measurement; None chooses what suits the device."""
 
-    device: str = "cpu"
-    dtypes: tuple[str, ...] | None = None
-    sizes: tuple[int, ...] | None = None
+    rounds: int
+    dtypes: Sequence[str] | None = None
+    sizes: Sequence[int] | None = None
     """Sides of square matrices."""
     buffer_bytes: int | None = None
     """Bytes of the buffer that is read, and of each of the two of a copy."""
-    memory_bytes: int | None = None
-    """Memory of the device, which bounds the buffers that nobody chose."""
-    rounds: int = 9
     least_s: float | None = None
     """Duration of the calls of one value."""
-    seed: int = 0
-    """Of the order of kernels in a round."""
     all_reduce_ranks: int | None = None
     """Devices that reduce together; None for all GPUs of the machine, and none on a CPU."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Kernel:
     """One kernel at one size. ``amount`` is its FLOPs, bytes or launches in one call.
 
@@ -72,226 +82,221 @@ class Kernel:
     amount: float
     call: Callable[[], object]
     dtype: str | None = None
+    num_calls: int = 1
+    """Calls of one value."""
+    values: list[float] = field(default_factory=list)
+    """One for each round: FLOP/s, bytes/s or seconds."""
 
     @property
     def is_launch(self) -> bool:
         return self.quantity == "launch"
 
-
-@dataclass
-class Series:
-    """The values of one kernel at one size, one for each round: FLOP/s, bytes/s or seconds."""
-
-    quantity: str
-    dtype: str | None
-    setting: str
-    values: list[float] = field(default_factory=list)
+    def document(self) -> dict[str, Any]:
+        dtype = {} if self.dtype is None else {"dtype": self.dtype}
+        return {"quantity": self.quantity, "setting": self.setting, "values": self.values, **dtype}
 
 
-def measure_peaks(settings: PeakSettings) -> dict[str, Any]:
+def measure_peaks(device: CpuDevice | CudaDevice, settings: PeakSettings) -> dict[str, Any]:
     """Measure the peaks of one device; the document holds every value of every kernel.
 
     What the device or this torch does not have is in ``unmeasured``, with the reason.
     """
-    settings = completed(settings)
+    kind = device.torch_device.type
+    num_devices = 1 if kind == "cpu" else torch.cuda.device_count()
+    buffer_bytes = settings.buffer_bytes or _buffer_bytes(device)
+    least_s = settings.least_s or (0.05 if kind == "cpu" else 0.02)
     unmeasured: dict[str, str] = {}
-    with torch.inference_mode():
-        kernels = list(_runnable(settings, unmeasured))
-        calls = [_calls(kernel, settings) for kernel in kernels]
-        series = [Series(kernel.quantity, kernel.dtype, kernel.setting) for kernel in kernels]
-        order, shuffle = list(range(len(kernels))), random.Random(settings.seed).shuffle  # noqa: S311 - no secret
-        for _ in range(settings.rounds):
-            shuffle(order)
-            for index in order:
-                kernel = kernels[index]
-                one_s = timed_s(kernel, calls[index], settings.device) / (calls[index] * kernel.amount)
-                series[index].values.append(one_s if kernel.is_launch else 1 / one_s)
-    documents = [{key: value for key, value in asdict(each).items() if value is not None} for each in series]
+    kernels = [*_products(device, settings, unmeasured), *memory_kernels(device, buffer_bytes)]
+    kernels += launch_kernels(device)
+    for kernel in kernels:
+        kernel.num_calls = _num_calls(device, kernel, least_s)
+    order, shuffle = list(kernels), random.Random(0).shuffle  # noqa: S311 - no secret
+    for _ in range(settings.rounds):
+        shuffle(order)
+        for kernel in order:
+            one_s = timed_s(device, kernel, kernel.num_calls) / (kernel.num_calls * kernel.amount)
+            kernel.values.append(one_s if kernel.is_launch else 1 / one_s)
+    series = [kernel.document() for kernel in kernels]
+    ranks = settings.all_reduce_ranks or num_devices
+    if ranks > 1:
+        try:
+            series += all_reduce_series(kind, ranks, rounds=settings.rounds, most_bytes=buffer_bytes)
+        except (RuntimeError, OSError, torch.multiprocessing.ProcessException) as error:
+            unmeasured["all-reduce"] = str(error).strip().rpartition("\n")[2][:200]
     return {
-        "cache_bytes": last_level_cache_bytes(settings.device),
-        "num_devices": 1 if settings.device == "cpu" else torch.cuda.device_count(),
-        "buffer_bytes": settings.buffer_bytes,
-        "series": [*documents, *_all_reduce(settings, unmeasured)],
+        "num_devices": num_devices,
+        "buffer_bytes": buffer_bytes,
+        "series": series,
         "unmeasured": unmeasured,
     }
 
 
-def completed(settings: PeakSettings) -> PeakSettings:
-    """The settings with what suits their device where they choose nothing."""
-    is_cpu = settings.device == "cpu"
-    dtypes = ("bfloat16", "float32") if is_cpu else ("bfloat16", "float16", "float32", "fp8", "int8")
-    sizes = (512, 1024, 2048) if is_cpu else (2048, 4096, 8192, 16384)
-    least_bytes = _LEAST_BUFFER_BYTES["cpu" if is_cpu else "cuda"]
-    buffer_bytes = max(_CACHES * (last_level_cache_bytes(settings.device) or 0), least_bytes)
-    if settings.memory_bytes is not None:
-        buffer_bytes = min(buffer_bytes, settings.memory_bytes // _MOST_MEMORY)
-    ranks = settings.all_reduce_ranks
-    return replace(
-        settings,
-        dtypes=tuple(settings.dtypes or dtypes),
-        sizes=tuple(sorted(settings.sizes or sizes)),
-        buffer_bytes=settings.buffer_bytes or buffer_bytes,
-        least_s=settings.least_s or (0.05 if is_cpu else 0.02),
-        all_reduce_ranks=ranks if ranks is not None else 1 if is_cpu else torch.cuda.device_count(),
-    )
+def _buffer_bytes(device: CpuDevice | CudaDevice) -> int:
+    cache_bytes = device.describe()["cache_bytes"] or 0
+    least_bytes = _LEAST_BUFFER_BYTES if device.torch_device.type == "cpu" else _LEAST_GPU_BUFFER_BYTES
+    return min(max(_CACHES * cache_bytes, least_bytes), device.free_bytes() // _MOST_MEMORY)
 
 
-def timed_s(kernel: Kernel, calls: int, device: str) -> float:
+def timed_s(device: CpuDevice | CudaDevice, kernel: Kernel, num_calls: int) -> float:
     """Seconds of so many equal calls: between two events of the GPU's stream, or on the host's clock."""
-    if device == "cpu" or kernel.is_launch:
-        _synchronize(device)
+    if kernel.is_launch:
+        device.synchronize()
         begin_ns = time.monotonic_ns()
-        for _ in range(calls):
+        for _ in range(num_calls):
             kernel.call()
-        _synchronize(device)
-        return (time.monotonic_ns() - begin_ns) / 1e9
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        device.synchronize()
+        return (time.monotonic_ns() - begin_ns) / NS_PER_S
+    begin, end = device.marks(2)
     begin.record()
-    for _ in range(calls):
+    for _ in range(num_calls):
         kernel.call()
     end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    device.synchronize()
+    return device.elapsed_ns(begin, end) / NS_PER_S
 
 
-def _synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
-def _calls(kernel: Kernel, settings: PeakSettings) -> int:
+def _num_calls(device: CpuDevice | CudaDevice, kernel: Kernel, least_s: float) -> int:
     """Calls that last ``least_s``; finding their number warms the kernel up for at least half as long."""
-    least_s = settings.least_s or 0.0
-    calls, duration_s = 1, timed_s(kernel, 1, settings.device)
+    num_calls, duration_s = 1, timed_s(device, kernel, 1)
     while duration_s < least_s / 2:
-        calls = max(2 * calls, round(calls * least_s / max(duration_s, _LEAST_CALL_S) / 2))
-        duration_s = timed_s(kernel, calls, settings.device)
-    return max(1, round(calls * least_s / duration_s))
+        num_calls = max(2 * num_calls, round(num_calls * least_s / max(duration_s, _LEAST_CALL_S) / 2))
+        duration_s = timed_s(device, kernel, num_calls)
+    return max(1, round(num_calls * least_s / duration_s))
 
 
-def _runnable(settings: PeakSettings, unmeasured: dict[str, str]) -> Iterator[Kernel]:
-    """Every kernel that runs on this device, once called."""
-    for dtype in settings.dtypes or ():
-        for size in settings.sizes or ():
+def _products(
+    device: CpuDevice | CudaDevice, settings: PeakSettings, unmeasured: dict[str, str]
+) -> Iterator[Kernel]:
+    """Every product that runs on this device, once called."""
+    is_cpu = device.torch_device.type == "cpu"
+    dtypes = ("bfloat16", "float32") if is_cpu else ("bfloat16", "float16", "float32", "fp8", "int8")
+    sizes = sorted(settings.sizes or ((512, 1024, 2048) if is_cpu else (2048, 4096, 8192, 16384)))
+    for dtype in settings.dtypes or dtypes:
+        for size in sizes:
             try:
-                kernel = product(dtype, size, settings.device)
+                kernel = product(device, dtype, size)
                 kernel.call()
-                call_s = timed_s(kernel, 1, settings.device)
+                call_s = timed_s(device, kernel, 1)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                unmeasured[dtype if size == min(settings.sizes) else f"{dtype} {size}"] = first_line(error)
+                unmeasured[dtype if size == sizes[0] else f"{dtype} {size}"] = first_line(error)
                 break
             yield kernel
             if call_s > _MOST_CALL_S:
                 break
-    for kernel in (*memory_kernels(settings), *launch_kernels(settings.device)):
-        kernel.call()
-        yield kernel
 
 
-def product(dtype: str, size: int, device: str) -> Kernel:
+def product(device: CpuDevice | CudaDevice, dtype: str, size: int) -> Kernel:
     """A square matrix product: 2 size³ FLOPs. Raises RuntimeError where this torch does not have the arithmetic."""
     if DTYPES.get(dtype) is None:
         raise RuntimeError(f"torch {torch.__version__} has no {dtype}")
-    call = _product_call(dtype, _matrix(dtype, size, device), _matrix(dtype, size, device))
+    call = _product_call(dtype, _matrix(device, dtype, size), _matrix(device, dtype, size))
     return Kernel(quantity="matmul", dtype=dtype, setting=f"{size}", amount=2.0 * size**3, call=call)
 
 
 def _product_call(dtype: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
     if dtype == "int8":
-        return lambda: torch._int_mm(a, b)  # noqa: SLF001 - torch has no public product of these
+        return partial(torch._int_mm, a, b)  # noqa: SLF001 - torch has no public product of these
     if dtype == "fp8":
-        one, column_major = torch.ones((), device=a.device), b.t()
+        one = torch.ones((), device=a.device)
         options = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
-        return lambda: torch._scaled_mm(a, column_major, **options)  # noqa: SLF001 - nor of these
-    out = torch.empty_like(a)
-    return lambda: torch.mm(a, b, out=out)
+        return partial(torch._scaled_mm, a, b.t(), **options)  # noqa: SLF001 - nor of these
+    return partial(torch.mm, a, b, out=torch.empty_like(a))
 
 
-def _matrix(dtype: str, size: int, device: str) -> torch.Tensor:
+def _matrix(device: CpuDevice | CudaDevice, dtype: str, size: int) -> torch.Tensor:
     """Random elements: a GPU draws less power, and clocks higher, on zeros."""
     if dtype == "int8":
-        return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device)
-    return torch.randn(size, size, device=device).to(DTYPES[dtype])
+        return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device.torch_device)
+    return torch.randn(size, size, device=device.torch_device).to(DTYPES[dtype])
 
 
-def memory_kernels(settings: PeakSettings) -> list[Kernel]:
+def memory_kernels(device: CpuDevice | CudaDevice, buffer_bytes: int) -> list[Kernel]:
     """A copy, which reads and writes its buffer, and a sum, which reads it."""
-    num_bytes = int(settings.buffer_bytes or 0)
-    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=settings.device)
+    source = torch.ones(buffer_bytes // 4, dtype=torch.float32, device=device.torch_device)
     target = torch.empty_like(source)
-    moved, setting = 4.0 * source.numel(), f"{num_bytes}"
+    moved, setting = 4.0 * source.numel(), f"{buffer_bytes}"
     return [
-        Kernel(quantity="copy", setting=setting, amount=2 * moved, call=lambda: target.copy_(source)),
+        Kernel(quantity="copy", setting=setting, amount=2 * moved, call=partial(target.copy_, source)),
         Kernel(quantity="read", setting=setting, amount=moved, call=source.sum),
     ]
 
 
-def launch_kernels(device: str) -> list[Kernel]:
+def launch_kernels(device: CpuDevice | CudaDevice) -> list[Kernel]:
     """The smallest kernel: launched in a row, launched and waited for, and replayed in a CUDA graph."""
-    number = torch.zeros(1, device=device)
+    number = torch.zeros(1, device=device.torch_device)
 
     def add() -> None:
         number.add_(1)
 
     def add_and_wait() -> None:
         number.add_(1)
-        torch.cuda.synchronize()
+        device.synchronize()
+
+    def add_often() -> None:
+        for _ in range(_GRAPH_NODES):
+            number.add_(1)
 
     launches = [Kernel(quantity="launch", setting="in a row", amount=1.0, call=add)]
-    if device != "cpu":
-        graph = _graph(add)
+    if device.torch_device.type != "cpu":
+        graph = device.capture(add_often, warmups=1)
         launches += [
             Kernel(quantity="launch", setting="and wait", amount=1.0, call=add_and_wait),
-            Kernel(quantity="launch", setting="in a graph", amount=float(_GRAPH_NODES), call=graph.replay),
+            Kernel(quantity="launch", setting="in a graph", amount=float(_GRAPH_NODES), call=graph),
         ]
     return launches
 
 
-def _graph(add: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A captured graph of many of the smallest kernel, one after the other."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        add()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_GRAPH_NODES):
-            add()
-    return graph
+def all_reduce_series(kind: str, ranks: int, *, rounds: int, most_bytes: int) -> list[dict[str, Any]]:
+    """Values of every round: bytes/s of large buffers, seconds of a small one. ``kind`` is cpu or cuda.
 
-
-def _all_reduce(settings: PeakSettings, unmeasured: dict[str, str]) -> list[dict[str, Any]]:
-    ranks = settings.all_reduce_ranks or 1
-    if ranks < 2:
-        return []
-    if settings.device != "cpu":
+    Large buffers are of the usual sizes, or of ``most_bytes`` where these are smaller. Each rank is a process of
+    its own. Raises torch's ProcessException with the words of a rank that fails.
+    """
+    large_bytes = sorted({min(size, most_bytes) for size in _LARGE_BYTES})
+    if kind == "cuda":
         torch.cuda.empty_cache()
-    kind, most_bytes = settings.device.partition(":")[0], settings.buffer_bytes or 0
-    try:
-        return all_reduce_series(kind, ranks, rounds=settings.rounds, most_bytes=most_bytes)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        unmeasured["all-reduce"] = first_line(error)
-        return []
+    with tempfile.TemporaryDirectory(prefix="benchctl-all-reduce-") as directory:
+        arguments = (kind, ranks, [_SMALL_BYTES, *large_bytes], rounds, Path(directory))
+        torch.multiprocessing.spawn(_run_rank, arguments, nprocs=ranks)
+        small_s, *large_s = json.loads((Path(directory) / "times").read_bytes())
+    series = [{"quantity": "all-reduce-time", "setting": f"{_SMALL_BYTES} x {ranks}", "values": small_s}]
+    for size, times_s in zip(large_bytes, large_s, strict=True):
+        rates = [2 * (ranks - 1) / ranks * size / time_s for time_s in times_s]
+        series.append({"quantity": "all-reduce", "setting": f"{size} x {ranks}", "values": rates})
+    return series
 
 
-def first_line(error: Exception) -> str:
-    """The beginning of an error's message: torch appends pages of advice."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _run_rank(rank: int, kind: str, ranks: int, sizes: list[int], rounds: int, directory: Path) -> None:
+    """One device of an all-reduce; the first writes seconds of one call, by size and round."""
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "gloo" if kind == "cpu" else "nccl",
+        init_method=f"file://{directory / 'meeting'}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=_LIMIT_S),
+    )
+    buffers = [torch.zeros(size // 4, device=kind) for size in sizes]
+    for buffer in buffers:  # the first call of each size sets up connections
+        _all_reduce_s(buffer, 2)
+    times_s = [[_all_reduce_s(buffer, _CALLS) for buffer in buffers] for _ in range(rounds)]
+    dist.destroy_process_group()
+    if rank == 0:
+        (directory / "times").write_text(json.dumps(list(zip(*times_s, strict=True))))
 
 
-def last_level_cache_bytes(device: str) -> int | None:
-    """The largest cache of a core, or the L2 cache of a GPU; None where the system does not say."""
-    if device != "cpu":
-        return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
-    units, sizes = {"K": 2**10, "M": 2**20, "G": 2**30}, []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            text = path.read_text().strip()
-            sizes.append(int(text.rstrip("KMG")) * units.get(text[-1:], 1))
-    return max(sizes, default=None)
+def _all_reduce_s(buffer: torch.Tensor, num_calls: int) -> float:
+    """Seconds of one call, the mean of so many in a row that all ranks begin together."""
+    dist.barrier()
+    _synchronize(buffer)
+    begin_ns = time.monotonic_ns()
+    for _ in range(num_calls):
+        dist.all_reduce(buffer)
+    _synchronize(buffer)
+    return (time.monotonic_ns() - begin_ns) / NS_PER_S / num_calls
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _synchronize(buffer: torch.Tensor) -> None:
+    if buffer.is_cuda:
+        torch.cuda.synchronize()

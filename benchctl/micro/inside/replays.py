@@ -1,6 +1,4 @@
-"""Replays of one piece of work: warm-up, capture, and times, in the order that makes the times right.
-
-Nothing here imports torch: ``Device`` is all that is asked of a device.
+"""Devices, and replays of one piece of work on them, in the order that makes their times right.
 
 * **Warm-up** before anything is timed: libraries choose their kernels, load them and take their workspaces at the
   first call. Before a capture it runs on a side stream, as the capture does, because what is set up on first use
@@ -17,80 +15,180 @@ server, whose other work evicts them, has to read them from memory.
 """
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic_ns
-from typing import Literal, Protocol
+from typing import Any
+
+import torch
+
+from benchctl.micro.inside.dimensions import WorkerError
 
 Work = Callable[[], None]
 MIN_CAPTURE_WARMUPS = 3
 """Passes on the side stream before a capture at least, as torch advises."""
+NS_PER_MS = 1_000_000
+_GROUP = Path("/sys/fs/cgroup")
 
 
-class Mark(Protocol):
-    """A moment in the work of a device."""
+class HostMark:
+    """A moment on the host's monotonic clock."""
 
-    def record(self) -> None: ...
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def record(self) -> None:
+        self.ns = monotonic_ns()
 
 
-class Device(Protocol):
-    """Everything that replays need of a device."""
+class CpuDevice:
+    """The host itself: work is done when its call returns, and there are no graphs."""
 
-    clock: Literal["host", "device"]
-    can_capture: bool
+    clock = "host"
+    torch_device = torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing: calls return when their work is done."""
+
+    def marks(self, count: int) -> list[HostMark]:
+        return [HostMark() for _ in range(count)]
+
+    def elapsed_ns(self, start: HostMark, end: HostMark) -> int:
+        return end.ns - start.ns
+
+    def capture(self, _work: Work, _warmups: int) -> Work:
+        raise WorkerError(
+            "device", "mode graph needs a CUDA device, and this worker runs on cpu; measure mode eager alone there"
+        )
+
+    def num_allocations(self) -> int:
+        """0: a CPU's memory is handed out by the system page by page, unseen by torch."""
+        return 0
+
+    def free_bytes(self) -> int:
+        """Memory that can be had without swapping, within the limit of a container."""
+        return min(_available_bytes(), _container_bytes())
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device_name": _cpu_name(),
+            "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "cache_bytes": cpu_cache_bytes(os.sched_getaffinity(0)),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+
+
+class CudaDevice:
+    """One CUDA device through torch, on its current stream."""
+
+    clock = "device"
+
+    def __init__(self, number: int) -> None:
+        """Raises WorkerError when this torch sees no such device."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number >= count:
+            devices = f"{count} CUDA devices" if count else "no CUDA device"
+            raise WorkerError(
+                "device",
+                f"device cuda:{number}: torch {torch.__version__} sees {devices}; name another with --device (cpu "
+                "is always there), or an interpreter whose torch was built for CUDA with --python",
+            )
+        self.torch_device = torch.device("cuda", number)
+        torch.cuda.set_device(self.torch_device)
+        self._side = torch.cuda.Stream()
 
     def synchronize(self) -> None:
         """Wait until all work is done."""
+        torch.cuda.synchronize()
 
-    def marks(self, count: int) -> list[Mark]:
+    def marks(self, count: int) -> list[torch.cuda.Event]:
         """Marks on the stream of the replays, each recorded once already."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        for event in events:
+            event.record()
+        torch.cuda.synchronize()
+        return events
 
-    def elapsed_ns(self, start: Mark, end: Mark) -> int:
+    def elapsed_ns(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
         """Time between two marks that the device has reached."""
+        return round(start.elapsed_time(end) * NS_PER_MS)
 
-    def side_stream(self) -> AbstractContextManager[None]:
-        """A stream of its own, which begins after and ends before the work of the ordinary one."""
+    def capture(self, work: Work, warmups: int) -> Work:
+        """The call that launches a graph of ``work``, after ``warmups`` runs of it, and at least three.
 
-    def capture(self, work: Work) -> Work:
-        """A graph of ``work``, which is not run; the call that launches it is returned. Raises WorkerError."""
+        As ``torch.cuda.graph``, which after a failure would leave its stream the current one.
+        """
+        ordinary = torch.cuda.current_stream()
+        self._side.wait_stream(ordinary)
+        with torch.cuda.stream(self._side):
+            for _ in range(max(warmups, MIN_CAPTURE_WARMUPS)):
+                work()
+        ordinary.wait_stream(self._side)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._side):
+            graph.capture_begin()
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):  # it says again that the capture failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.synchronize()
+        return graph.replay
 
     def num_allocations(self) -> int:
         """Pieces of memory that the device has handed out since the process began."""
+        return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+
+    def free_bytes(self) -> int:
+        """Memory that the driver has left, and what torch holds of it without using it."""
+        free, _ = torch.cuda.mem_get_info()
+        return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def describe(self) -> dict[str, Any]:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        uuid = getattr(properties, "uuid", None)
+        return {
+            "device_name": properties.name,
+            "device_uuid": None if uuid is None else f"GPU-{uuid}",
+            "total_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "num_processors": properties.multi_processor_count,
+            "cache_bytes": getattr(properties, "L2_cache_size", None),
+            "cuda_version": torch.version.cuda,
+        }
 
 
-@dataclass(frozen=True)
-class ReplayTimes:
-    """The replays in the order in which they ran: see ``benchctl.micro.forward_times.ForwardTimes``."""
-
-    clock: Literal["host", "device"]
-    start_ns: list[int]
-    duration_ns: list[int]
-    wall_ns: int
-    num_allocations: int
-    """Pieces of memory that the device handed out meanwhile."""
+def open_device(name: str) -> CpuDevice | CudaDevice:
+    """The device of a name such as ``cpu`` or ``cuda:0``; WorkerError for one that is not there."""
+    if name == "cpu":
+        return CpuDevice()
+    match = re.fullmatch(r"cuda(?::(\d*))?", name)
+    if match is None:
+        raise WorkerError("settings", f"device is {name!r}; it must be cpu, cuda or cuda:N with a whole number N")
+    return CudaDevice(int(match[1] or 0))
 
 
-def warm_up(device: Device, work: Work, count: int) -> None:
+def warm_up(device: CpuDevice | CudaDevice, work: Work, count: int) -> None:
     for _ in range(count):
         work()
     device.synchronize()
 
 
-def captured(device: Device, work: Work, warmups: int) -> Work:
-    """The call that launches a graph of ``work``, which has been run on a side stream before."""
-    with device.side_stream():
-        for _ in range(max(warmups, MIN_CAPTURE_WARMUPS)):
-            work()
-    device.synchronize()
-    return device.capture(work)
-
-
-def timed_replays(device: Device, replay: Work, count: int) -> ReplayTimes:
-    """Times of ``count`` replays; what runs on ``device`` before the first of them has ended."""
+def timed_replays(device: CpuDevice | CudaDevice, replay: Work, count: int) -> dict[str, Any]:
+    """Times of ``count`` replays, as fields of ``benchctl.micro.worker.ForwardTimes``."""
     anchor, *marks = device.marks(1 + 2 * count)
     pairs = list(zip(marks[::2], marks[1::2], strict=True))
-    with _collector_off():
+    collects_garbage = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
         device.synchronize()
         allocations_before = device.num_allocations()
         anchor.record()
@@ -101,23 +199,53 @@ def timed_replays(device: Device, replay: Work, count: int) -> ReplayTimes:
             end.record()
         device.synchronize()
         wall_ns = monotonic_ns() - begin_ns
-    return ReplayTimes(
-        clock=device.clock,
-        start_ns=[begin_ns + device.elapsed_ns(anchor, start) for start, _ in pairs],
-        duration_ns=[device.elapsed_ns(start, end) for start, end in pairs],
-        wall_ns=wall_ns,
-        num_allocations=device.num_allocations() - allocations_before,
-    )
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """No collection of garbage begins inside; what had gathered is collected first."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_enabled:
+        if collects_garbage:
             gc.enable()
+    return {
+        "clock": device.clock,
+        "start_ns": [begin_ns + device.elapsed_ns(anchor, start) for start, _ in pairs],
+        "duration_ns": [device.elapsed_ns(start, end) for start, end in pairs],
+        "wall_ns": wall_ns,
+        "num_allocations": device.num_allocations() - allocations_before,
+    }
+
+
+def cpu_cache_bytes(cores: Iterable[int], directory: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """The last cache of these cores, one that several share counted once; None where the system does not say."""
+    sizes: dict[str, int] = {}
+    for core in cores:
+        last = max((directory / f"cpu{core}" / "cache").glob("index[0-9]"), default=None)
+        if last is None:
+            return None
+        try:
+            shared, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[shared] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            return None
+    return sum(sizes.values())
+
+
+def _cpu_name() -> str:
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "cpu"
+
+
+def _available_bytes() -> int:
+    with suppress(OSError), Path("/proc/meminfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> int:
+    """The rest of this container's limit (control groups, version 2); very much where there is none."""
+    with suppress(OSError, ValueError):
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return limit - used + int(counts["inactive_file"])  # files that the system can forget
+    return 1 << 62

@@ -8,24 +8,19 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "launch.py"))["stand_in_for_packages"]()
+program = runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "program.py"))
 
 import torch  # noqa: E402
 
-from benchctl.micro.inside.devices import CpuDevice  # noqa: E402
-from benchctl.micro.inside.dimensions import Dimensions, PassPoint, kv_plan, pass_bytes  # noqa: E402
-from benchctl.micro.inside.forward import ForwardPass  # noqa: E402
-from benchctl.micro.inside.kv_cache import KvCache  # noqa: E402
-from benchctl.micro.inside.llama import DenseModel, ModelSettings  # noqa: E402
-from benchctl.micro.inside.model import random_weights  # noqa: E402
-from benchctl.micro.inside.passes import PassStore  # noqa: E402
-from benchctl.micro.inside.worker import serve  # noqa: E402
-
-CPU = torch.device("cpu")
+from benchctl.micro.inside.dimensions import PassPoint, kv_plan, pass_bytes  # noqa: E402
+from benchctl.micro.inside.model import ForwardPass, KvCache, Model  # noqa: E402
+from benchctl.micro.inside.passes import PassStore, count_operators  # noqa: E402
+from benchctl.micro.inside.replays import CpuDevice  # noqa: E402
 
 
-def weights_of(model, dtype="float32"):
-    return random_weights(Dimensions.of(model), dtype=getattr(torch, dtype), device=CPU, seed=7)
+def model_of(shape, dtype="float32", layout="contiguous", device=None):
+    settings = {"shape": {"name": "tiny", **shape}, "dtype": dtype, "kv_layout": layout, "seed": 7}
+    return Model(settings, device or CpuDevice())
 
 
 def tokens_of(model, batch_size, length):
@@ -34,14 +29,14 @@ def tokens_of(model, batch_size, length):
 
 def logits(*, model, batch_size, passes, layout="contiguous", page_tokens=4, cache_seed=0, dtype="float32"):
     """Logits after each of ``passes``, pairs of a phase and the new tokens of each sequence."""
-    weights = weights_of(model, dtype)
+    ours = model_of(model, dtype)
     length = sum(new for _, new in passes)
-    plan = kv_plan(layout, batch_size, length, page_tokens)
-    cache = KvCache(weights.dimensions, plan, dtype=weights.dtype, device=CPU, seed=cache_seed)
+    plan = kv_plan(layout, PassPoint("prefill", batch_size, length), page_tokens)
+    cache = KvCache(ours, plan, seed=cache_seed)
     tokens, rows, context = tokens_of(model, batch_size, length), [], 0
     for phase, new in passes:
         point = PassPoint(phase=phase, batch_size=batch_size, new_tokens=new, context_tokens=context)
-        forward = ForwardPass(weights, cache, point, tokens[:, context : context + new])
+        forward = ForwardPass(ours, cache, point, tokens[:, context : context + new])
         forward.run()
         once = forward.logits.clone()
         forward.run()
@@ -69,7 +64,7 @@ def reference(*, model, family, batch_size, length):
         attention_dropout=0.0,
     )
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    theirs.load_state_dict(checkpoint_of(weights_of(model)), strict=True)
+    theirs.load_state_dict(checkpoint_of(model_of(model)), strict=True)
     answer = theirs(tokens_of(model, batch_size, length)).logits
     return {"logits": answer.double().tolist(), "num_params": sum(p.numel() for p in theirs.parameters())}
 
@@ -105,17 +100,17 @@ def checkpoint_of(weights):
 
 def held_bytes(*, model, point, layout):
     """Bytes of the storages of a pass and its cache, and those counted beforehand."""
-    weights, point = weights_of(model), PassPoint(**point)
-    plan = kv_plan(layout, point.batch_size, point.total_tokens, 4)
-    cache = KvCache(weights.dimensions, plan, dtype=torch.float32, device=CPU, seed=0)
-    forward = ForwardPass(weights, cache, point, tokens_of(model, point.batch_size, point.new_tokens))
+    ours, point = model_of(model, layout=layout), PassPoint(**point)
+    forward = ours.make(point)
     storages = {}
-    gathered = getattr(forward._attention._prepare, "__self__", None)
-    for holder in (cache, forward, forward._attention, *([gathered] if gathered is not None else [])):
+    for holder in (forward.cache, forward):
         for value in vars(holder).values():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-    return {"held": sum(storages.values()), "counted": sum(pass_bytes(weights.dimensions, point, plan, "float32"))}
+    return {
+        "held": sum(storages.values()),
+        "counted": sum(pass_bytes(ours.dimensions, point, ours.plan(point), "float32")),
+    }
 
 
 class CapturingCpu(CpuDevice):
@@ -124,30 +119,37 @@ class CapturingCpu(CpuDevice):
     def __init__(self, *, is_stale):
         self.is_stale, self.model = is_stale, None
 
-    def capture(self, work):
+    def capture(self, work, warmups):
         if self.is_stale:
-            self.model.weights.head.mul_(1.5)
+            self.model.head.mul_(1.5)
         return work
 
 
 def graph_difference(*, model, is_stale, replays):
     """Times of eager and of such a graph, by the store of passes that a worker has."""
     device = CapturingCpu(is_stale=is_stale)
-    settings = ModelSettings("tiny", Dimensions.of(model), "float32", "paged", 4, seed=3)
-    device.model = DenseModel(settings, device)
+    device.model = model_of(model, layout="paged", device=device)
     store, point = PassStore(device, device.model), PassPoint("decode", 3, 1, 9)
     return {mode: store.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
 
 
 def num_operators(*, model, layout):
     """Operators of a decode."""
-    settings = ModelSettings("tiny", Dimensions.of(model), "float32", layout, 4, seed=3)
-    return {"num_operators": DenseModel(settings, CpuDevice()).make(PassPoint("decode", 3, 1, 9)).num_operators}
+    forward = model_of(model, layout=layout).make(PassPoint("decode", 3, 1, 9))
+    return {"num_operators": count_operators(forward.run)}
 
 
 def count_params(*, model):
-    """Parameters of the tensors themselves."""
-    return {"num_params": weights_of(model, "bfloat16").num_params()}
+    """Parameters of the tensors themselves: a tied embedding and a norm that is repeated for each head count once."""
+    ours = model_of(model, "bfloat16")
+    head = [] if ours.head is ours.embedding else [ours.head]
+    numbers = [tensor.numel() for tensor in (ours.embedding, ours.final_norm, *head)]
+    for layer in ours.layers:
+        numbers += [
+            value.numel() for name, value in vars(layer).items() if value is not None and name != "head_norms"
+        ]
+        numbers += [0 if layer.head_norms is None else 2 * ours.dimensions.head_dim]
+    return {"num_params": sum(numbers)}
 
 
 if __name__ == "__main__":
@@ -156,4 +158,4 @@ if __name__ == "__main__":
         operations = {
             f.__name__: f for f in (logits, reference, count_params, held_bytes, graph_difference, num_operators)
         }
-        serve(operations, sys.stdin, sys.stdout)
+        program["serve"](lambda op, arguments: operations[op](**arguments), sys.stdin, sys.stdout)

@@ -5,17 +5,19 @@ Run by an interpreter that has torch. What a GPU is asked for, and in which orde
 """
 
 import contextlib
+import dataclasses
 import json
 import runpy
 import types
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "launch.py"))["stand_in_for_packages"]()
+runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "program.py"))
 
 import torch  # noqa: E402
 
 from benchctl.micro.inside import peaks  # noqa: E402
+from benchctl.micro.inside.replays import CudaDevice  # noqa: E402
 
 CALL_US = 1.0
 notes, clock = [], {"us": 0.0}
@@ -28,9 +30,6 @@ class Event:
     def record(self):
         self.us = clock["us"]
 
-    def synchronize(self):
-        notes.append("wait for event")
-
     def elapsed_time(self, end):
         return (end.us - self.us) / 1e3
 
@@ -41,14 +40,14 @@ class Stream:
 
 
 class Graph:
+    def capture_begin(self):
+        notes.append("capture")
+
+    def capture_end(self):
+        pass
+
     def replay(self):
         clock["us"] += CALL_US
-
-
-@contextlib.contextmanager
-def capturing(graph):
-    notes.append("capture")
-    yield
 
 
 @contextlib.contextmanager
@@ -63,23 +62,38 @@ def counted(kernel):
         clock["us"] += CALL_US
         return kernel.call()
 
-    return peaks.replace(kernel, call=call)
+    return dataclasses.replace(kernel, call=call)
 
 
 torch.cuda = types.SimpleNamespace(
     Event=Event,
     Stream=Stream,
     CUDAGraph=Graph,
-    graph=capturing,
+    is_available=lambda: True,
+    set_device=lambda device: None,
     stream=on_stream,
     current_stream=Stream,
     synchronize=lambda: notes.append("synchronize"),
     device_count=lambda: 1,
     empty_cache=lambda: notes.append("empty cache"),
-    get_device_properties=lambda _: types.SimpleNamespace(L2_cache_size=50 * 2**20),
+    mem_get_info=lambda: (80 * 10**9, 80 * 10**9),
+    memory_reserved=lambda: 0,
+    memory_allocated=lambda: 0,
+    get_device_properties=lambda _: types.SimpleNamespace(
+        name="pretended",
+        total_memory=80 * 10**9,
+        major=9,
+        minor=0,
+        multi_processor_count=1,
+        L2_cache_size=50 * 2**20,
+    ),
 )
 product, memory_kernels = peaks.product, peaks.memory_kernels
 peaks.product = lambda *arguments: counted(product(*arguments))
-peaks.memory_kernels = lambda settings: [counted(kernel) for kernel in memory_kernels(settings)]
-settings = peaks.PeakSettings(device="meta", rounds=3, least_s=0.0005, sizes=(64, 128), memory_bytes=80 * 10**9)
-print(json.dumps({"peaks": peaks.measure_peaks(settings), "notes": notes}))  # noqa: T201 - the answer
+peaks.memory_kernels = lambda *arguments: [counted(kernel) for kernel in memory_kernels(*arguments)]
+device = CudaDevice(0)
+device.torch_device = torch.device("meta")
+settings = peaks.PeakSettings(rounds=3, least_s=0.0005, sizes=(64, 128))
+with torch.inference_mode():
+    measured = peaks.measure_peaks(device, settings)
+print(json.dumps({"peaks": measured, "notes": notes}))  # noqa: T201 - the answer

@@ -1,0 +1,130 @@
+"""The worker: ``python program.py SETTINGS`` in an interpreter that has torch; answers lines of JSON to their end.
+
+SETTINGS is a JSON object with the fields of ``benchctl.micro.worker.WorkerSettings``. The first answer comes
+unasked: the description of interpreter and device, or the failure that keeps it from working. With a model, each
+line asks for one run, the replays of one pass; without one, for the peaks of the device.
+
+    {"point": {...}, "mode": "eager", "warmups": 3, "replays": 25}
+    {"result": {...}}  or  {"failure": {"kind": "memory", "message": "..."}}
+
+Standard output carries the answers alone; what libraries print goes to standard error. After a failure it can
+answer the next line, unless the device itself is lost.
+
+The other modules are imported under their own names, from this folder and from nowhere else of benchctl: the
+packages above it are stood in for by empty ones, because what they import is not installed where torch is.
+"""
+
+import json
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+sys.path = [entry for entry in sys.path if Path(entry) != Path(__file__).parent]  # its names would hide others
+_ROOT = Path(__file__).resolve().parents[2]
+for _name, _directory in (("benchctl", _ROOT), ("benchctl.micro", _ROOT / "micro")):
+    _package = ModuleType(_name)
+    _package.__path__ = [str(_directory)]
+    sys.modules.setdefault(_name, _package)
+
+from benchctl.micro.inside.dimensions import PassPoint, WorkerError  # noqa: E402 - findable from here on
+
+Message = Mapping[str, Any]
+Answer = Callable[..., dict[str, Any]]
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        description, answer = started(json.loads(sys.argv[1]))
+    except Exception as error:  # noqa: BLE001 - reported to the one who started it
+        _write(answers, failure_of(error))
+        return
+    _write(answers, {"result": description})
+    serve(answer, sys.stdin, answers)
+
+
+def serve(answer: Answer, requests: TextIO, answers: TextIO) -> None:
+    """Answer each line of ``requests``, a JSON object of arguments."""
+    for line in requests:
+        try:
+            message = {"result": answer(**json.loads(line))}
+        except Exception as error:  # noqa: BLE001 - reported to the one who asked
+            message = failure_of(error)
+        _write(answers, message)
+
+
+def failure_of(error: Exception) -> Message:
+    """The message on an error; of one that was not foreseen, the traceback goes to the log."""
+    if isinstance(error, WorkerError):
+        return {"failure": {"kind": error.kind, "message": str(error)}}
+    traceback.print_exception(error)
+    return {"failure": {"kind": "internal", "message": f"{type(error).__name__}: {error}"}}
+
+
+def started(settings: Message) -> tuple[dict[str, Any], Answer]:
+    """The description of a worker with its device and model, and the function that answers its lines.
+
+    Raises WorkerError for a device or a torch that is not there, and for a model or a point that does not fit into
+    memory. Nothing that is computed from here on is recorded for gradients.
+    """
+    torch = _torch()
+    inside = "benchctl.micro.inside"
+    replays, peaks = import_module(f"{inside}.replays"), import_module(f"{inside}.peaks")
+    torch.inference_mode().__enter__()
+    if settings["threads"] is not None:
+        torch.set_num_threads(settings["threads"])
+    device = replays.open_device(settings["device"])
+    description = {
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+        "device": str(device.torch_device),
+        "num_threads": torch.get_num_threads(),
+        "float32_precision": torch.get_float32_matmul_precision(),
+        **device.describe(),
+    }
+    if settings["shape"] is None:
+
+        def answer(**effort: Any) -> dict[str, Any]:
+            return peaks.measure_peaks(device, peaks.PeakSettings(**effort))
+    else:
+        model = import_module(f"{inside}.model").Model(settings, device)
+        store = import_module(f"{inside}.passes").PassStore(device, model)
+        store.check_fits(PassPoint(**point) for point in settings["points"])
+        description["num_params"] = model.dimensions.num_params()
+
+        def answer(point: Message, **asked: Any) -> dict[str, Any]:
+            return store.measure(PassPoint(**point), **asked)
+
+    return description | {"free_bytes": device.free_bytes()}, answer
+
+
+def _torch() -> ModuleType:
+    if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter of an engine is not benchctl's
+        version = platform.python_version()
+        raise WorkerError("torch", f"{sys.executable} is Python {version}; name one of 3.10 or later with --python")
+    try:
+        return import_module("torch")
+    except Exception as error:
+        raise WorkerError(
+            "torch",
+            f"{sys.executable} cannot import torch ({error}); install it there (pip install 'torch>=2.6'), or "
+            "name an interpreter that has it with --python",
+        ) from error
+
+
+def _write(answers: TextIO, message: Message) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()
