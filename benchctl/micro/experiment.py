@@ -191,7 +191,7 @@ def measure_forward(
     """
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
         info = workers.of(None).info
-        gpus = _gpus(info.device)
+        gpus = gpu_inventory(visible_devices(info.device))
         measured = peaks_on_file(profile, [gpu.name for gpu in gpus])
         peaks = peaks_of_device(info, measured)
         results = _create(profile, info, gpus, peaks, measured, origin)
@@ -235,13 +235,6 @@ def _create(
         warnings=(*manifest.warnings, *notes),
     )
     return create_results(profile, prepared, origin, manifest, peaks=measured)
-
-
-def _gpus(device: str) -> tuple[GpuInfo, ...]:
-    """The device of the worker; none where it computes on the CPU."""
-    if device == "cpu":
-        return ()
-    return gpu_inventory(visible_devices(device))
 
 
 def _floor_unknown(info: WorkerInfo, measured: MeasuredPeaks | None) -> ResultWarning:

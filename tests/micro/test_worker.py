@@ -90,7 +90,7 @@ def test_paged_and_contiguous_caches_and_each_dtype_are_measured(settings):
 def test_a_worker_does_not_start_where_one_of_its_points_cannot_fit(settings):
     huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
     with (
-        pytest.raises(UsageError, match="1000000 sequences .*: keys and values need"),
+        pytest.raises(UsageError, match=r"1000000 sequences .*: keys and values need"),
         started_worker(msgspec.structs.replace(settings, points=(DECODE, huge))),
     ):
         pass

@@ -107,10 +107,8 @@ def held_bytes(*, model, point, layout):
         for value in vars(holder).values():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-    return {
-        "held": sum(storages.values()),
-        "counted": sum(pass_bytes(ours.dimensions, point, ours.plan(point), "float32")),
-    }
+    counted = sum(pass_bytes(ours.dimensions, point, ours.plan(point), "float32"))
+    return {"held": sum(storages.values()), "counted": counted}
 
 
 class CapturingCpu(CpuDevice):
@@ -129,26 +127,26 @@ def graph_difference(*, model, is_stale, replays):
     """Times of eager and of such a graph, by the store of passes that a worker has."""
     device = CapturingCpu(is_stale=is_stale)
     device.model = model_of(model, layout="paged", device=device)
-    store, point = PassStore(device, device.model), PassPoint("decode", 3, 1, 9)
+    store, point = PassStore(device, device.model), PassPoint("decode", 3, 1, 20)
     return {mode: store.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
 
 
 def num_operators(*, model, layout):
     """Operators of a decode."""
-    forward = model_of(model, layout=layout).make(PassPoint("decode", 3, 1, 9))
+    forward = model_of(model, layout=layout).make(PassPoint("decode", 3, 1, 20))
     return {"num_operators": count_operators(forward.run)}
 
 
 def count_params(*, model):
-    """Parameters of the tensors themselves: a tied embedding and a norm that is repeated for each head count once."""
+    """Parameters of the tensors themselves; what is shared or repeated counts once."""
     ours = model_of(model, "bfloat16")
     head = [] if ours.head is ours.embedding else [ours.head]
     numbers = [tensor.numel() for tensor in (ours.embedding, ours.final_norm, *head)]
     for layer in ours.layers:
-        numbers += [
-            value.numel() for name, value in vars(layer).items() if value is not None and name != "head_norms"
-        ]
-        numbers += [0 if layer.head_norms is None else 2 * ours.dimensions.head_dim]
+        tensors = {name: value for name, value in vars(layer).items() if value is not None}
+        if tensors.pop("head_norms", None) is not None:
+            numbers.append(2 * ours.dimensions.head_dim)
+        numbers += [tensor.numel() for tensor in tensors.values()]
     return {"num_params": sum(numbers)}
 
 
