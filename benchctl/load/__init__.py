@@ -1,5 +1,5 @@
 """The load generator: sends requests when they are due and takes the arrival times of answers from the kernel.
 
-``driver`` decides what is sent when, ``transport`` sends and receives, ``answer`` decodes, and ``workers`` splits a
+``schedule`` decides what is sent when, ``client`` sends and receives, ``answer`` decodes, and ``workers`` splits a
 load over processes. Nothing here knows how servers are started or sampled.
 """

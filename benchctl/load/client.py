@@ -1,28 +1,27 @@
 """The streaming client: sends requests over connections of its own and keeps the answers, each read with its time.
 
 A stream needs no task. The receiver reports the end of an answer from within its loop over the sockets, and the
-driver of the load sends the next request from there, one system call later. Answers are decoded afterwards.
+schedule of the load sends the next request from there, one system call later. Answers are decoded afterwards.
 
 httpx carries requests that are not measured, and the streams of servers that speak TLS.
 """
 
 import asyncio
+import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
+import httpx
+
+from benchctl.errors import LoadError
 from benchctl.load.clocks import KernelClock
-from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, control_client
-from benchctl.load.exchange import Exchange
-from benchctl.load.failures import CANCELLED, connect_error, lost_error
-from benchctl.load.limits import total_reached
-from benchctl.load.redirects import MOST_REDIRECTS, Redirect, redirect_of
-from benchctl.load.request_head import RequestWriter
+from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, connect_error, control_client, lost_error
+from benchctl.load.exchange import CANCELLED, Exchange, Watch
 from benchctl.load.sockets import MOST_HELD_BYTES, Connection, Connections, Receiver
 from benchctl.load.tally import Activity
-from benchctl.load.watch import Watch
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Call, RequestError
 from benchctl.units import NS_PER_MS
@@ -30,6 +29,34 @@ from benchctl.units import NS_PER_MS
 _HTTP_PORT: Final = 80
 _IDLE_NS: Final = 10 * NS_PER_MS
 """No server closes a new connection as idle sooner."""
+_FORBIDDEN: Final = frozenset("\r\n\0")
+
+
+class RequestWriter:
+    """Writes requests for one server as bytes of HTTP/1.1, ahead, so that sending one is a single system call.
+
+    Its address may have a path of its own. Raises LoadError for a header that would break a request apart.
+    """
+
+    def __init__(self, base_url: httpx.URL) -> None:
+        self._base_url = base_url
+        self._headers = dict(STREAM_HEADERS)
+        if base_url.userinfo:
+            self._headers["authorization"] = f"Basic {base64.b64encode(base_url.userinfo).decode()}"
+        self._beginnings: dict[str, bytes] = {}
+        """By path: the request line and the header that names the host."""
+
+    def post(self, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+        """A POST of ``body`` to ``path`` below the address of the server."""
+        if path not in self._beginnings:
+            raw_path = self._base_url.raw_path.rstrip(b"/") + b"/" + httpx.URL(path).raw_path.lstrip(b"/")
+            self._beginnings[path] = b"POST %s HTTP/1.1\r\nhost: %s\r\n" % (raw_path, self._base_url.netloc)
+        fields = self._headers | {name.lower(): value for name, value in headers.items()}
+        lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
+        if lines.count("\n") != len(fields) or lines.count("\r") != len(fields) or "\0" in lines:
+            name = next(name for name, value in fields.items() if _FORBIDDEN & set(name + value))
+            raise LoadError(f"header {name!r} contains a line end; correct its value", cause="bad-header")
+        return b"%s%scontent-length: %d\r\n\r\n%s" % (self._beginnings[path], lines.encode(), len(body), body)
 
 
 class StreamClient:
@@ -43,7 +70,8 @@ class StreamClient:
         """The last arrival for a request that has ended; 0 before there is one."""
         self.control = control_client(base_url, timeouts)
         self._url = self.control.base_url
-        self._writer = RequestWriter(self._url, STREAM_HEADERS)
+        self._is_plain = self._url.scheme == "http"
+        self._writer = RequestWriter(self._url)
         self.clock = KernelClock()
         self.on_ready: Callable[[], None] = lambda: None
         """Called when the connection of a prepared request has opened."""
@@ -51,9 +79,9 @@ class StreamClient:
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
         self.receiver = Receiver(on_end=self._on_end, on_possible_end=self._check_soon, on_open=self._on_open)
-        self.connections = Connections(self.receiver, self._url.host, self._url.port or _HTTP_PORT)
-        self._elsewhere: dict[tuple[str, int], Connections] = {}
-        watch = Watch(self._open, self._timeouts, self.receiver.held, self.stop)
+        port = self._url.port or _HTTP_PORT
+        self.connections = Connections(self.receiver, self._url.host, port, self._timeouts.connect_s)
+        watch = Watch(self._open, self._timeouts, self.receiver, self.stop)
         self.receiver.on_full = watch.decode_now
         self._watching = asyncio.create_task(watch.run())
         return self
@@ -90,16 +118,15 @@ class StreamClient:
             wire=self._writer.post(call.path, call.headers, call.body),
             timeouts=self._timeouts,
             clock=self.clock,
-            held=self.receiver.held,
+            receiver=self.receiver,
             on_end=on_end,
         )
 
     def prepare(self, exchange: Exchange) -> None:
         """Assign a connection to it, so that its launch is a single system call."""
         self._open.add(exchange)
-        if self._url.scheme != "http":
-            return
-        self._connect(exchange, self.connections)
+        if self._is_plain:
+            self._connect(exchange, self.connections.take())
 
     def launch(self, exchange: Exchange) -> None:
         """Send it: now if its connection is open, else as soon as it is. No effect on one that has failed."""
@@ -108,189 +135,134 @@ class StreamClient:
         exchange.is_launched = True
         if exchange not in self._open:
             self.prepare(exchange)
-        if self._url.scheme != "http":
+        elif exchange.connection is not None:
+            self._on_open(exchange.connection)
+        if not self._is_plain:
             exchange.task = asyncio.create_task(self._carry_by_httpx(exchange))
-            return
-        connection = exchange.connection
-        if connection is not None and not connection.is_connecting:
-            exchange.sent_ns = self.receiver.send(connection, exchange.wire)
 
     def is_ready(self, exchange: Exchange) -> bool:
         """True when its launch would send it at once, or it has failed."""
-        if exchange not in self._open or self._url.scheme != "http":
+        if exchange not in self._open or not self._is_plain:
             return True
-        return exchange.connection is not None and not exchange.connection.is_connecting
+        return exchange.connection is not None and exchange.connection.connected_ns > 0
 
     def stop(self, exchange: Exchange, failure: RequestError) -> None:
         """End it at once; no effect on one that has ended."""
         if exchange not in self._open:
             return
-        exchange.failure = exchange.failure or failure
         if exchange.task is not None:
             exchange.task.cancel()
         if exchange.connection is not None:
             self.receiver.drop(exchange.connection)
-        self._finish(exchange)
+        self._finish(exchange, failure)
 
     def stop_all(self, failure: RequestError) -> None:
         for exchange in tuple(self._open):
             self.stop(exchange, failure)
 
-    def _connect(self, exchange: Exchange, connections: Connections, *, is_fresh: bool = False) -> None:
-        """Assign an open connection or one about to open; with an unknown address, do so once it is found."""
-        connection = None if is_fresh else connections.take()
+    def _connect(self, exchange: Exchange, connection: Connection | None) -> None:
+        """Assign ``connection``, else a new one; with an unknown address, do so once it is found."""
+        exchange.connecting_ns = time.monotonic_ns()
         if connection is None:
-            exchange.connecting_ns = time.monotonic_ns()
-            if not connections.has_address:
-                exchange.task = asyncio.create_task(self._connect_first(exchange, connections))
+            if not self.connections.has_address:
+                exchange.task = asyncio.create_task(self._connect_first(exchange))
                 return
             try:
-                connection = connections.open()
+                connection = self.connections.open()
             except OSError as error:
                 # Later: the next request may fail the same way, and must not do so from within this one.
-                asyncio.get_running_loop().call_soon(self._fail, exchange, connect_error(error))
+                asyncio.get_running_loop().call_soon(self._finish, exchange, connect_error(error))
                 return
         exchange.connection = connection
-        exchange.connected_ns = exchange.connected_ns or connection.connected_ns
         connection.serve(exchange)
+        self._on_open(connection)
 
-    async def _connect_first(self, exchange: Exchange, connections: Connections) -> None:
+    async def _connect_first(self, exchange: Exchange) -> None:
         try:
-            await connections.find_address()
+            await self.connections.find_address()
         except OSError as error:
-            self._fail(exchange, connect_error(error))
+            self._finish(exchange, connect_error(error))
             return
         exchange.task = None
         if exchange in self._open:
-            self._connect(exchange, connections)
-            self._go_on(exchange)
-
-    def _go_on(self, exchange: Exchange) -> None:
-        """Send it if its connection is open already; otherwise the receiver will report that."""
-        connection = exchange.connection
-        if connection is not None and not connection.is_connecting:
-            self._on_open(connection)
+            self._connect(exchange, self.connections.take())
 
     def _on_open(self, connection: Connection) -> None:
+        """Send the request of a connection that is open, if it is to be sent."""
         exchange = connection.exchange
-        if exchange is None:
+        if exchange is None or not connection.connected_ns:
             return
         exchange.connected_ns = exchange.connected_ns or connection.connected_ns
         if exchange.is_launched:
-            sent_ns = self.receiver.send(connection, exchange.wire)
-            exchange.sent_ns = exchange.sent_ns if exchange.num_redirects else sent_ns
+            exchange.sent_ns = self.receiver.send(connection, exchange.wire)
         self.on_ready()
 
     def _on_end(self, connection: Connection) -> None:
-        """Handle a complete answer or the end of a connection. Called while sockets are read."""
+        """Handle a complete stream or the end of a connection. Called while sockets are read."""
         exchange = connection.exchange
         if exchange is None:
             self.connections.note_closed(connection)
-        elif not exchange.is_launched and not connection.has_failed_to_connect:
-            self._reconnect(exchange, connection)
-        elif connection.has_failed_to_connect and connection.error is not None:
-            self._fail(exchange, exchange.failure or connect_error(connection.error))
-        elif connection.is_good and connection.error is None:
-            self._release(exchange, connection)
-            self._finish(exchange)
+        elif not connection.connected_ns:
+            self._finish(exchange, connect_error(connection.error or OSError("closed")))
+        elif not connection.has_ended:
+            self._end(exchange, connection, is_kept=connection.is_kept)
+        elif not exchange.is_launched:
+            self._connect_anew(exchange, connection)
         elif _has_met_idle_close(exchange, connection) and not exchange.is_resent:
-            self._resend(exchange, connection)
+            exchange.is_resent = True
+            self.connections.note_closed(connection)
+            self._connect_anew(exchange, connection)
         else:
-            asyncio.get_running_loop().call_soon(self._settle, exchange, connection)
+            asyncio.get_running_loop().call_soon(self._end_broken, exchange, connection)
 
     def _check_soon(self, connection: Connection) -> None:
         """Check an answer that may be complete, after the other sockets are read."""
-        exchange = connection.exchange
-        if exchange is not None and not exchange.is_check_due:
-            exchange.is_check_due = True
-            asyncio.get_running_loop().call_soon(self._check, exchange, connection)
+        asyncio.get_running_loop().call_soon(self._check, connection.exchange, connection)
 
-    def _check(self, exchange: Exchange, connection: Connection) -> None:
-        exchange.is_check_due = False
-        if exchange.connection is connection and exchange in self._open and exchange.is_over():
-            self._settle(exchange, connection)
+    def _check(self, exchange: Exchange | None, connection: Connection) -> None:
+        if exchange is not None and connection.exchange is exchange and exchange.is_over():
+            self._end(exchange, connection, is_kept=exchange.answer.is_kept)
 
-    def _settle(self, exchange: Exchange, connection: Connection) -> None:
-        """End an answer that is not a plain stream: it may redirect the request."""
-        if exchange.connection is not connection or exchange not in self._open:
-            return
-        self.receiver.drop(connection)
-        if connection.error is not None:
-            exchange.failure = exchange.failure or lost_error(connection.error, exchange)
-        exchange.decode_all()
-        redirect = None if exchange.failure else redirect_of(exchange.answer, exchange.url or self._url)
-        if redirect is not None:
-            self._follow(exchange, redirect)
-            return
-        connection.rest()
+    def _end_broken(self, exchange: Exchange, connection: Connection) -> None:
+        if connection.exchange is exchange:
+            failure = None if connection.error is None else lost_error(connection.error, exchange)
+            self._end(exchange, connection, failure, is_kept=False)
+
+    def _end(
+        self, exchange: Exchange, connection: Connection, failure: RequestError | None = None, *, is_kept: bool
+    ) -> None:
+        """End an answer; its connection is free for the next request before ``on_end`` asks for one."""
         exchange.connection = None
-        self._finish(exchange)
-
-    def _follow(self, exchange: Exchange, redirect: Redirect) -> None:
-        """Send the request to the address that the server redirects it to."""
-        exchange.num_redirects += 1
-        if exchange.num_redirects > MOST_REDIRECTS or redirect.url.scheme != "http":
-            self._fail(exchange, redirect.refusal(exchange.num_redirects))
-            return
-        exchange.begin_answer()
-        exchange.url = redirect.url
-        exchange.wire = redirect.wire(self._writer, exchange.call)
-        address = redirect.url.host, redirect.url.port or _HTTP_PORT
-        exchange.connection = None
-        self._connect(exchange, self._elsewhere.setdefault(address, Connections(self.receiver, *address)))
-        self._go_on(exchange)
-
-    def _reconnect(self, exchange: Exchange, connection: Connection) -> None:
-        """Replace a connection that the server closed before its request was due."""
-        connection.rest()
-        exchange.connection, exchange.connected_ns = None, 0
-        exchange.begin_answer()
-        self._connect(exchange, self.connections, is_fresh=True)
-
-    def _resend(self, exchange: Exchange, connection: Connection) -> None:
-        """Send the request on another connection: the server closed the idle one before it read the request."""
-        exchange.failure = lost_error(connection.error, exchange)  # remains if none can be opened
-        exchange.is_resent, exchange.connection, exchange.connected_ns = True, None, 0
-        self.connections.note_closed(connection)
-        exchange.begin_answer()
-        connection.rest()
-        self._connect(exchange, self.connections, is_fresh=True)
-        if exchange in self._open and exchange.connection is not None:
-            exchange.failure = None
-            self._go_on(exchange)
-
-    def _release(self, exchange: Exchange, connection: Connection) -> None:
-        """Free the connection for the next request, before ``on_end`` asks for one."""
-        exchange.connection = None
-        if exchange.url is None:
+        if is_kept and not connection.has_ended:
             self.connections.put_back(connection)
         else:
-            connection.rest()
+            connection.serve(None)
             self.receiver.drop(connection)
+        self._finish(exchange, failure)
 
-    def _fail(self, exchange: Exchange, failure: RequestError) -> None:
-        exchange.failure = exchange.failure or failure
-        self._finish(exchange)
+    def _connect_anew(self, exchange: Exchange, connection: Connection) -> None:
+        """Replace a connection that the server closed before its request was due, or before it read the request."""
+        connection.serve(None)
+        exchange.begin_anew()
+        self._connect(exchange, None)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: Exchange, failure: RequestError | None = None) -> None:
         if exchange not in self._open:
             return
         self._open.discard(exchange)
         if exchange.connection is not None:
-            exchange.connection.rest()
+            exchange.connection.serve(None)
             exchange.connection = None
         exchange.task = None
-        if self.receiver.held.num_bytes > MOST_HELD_BYTES:
+        exchange.failure = exchange.failure or failure
+        if self.receiver.num_held_bytes > MOST_HELD_BYTES:
             exchange.decode_all()
-        # Limits are checked now and then; an answer that ended too late in between was too late all the same.
-        exchange.end(total_reached(exchange, self._timeouts, exchange.last_ns))
+        exchange.end()
         self._last_end_ns = max(self._last_end_ns, exchange.last_ns)
         exchange.on_end(exchange)
 
     async def _carry_by_httpx(self, exchange: Exchange) -> None:
-        failure = await carry_by_httpx(self.control, exchange, self._timeouts)
-        exchange.failure = exchange.failure or failure
-        self._finish(exchange)
+        self._finish(exchange, await carry_by_httpx(self.control, exchange, self._timeouts))
 
 
 def _has_met_idle_close(exchange: Exchange, connection: Connection) -> bool:

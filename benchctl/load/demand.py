@@ -1,13 +1,14 @@
-"""The processor time that a load will need at its client, estimated before it is sent.
+"""The processor time that a load will need at its client, estimated before it is sent, and its share of processes.
 
 For an open loop it follows from the plan: requests per second times tokens of each. In a closed loop the server
 sets the pace, which is unknown beforehand; each stream is then assumed to bring a token every ``TOKEN_S``, as from
 a GPU that is not overloaded.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from benchctl.profile.model import Arrival
 from benchctl.records.record import PreparedRequest
@@ -18,6 +19,9 @@ TOKEN_S: Final = 0.010
 CPU_NS_PER_TOKEN: Final = 11_500
 """Processor time of the client for an event of one token, with 512 streams and a token every 10 ms, as
 ``benchmarks/load/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
+
+WORKER_CORES: Final = 0.5
+"""Share of its core that ``auto`` lets a process use on average; the rest is for bursts of arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +80,32 @@ def _request_rate(arrival: Arrival, size: LoadSize) -> float | None:
         elif size.last_arrival_ns:
             rates.append(size.num_requests * NS_PER_S / size.last_arrival_ns)
     return min(rates, default=None)
+
+
+def num_workers(option: Literal["auto"] | int, arrival: Arrival, size: LoadSize, num_cores: int) -> int:
+    """Number of processes that send a load: at most one per slot or request, of which each worker needs one.
+
+    ``auto`` is the number that keeps each below half a core, by the expected tokens per second, and leaves one of
+    the cores free.
+    """
+    by_load = min(math.ceil(expected_cores(arrival, size) / WORKER_CORES), num_cores - 1)
+    return max(1, min(by_load if option == "auto" else option, max_open(arrival, size)))
+
+
+def num_processes(num_workers: int) -> int:
+    """Processes of a whole load: several workers need one more that gathers their records."""
+    return num_workers if num_workers == 1 else num_workers + 1
+
+
+def shares(arrival: Arrival, count: int) -> tuple[Arrival, ...]:
+    """The arrival of each of ``count`` workers: their slots and launch rates add up to those of ``arrival``."""
+    slots, rate = arrival.max_concurrency, arrival.launch_rate_limit
+    return tuple(
+        arrival.model_copy(
+            update={
+                "max_concurrency": None if slots is None else slots // count + (i < slots % count),
+                "launch_rate_limit": None if rate is None else rate / count,
+            }
+        )
+        for i in range(count)
+    )

@@ -1,14 +1,20 @@
-"""Server-sent events: a byte stream cut into payloads under limits, and the fields of a payload of a completion."""
+"""Server-sent events: a byte stream cut into payloads under limits, and the fields of a payload of a completion.
+
+The format is that of WHATWG HTML, section 9.2. What exceeds all honest sizes is not read to its end, as the rest
+could be of any size.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 
-from benchctl.untrusted import EVENT_VALUES, LINE_BYTES, TAIL_BYTES, TOKEN_BYTES
+from benchctl.untrusted import EVENT_VALUES, LINE_BYTES, TAIL_BYTES
 
 EXCESS_KINDS: Final = frozenset({"oversized-head", "oversized-line", "oversized-answer", "unrequested-choice"})
 """Classes of requests that failed for the size or the number of what came."""
-_LARGE_LINE_BYTES: Final = 256 << 10
+CR: Final = 13
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_LARGE_EVENT_BYTES: Final = 256 << 10
 """Shorter events cannot hold enough values to matter."""
 
 
@@ -20,130 +26,86 @@ class ExcessError(Exception):
         self.kind = kind
 
 
-def most_answer_bytes(num_tokens: int) -> int:
-    """Bytes that an answer of so many tokens may take on the wire, framing and bookkeeping of reads included."""
-    return 2 * LINE_BYTES + num_tokens * TOKEN_BYTES
-
-
-def check_event_size(num_bytes: int) -> None:
-    """Raises ExcessError for an event that is incomplete after so many bytes."""
-    if num_bytes > LINE_BYTES:
-        raise ExcessError(
-            "oversized-line",
-            f"an event has no end within {LINE_BYTES >> 20} MiB, which is more than any server sends at once",
-        )
-
-
-def check_values(line: bytes) -> None:
-    """Raises ExcessError for a long line whose JSON holds so many values that decoding it would fill the memory."""
-    if len(line) > _LARGE_LINE_BYTES and sum(map(line.count, (b",", b"[", b"{"))) > EVENT_VALUES:
-        raise ExcessError("oversized-line", f"one event holds more than {EVENT_VALUES} values")
-
-
-def check_tail(num_bytes: int) -> None:
-    """Raises ExcessError for an answer that goes on for so many bytes after it said that it is over."""
-    if num_bytes > TAIL_BYTES:
-        raise ExcessError("oversized-answer", f"the stream goes on for over {TAIL_BYTES >> 10} KiB after [DONE]")
-
-
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-CR: Final = 13
-
-
 class EventSplitter:
     """Cuts a byte stream into the payloads of its events, however the stream is cut into reads.
 
     Several ``data`` lines are joined by a line feed, all three line ends are understood, and comments and other
     fields are dropped. An event named ``error``, or a line ``error: …`` that some servers send instead of an event,
-    becomes ``{"error": "…"}``. Raises ExcessError for an event beyond all honest sizes.
+    becomes ``{"error": "…"}``. Raises ExcessError for an event, or for a rest after the announced end, beyond all
+    honest sizes.
     """
 
-    __slots__ = (
-        "_after_cr", "_held", "_is_start", "_lines", "_num_held_bytes", "_num_line_bytes", "_num_sized",
-        "is_between",
-    )  # fmt: skip
-
     def __init__(self) -> None:
-        self._lines: list[bytes] = []
-        """Lines of the event that is incomplete."""
         self._held: list[bytes] = []
-        """Pieces of the line that is incomplete."""
-        self._num_held_bytes = self._num_line_bytes = self._num_sized = 0
-        """Sizes of those pieces and lines, and how many of the lines are in the sum."""
+        """Pieces of the event that is incomplete; each line of it ends with a line feed."""
+        self._num_held_bytes = 0
+        self._num_tail_bytes: int | None = None
+        """Bytes since the announced end of the stream."""
         self._after_cr = False
         """The last byte was a carriage return: a line feed that follows belongs to it."""
         self._is_start = True
         self.is_between = False
-        """True when the next byte begins an event and is not the first of the stream."""
+        """True when the next byte begins an event and is not the first of the stream, nor behind its end."""
+
+    def note_end(self) -> None:
+        """Expect little more: the stream has said that it is over."""
+        self._num_tail_bytes = self._num_tail_bytes or 0
+        self.is_between = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads of the events that ``data`` completes."""
-        payloads = []
-        for line in self._whole_lines(data):
-            if line:
-                self._lines.append(line)
-            elif self._lines:
-                if payload := _payload(self._lines):
-                    payloads.append(payload)
-                self._lines.clear()
-                self._num_line_bytes = self._num_sized = 0
-        self.is_between = not (self._lines or self._held or self._is_start or self._after_cr)
-        if self._lines or self._held:
-            self._check_size()
-        return payloads
+        payloads = data[6:-2].split(b"\n\ndata: ")
+        is_simple = data[:6] == b"data: " and data[-2:] == b"\n\n" and CR not in data and all(payloads)
+        if is_simple and self.is_between and data.count(b"\n") == 2 * len(payloads):
+            return payloads  # whole events of one line each, as nearly always; the rest gives the same
+        text = self._with_line_feeds(data)
+        before = self._held[-1][-1:] if self._held else b""
+        if text:
+            self._held.append(text)
+        self._check_sizes(len(data))
+        if b"\n\n" not in before + text:
+            self.is_between = self.is_between and not text
+            return []
+        *events, rest = b"".join(self._held).split(b"\n\n")
+        if self._is_start:
+            events[0] = events[0].removeprefix(_BYTE_ORDER_MARK)
+            self._is_start = False
+        self._held = [rest] if rest else []
+        self._num_held_bytes = len(rest)
+        self.is_between = self._num_tail_bytes is None and not rest and not self._after_cr
+        return [payload for event in events if (payload := _payload(event))]
 
-    def _check_size(self) -> None:
-        """Raises ExcessError when the event that is incomplete is too large."""
-        self._num_line_bytes += sum(map(len, self._lines[self._num_sized :]))
-        self._num_sized = len(self._lines)
-        check_event_size(self._num_line_bytes + self._num_held_bytes)
-
-    def _whole_lines(self, data: bytes) -> list[bytes]:
-        """Lines that ``data`` completes; the rest is held."""
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """``data`` with a line feed for each end of a line."""
         if self._after_cr and data:
             data = data.removeprefix(b"\n")
             self._after_cr = False
         if CR in data:
             self._after_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, rest = data.split(b"\n")
-        if lines:
-            if self._held:
-                lines[0] = b"".join((*self._held, lines[0]))
-                check_values(lines[0])
-                self._held.clear()
-                self._num_held_bytes = 0
-            if self._is_start:
-                lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-                self._is_start = False
-        if rest:
-            self._held.append(rest)
-            self._num_held_bytes += len(rest)
-        return lines
+        return data
+
+    def _check_sizes(self, num_bytes: int) -> None:
+        self._num_held_bytes += num_bytes
+        if self._num_held_bytes > LINE_BYTES:
+            self._held.clear()
+            most = f"{LINE_BYTES >> 20} MiB, which is more than any server sends at once"
+            raise ExcessError("oversized-line", f"an event has no end within {most}")
+        if self._num_tail_bytes is not None:
+            self._num_tail_bytes += num_bytes
+            if self._num_tail_bytes > TAIL_BYTES:
+                most = f"{TAIL_BYTES >> 10} KiB after [DONE]"
+                raise ExcessError("oversized-answer", f"the stream goes on for over {most}")
 
 
-class TailSplitter:
-    """Goes on with a stream whose end was announced. Raises ExcessError when it does not end."""
-
-    is_between = False
-
-    def __init__(self, splitter: EventSplitter) -> None:
-        self._splitter = splitter
-        self._num_bytes = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """As that of ``EventSplitter``."""
-        self._num_bytes += len(data)
-        check_tail(self._num_bytes)
-        return self._splitter.feed(data)
-
-
-def _payload(lines: list[bytes]) -> bytes:
-    if len(lines) == 1 and lines[0][:6] == b"data: ":
-        return lines[0][6:]
+def _payload(event: bytes) -> bytes:
+    if len(event) > _LARGE_EVENT_BYTES and sum(map(event.count, (b",", b"[", b"{", b"\n"))) > EVENT_VALUES:
+        raise ExcessError("oversized-line", f"one event holds more than {EVENT_VALUES} values")
+    if event[:6] == b"data: " and b"\n" not in event:
+        return event[6:]
     values: list[bytes] = []
     is_error = False
-    for line in lines:
+    for line in event.split(b"\n"):
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name in {b"data", b"error"}:

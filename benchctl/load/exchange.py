@@ -1,26 +1,27 @@
-"""One request on its way: its bytes, its times, its answer, and the record that these make."""
+"""One request on its way: its bytes, its times, its limits, its answer, and the record that these make."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Final, Literal
 
-import httpx
 import msgspec
 
 from benchctl.errors import OWN_LIMITS
 from benchctl.load.answer import Answer, error_of
 from benchctl.load.clocks import TIMESPEC, KernelClock
-from benchctl.load.limits import limit_passed
-from benchctl.load.sockets import OVERHEAD_BYTES, Connection, HeldBytes, Read
+from benchctl.load.sockets import OVERHEAD_BYTES, Connection, Read, Receiver
 from benchctl.profile.sections import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
-from benchctl.records.record import Call, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import Call, ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.secrets import redacted
 
+CANCELLED: Final = RequestError(kind="cancelled", message="the load ended before this request did")
 _SLICE_BYTES: Final = 32_768
 """Decoded at once, in a quarter of a millisecond; then other streams are read."""
 _OF_THE_CLIENT: Final = frozenset(
@@ -31,11 +32,22 @@ _OF_THE_CLIENT: Final = frozenset(
 )  # fmt: skip
 """Failures that nothing in the answer explains better."""
 _OF_THE_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"}) | FINISH_ERROR_KINDS
-
-
 _UNRECORDABLE: Final = RequestError(
     kind="oversized-answer", message=f"the answer takes over {LINE_BYTES >> 20} MiB as a record, and is not kept"
 )
+_LIMITS: Final = {
+    "connect_s": ("connect-timeout", "no connection"),
+    "first_token_s": ("first-token-timeout", "no token"),
+    "between_tokens_s": ("between-tokens-timeout", "no further token"),
+    "request_s": ("total-timeout", "no end"),
+}
+"""By the key of the limit in a profile: the kind of failure, and what did not come."""
+_CHECKS_PER_LIMIT: Final = 20
+_LEAST_CHECK_S: Final = 0.05
+_MOST_CHECK_S: Final = 1.0
+_MEMORY_CHECK_S: Final = 0.1
+_HELD_BYTES: Final = 8 << 20
+"""Bytes of undecoded reads beyond which streams are decoded while they are open."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,7 +59,7 @@ class Exchange:
     """The request as HTTP/1.1 puts it on the wire."""
     timeouts: Timeouts
     clock: KernelClock
-    held: HeldBytes
+    receiver: Receiver
     on_end: "Callable[[Exchange], None]"
     """Called once, when it has ended and before any of it is decoded."""
     scheduled_ns: int = 0
@@ -65,16 +77,11 @@ class Exchange:
     failure: RequestError | None = None
     """An error of the transport, or a limit that was reached; errors of the server are in the answer."""
     route: Literal["stream", "httpx"] = "stream"
-    """``stream`` for our own transport, ``httpx`` for the fallback."""
-    url: httpx.URL | None = None
-    """The address that the server redirected it to; None without a redirect."""
-    num_redirects: int = 0
+    """``stream`` for our own transport, ``httpx`` for servers that speak TLS."""
     is_stamped: bool = True
     """True while every read has a timestamp of the kernel."""
     is_launched: bool = False
     """True when it is to be sent as soon as its connection is open."""
-    is_check_due: bool = False
-    """True when a check of its answer is scheduled."""
     is_resent: bool = False
     """True when it was sent twice, because the server closed an idle connection just as it was used."""
     connection: Connection | None = None
@@ -90,12 +97,6 @@ class Exchange:
             self._answer = Answer(request.n, request.n * request.max_tokens)
         return self._answer
 
-    def begin_answer(self) -> None:
-        """Discard what has come and expect an answer from its beginning."""
-        self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
-        self.reads.clear()
-        self._answer = None
-
     @property
     def has_left(self) -> bool:
         """True when it was sent or could not be; a request that was never launched leaves no record."""
@@ -109,20 +110,22 @@ class Exchange:
     def last_ns(self) -> int:
         return self.reads[-1][0] if self.reads else self.last_arrival_ns
 
-    def keep(self, read_ns: int, data: bytes) -> None:
-        """Store a read without a timestamp of the kernel."""
-        self.reads.append((read_ns, b"", data))
-        self.held.num_bytes += len(data) + OVERHEAD_BYTES
-
-    @property
-    def excess(self) -> RequestError | None:
-        """The failure of an answer that must not be read any further, as far as it is decoded."""
-        return None if self._answer is None else self._answer.excess
-
     @property
     def output_ns(self) -> int:
         """The last arrival of output that has been decoded; 0 before the first."""
         return 0 if self._answer is None else self._answer.reader.last_chunk_ns
+
+    def keep(self, read_ns: int, data: bytes) -> None:
+        """Store a read without a timestamp of the kernel."""
+        self.reads.append((read_ns, b"", data))
+        self.receiver.num_held_bytes += len(data) + OVERHEAD_BYTES
+
+    def begin_anew(self) -> None:
+        """Discard what has come, and the connection: the request needs another one."""
+        self.receiver.num_held_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
+        self.reads.clear()
+        self._answer = self.connection = None
+        self.connected_ns = 0
 
     def is_over(self) -> bool:
         """Decode all reads; True when nothing that may still come can change the answer."""
@@ -154,9 +157,8 @@ class Exchange:
                 break
         del reads[:num_reads]
         self.answer.charge(num_bytes)
-        self.answer.reader.compact()
         self.last_arrival_ns = last_arrival_ns
-        self.held.num_bytes -= num_bytes
+        self.receiver.num_held_bytes -= num_bytes
 
     def _arrival_ns(self, read_ns: int, stamp: bytes, data: bytes) -> int:
         """Arrival of a read whose timestamp is missing or implausible: at the latest when it was read."""
@@ -164,9 +166,10 @@ class Exchange:
         self.is_stamped = self.is_stamped and (arrival_ns is not None or not data)
         return read_ns if arrival_ns is None else arrival_ns
 
-    def end(self, failure: RequestError | None) -> None:
-        """Note the end and its failure, of which the first counts."""
-        self.failure = self.failure or failure
+    def end(self) -> None:
+        """Note the end. Limits are checked now and then: an answer that ended too late in between was too late."""
+        if self.failure is None and self.sent_ns:
+            self.failure = _reached("request_s", self.timeouts, self.sent_ns, self.last_ns)
         self.done_ns = self.last_ns if self.failure is None else time.monotonic_ns()
 
     async def record(self) -> RequestRecord:
@@ -178,24 +181,17 @@ class Exchange:
         self.answer.finish(self.done_ns)
         return self._record()
 
-    def slot_free_ns(self) -> int | None:
-        """Time at which its slot became free, with the last byte of the stream before; None if it did not wait for
-        one.
-        """
-        if self.slot_freed is None:
-            return None
-        read_ns, stamp = self.slot_freed
-        arrival_ns = self.clock.arrival_ns(stamp, read_ns)
-        return read_ns if arrival_ns is None else arrival_ns
-
     def _record(self) -> RequestRecord:
         reader, request = self.answer.reader, self.call.request
         usage, is_stamped = reader.usage, self.is_stamped and bool(self.last_arrival_ns)
         is_too_large = reader.most_record_bytes > LINE_BYTES  # readers of files bound a line as well
         choices = () if is_too_large else reader.choices(is_stamped)
-        error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
+        error = self._error(request) or _late_output(choices, self.timeouts, self.sent_ns)
         error = error or (_UNRECORDABLE if is_too_large else None)
-        slot_free_ns = self.slot_free_ns()
+        slot_free_ns = None
+        if self.slot_freed is not None:
+            read_ns, stamp = self.slot_freed
+            slot_free_ns = self.clock.arrival_ns(stamp, read_ns) or read_ns
         return RequestRecord(
             request_id=request.request_id,
             index=request.index,
@@ -207,7 +203,6 @@ class Exchange:
             done_ns=self.done_ns,
             stamps="kernel" if is_stamped else "loop",
             route=self.route,
-            num_redirects=self.num_redirects,
             is_resent=self.is_resent,
             status=self.answer.status,
             choices=choices,
@@ -218,14 +213,6 @@ class Exchange:
             error=None if error is None else self._without_secrets(error),
         )
 
-    def _without_secrets(self, error: RequestError) -> RequestError:
-        """The error without secrets, such as those of our headers, in case the server repeats them."""
-        call = self.call
-        headers = {name: value for name, value in call.headers.items() if name.lower() == "authorization"}
-        words = {name: value.rpartition(" ")[2] for name, value in headers.items()}
-        message = redacted(error.message, {**words, **call.secrets})[:MESSAGE_CHARS]
-        return error if message == error.message else msgspec.structs.replace(error, message=message)
-
     def _error(self, request: PreparedRequest) -> RequestError | None:
         """The error to record: the server's own error explains more than the way in which the stream then ended."""
         failure = self.failure
@@ -235,3 +222,115 @@ class Exchange:
         if failure is None or (answer_error is not None and answer_error.kind in _OF_THE_SERVER):
             return answer_error
         return failure
+
+    def _without_secrets(self, error: RequestError) -> RequestError:
+        """The error without secrets, such as those of our headers, in case the server repeats them."""
+        call = self.call
+        headers = {name: value for name, value in call.headers.items() if name.lower() == "authorization"}
+        words = {name: value.rpartition(" ")[2] for name, value in headers.items()}
+        message = redacted(error.message, {**words, **call.secrets})[:MESSAGE_CHARS]
+        return error if message == error.message else msgspec.structs.replace(error, message=message)
+
+
+def _reached(limit: str, timeouts: Timeouts, since_ns: int, now_ns: int) -> RequestError | None:
+    """The failure by the limit of that key, if it was reached between ``since_ns`` and ``now_ns``."""
+    limit_s: float | None = getattr(timeouts, limit)
+    if limit_s is None or now_ns - since_ns <= limit_s * NS_PER_S:
+        return None
+    kind, missing = _LIMITS[limit]
+    return RequestError(kind=kind, message=f"{missing} within {limit_s:g} s (timeouts.{limit})")
+
+
+def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> RequestError | None:
+    """The limit that ``exchange`` has reached at ``now_ns``; None while there is none.
+
+    Only output counts as a token: no comment that keeps the connection alive, and no event that names the role.
+    Arrived bytes are therefore decoded first, and only when the limit may have been reached.
+    """
+    if exchange.failure is not None:
+        return None
+    if not exchange.sent_ns:
+        is_waiting = exchange.connecting_ns and not exchange.connected_ns
+        return _reached("connect_s", timeouts, exchange.connecting_ns, now_ns) if is_waiting else None
+    return _reached("request_s", timeouts, exchange.sent_ns, now_ns) or _late_token(exchange, timeouts, now_ns)
+
+
+def _late_token(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> RequestError | None:
+    since_ns = exchange.output_ns or exchange.sent_ns
+    if not any(_reached(limit, timeouts, since_ns, now_ns) for limit in ("first_token_s", "between_tokens_s")):
+        return None
+    exchange.decode_all()
+    if exchange.output_ns:
+        return _reached("between_tokens_s", timeouts, exchange.output_ns, now_ns)
+    return _reached("first_token_s", timeouts, exchange.sent_ns, now_ns)
+
+
+def _late_output(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: int) -> RequestError | None:
+    """The first limit that output came too late for: a check in time sees a short excess only by chance."""
+    if timeouts.first_token_s is None and timeouts.between_tokens_s is None:
+        return None
+    times_ns = sorted(t_ns for choice in choices for t_ns in choice.chunk_ns)
+    first = [_reached("first_token_s", timeouts, sent_ns, t_ns) for t_ns in times_ns[:1]]
+    others = (_reached("between_tokens_s", timeouts, before_ns, t_ns) for before_ns, t_ns in pairwise(times_ns))
+    return next(filter(None, chain(first, others)), None)
+
+
+class Watch:
+    """Supervises ``open_exchanges``, a set that others change: time limits, and the memory that reads take.
+
+    ``stop`` ends an exchange that is overdue.
+    """
+
+    def __init__(
+        self,
+        open_exchanges: AbstractSet[Exchange],
+        timeouts: Timeouts,
+        receiver: Receiver,
+        stop: Callable[[Exchange, RequestError], None],
+    ) -> None:
+        self._open = open_exchanges
+        self._timeouts = timeouts
+        self._receiver = receiver
+        self._stop = stop
+
+    async def run(self) -> None:
+        """Stop requests that have reached a limit, and bound the memory of undecoded reads; never returns."""
+        limits_s = [limit_s for key in _LIMITS if (limit_s := getattr(self._timeouts, key)) is not None]
+        interval_s = min(max(min(limits_s) / _CHECKS_PER_LIMIT, _LEAST_CHECK_S), _MOST_CHECK_S)
+        next_check_s = 0.0
+        while True:
+            await asyncio.sleep(min(interval_s, _MEMORY_CHECK_S))
+            if (now_s := time.monotonic()) >= next_check_s:
+                next_check_s = now_s + interval_s
+                await self._stop_overdue(time.monotonic_ns())
+            if self._receiver.num_held_bytes > _HELD_BYTES:
+                for _ in self._decoding():
+                    await asyncio.sleep(0)
+
+    async def _stop_overdue(self, now_ns: int) -> None:
+        for exchange in tuple(self._open):
+            num_reads = len(exchange.reads)
+            reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None
+            if reached is not None:
+                self._stop(exchange, reached)
+            if len(exchange.reads) < num_reads:
+                await asyncio.sleep(0)  # decoding took a while: let others run
+
+    def decode_now(self) -> None:
+        """Decode reads of open streams until little of them is left, whatever waits meanwhile.
+
+        A server that sends faster than anybody generates is not measured, only survived.
+        """
+        for _ in self._decoding():
+            pass
+
+    def _decoding(self) -> Iterator[None]:
+        """Decode a piece at a time, longest streams first; end those of which no more must be read."""
+        for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
+            while exchange.reads and exchange in self._open:
+                exchange.decode_some()
+                if exchange.answer.is_broken_off and exchange.answer.reader.error is not None:
+                    self._stop(exchange, exchange.answer.reader.error)
+                yield
+            if self._receiver.num_held_bytes <= _HELD_BYTES // 2:
+                return

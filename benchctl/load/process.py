@@ -1,4 +1,11 @@
-"""Settings of the sending process for a load: steady interpreter, open files, and scheduling priority."""
+"""Settings of the sending process for a load: an interpreter that does not delay timestamps, enough open files, and
+scheduling priority.
+
+Next to a server that keeps every core busy, a thread of ordinary priority waits for a core: requests leave late and
+arrivals are read late. The event loop therefore requests real-time scheduling at the lowest priority (SCHED_FIFO,
+1), else a negative nice value, and continues without if neither is permitted. Only the calling thread is raised.
+Threads and processes that it starts meanwhile have ordinary priority (SCHED_RESET_ON_FORK): no server inherits it.
+"""
 
 import gc
 import os
@@ -11,6 +18,10 @@ from typing import Final, Literal
 
 from benchctl.profile.sections import PriorityOption
 
+NICE: Final = -10
+_LOWEST_FIFO: Final = 1
+"""Above all ordinary threads, below whatever else is real-time."""
+_THIS_THREAD: Final = 0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _OPEN_FILES: Final = 65_536
 
@@ -57,12 +68,6 @@ def usable_open_files() -> int:
     return max(soft, min(_OPEN_FILES, hard))
 
 
-FIFO_PRIORITY: Final = 1
-"""The lowest of real-time priorities: above all ordinary threads, below whatever else is real-time."""
-NICE: Final = -10
-_THIS_THREAD: Final = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priority:
     """The priority of a client, and the reason why it is not higher (empty for ``fifo``, the highest)."""
@@ -79,11 +84,21 @@ class Priority:
 def load_priority(option: PriorityOption, num_processes: int = 1) -> Iterator[Priority]:
     """Raise the calling thread as far as permitted, and restore it afterwards; yields what was granted.
 
-    ``num_processes`` is the number of processes of the load, each of which is raised. Raises no error of its own.
+    ``num_processes`` is the number of processes of the load, each of which is raised: were they as many as there
+    are cores, real-time scheduling could occupy all of them. Raises no error of its own.
     """
-    priority = (
-        Priority(level="normal", reason=reason) if (reason := _reason_to_keep(option)) else _raise(num_processes)
-    )
+    policy = os.sched_getscheduler(_THIS_THREAD) & ~os.SCHED_RESET_ON_FORK
+    nice = os.getpriority(os.PRIO_PROCESS, _THIS_THREAD)
+    if option == "none":
+        priority = Priority(level="normal", reason="not requested")
+    elif policy != os.SCHED_OTHER or nice:  # chosen deliberately: a job of low priority must not jump the queue
+        chosen = f"nice {nice}" if nice else f"scheduling policy {policy}"
+        priority = Priority(level="normal", reason=f"benchctl was started with {chosen}, which it keeps")
+    elif num_processes >= len(os.sched_getaffinity(_THIS_THREAD)):
+        priority = _take_nice("fifo: the load could occupy every core")
+    else:
+        obstacle = _set_policy(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, _LOWEST_FIFO)
+        priority = _take_nice(f"fifo: {obstacle}") if obstacle else Priority(level="fifo")
     try:
         yield priority
     finally:
@@ -91,60 +106,21 @@ def load_priority(option: PriorityOption, num_processes: int = 1) -> Iterator[Pr
             _lower()
 
 
-def _reason_to_keep(option: PriorityOption) -> str:
-    """The reason to keep the priority that we were started with; empty if it may change."""
-    if option == "none":
-        return "not requested"
-    if not hasattr(os, "sched_setscheduler"):
-        return "this system offers no other"
-    try:
-        policy = os.sched_getscheduler(_THIS_THREAD) & ~os.SCHED_RESET_ON_FORK
-        nice = os.getpriority(os.PRIO_PROCESS, _THIS_THREAD)
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    # Another priority was chosen deliberately: a job of low priority must not jump the queue.
-    if policy != os.SCHED_OTHER:
-        return f"benchctl was started with scheduling policy {policy}, which it keeps"
-    return f"benchctl was started at nice {nice}, which it keeps" if nice else ""
-
-
-def _raise(num_processes: int) -> Priority:
-    fifo = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-    not_fifo = _obstacle_to_fifo(num_processes) or _set_policy(fifo, FIFO_PRIORITY)
-    if not not_fifo:
-        return Priority(level="fifo")
-    if not (not_nice := _take_nice()):
-        return Priority(level="nice", reason=f"fifo: {not_fifo}")
-    return Priority(level="normal", reason=f"fifo: {not_fifo}; nice: {not_nice}")
-
-
-def _obstacle_to_fifo(num_processes: int) -> str:
-    """The reason why real-time scheduling is dangerous here; empty without one."""
-    num_cores = len(os.sched_getaffinity(_THIS_THREAD))
-    if num_processes >= num_cores:  # ours could occupy all of them
-        return f"{_counted(num_processes, 'process')} on {_counted(num_cores, 'core')}"
-    if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
-        return "RLIMIT_RTTIME would end the process"
-    return ""
-
-
-def _take_nice() -> str:
-    """Take it; returns the obstacle, empty without one."""
+def _take_nice(reason: str) -> Priority:
+    """Take the negative nice value, which is not ``fifo`` for that reason; ordinary priority if it is refused."""
     try:
         os.setpriority(os.PRIO_PROCESS, _THIS_THREAD, NICE)
     except OSError as error:
-        return _reason(error)
-    if obstacle := _set_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, 0):
-        _lower()  # processes that we start would inherit it
-    return obstacle
+        return Priority(level="normal", reason=f"{reason}; nice: {error.strerror}")
+    _set_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, 0)
+    return Priority(level="nice", reason=reason)
 
 
 def _lower() -> None:
-    """Restore ordinary priority, as far as the system permits."""
+    """Restore ordinary priority. Without privilege the flag stays, which means nothing for an ordinary thread."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, _THIS_THREAD, 0)
     if _set_policy(os.SCHED_OTHER, 0):
-        # Without privilege the flag cannot be removed; for an ordinary thread it has no effect.
         _set_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, 0)
 
 
@@ -153,14 +129,5 @@ def _set_policy(policy: int, priority: int) -> str:
     try:
         os.sched_setscheduler(_THIS_THREAD, policy, os.sched_param(priority))
     except OSError as error:
-        return _reason(error)
+        return str(error.strerror)
     return ""
-
-
-def _reason(error: OSError) -> str:
-    return "not permitted" if isinstance(error, PermissionError) else str(error.strerror)
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"

@@ -1,7 +1,6 @@
-"""Counts of a load, updated with each record."""
+"""Counts of a load, updated with each record, and its signs of life."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,24 +8,6 @@ from benchctl.records.record import RequestRecord
 
 _REFUSALS: Final = frozenset({400, 401, 403, 404, 422})
 """Status codes by which a server refuses a request for its content: asked again, it would refuse it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSummary:
-    """The counts of one load."""
-
-    num_sent: int = 0
-    num_failed: int = 0
-    first_send_ns: int | None = None
-    last_token_ns: int | None = None
-    first_error: str | None = None
-    """The error of the first request that failed."""
-    failures: Mapping[str, int] = field(default_factory=dict)
-    """Number of failed requests by the class of their errors."""
-    num_refused: int = 0
-    """Requests that the server refused for their content."""
-    first_refusal: str | None = None
-    """The status code and the words of the first refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,44 +21,35 @@ class Activity:
     """When something last arrived for any request, open or ended; 0 before."""
 
 
-class Tally:
-    """Counts records without keeping any."""
+@dataclass(slots=True)
+class LoadSummary:
+    """The counts of one load, until now."""
 
-    def __init__(self) -> None:
-        self._num_sent = 0
-        self._num_failed = 0
-        self._first_send_ns: int | None = None
-        self._last_token_ns: int | None = None
-        self._first_error: str | None = None
-        self._failures: Counter[str] = Counter()
-        self._num_refused = 0
-        self._first_refusal: str | None = None
+    num_sent: int = 0
+    num_failed: int = 0
+    first_send_ns: int | None = None
+    last_token_ns: int | None = None
+    first_error: str | None = None
+    """The error of the first request that failed."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Number of failed requests by the class of their errors."""
+    num_refused: int = 0
+    """Requests that the server refused for their content."""
+    first_refusal: str | None = None
+    """The status code and the words of the first refusal."""
 
     def count(self, record: RequestRecord) -> None:
-        self._num_sent += 1
+        self.num_sent += 1
         if record.sent_ns is not None:
-            earlier_ns = record.sent_ns if self._first_send_ns is None else self._first_send_ns
-            self._first_send_ns = min(record.sent_ns, earlier_ns)
+            self.first_send_ns = min(record.sent_ns, self.first_send_ns or record.sent_ns)
         last_ns = max((choice.chunk_ns[-1] for choice in record.choices if choice.chunk_ns), default=None)
         if last_ns is not None:
-            self._last_token_ns = max(last_ns, self._last_token_ns or last_ns)
+            self.last_token_ns = max(last_ns, self.last_token_ns or last_ns)
         if record.error is not None:
-            self._num_failed += 1
-            self._failures[record.error.kind] += 1
-            self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
+            self.num_failed += 1
+            self.failures[record.error.kind] += 1
+            self.first_error = self.first_error or f"{record.error.kind}: {record.error.message}"
             # vLLM refuses a bad schema in the stream that it has begun, with the code that it would have answered
             if record.error.kind in {"http-status", "server-error"} and record.error.status in _REFUSALS:
-                self._num_refused += 1
-                self._first_refusal = self._first_refusal or f"{record.error.status}: {record.error.message}"
-
-    def summary(self) -> LoadSummary:
-        return LoadSummary(
-            num_sent=self._num_sent,
-            num_failed=self._num_failed,
-            first_send_ns=self._first_send_ns,
-            last_token_ns=self._last_token_ns,
-            first_error=self._first_error,
-            failures=dict(self._failures),
-            num_refused=self._num_refused,
-            first_refusal=self._first_refusal,
-        )
+                self.num_refused += 1
+                self.first_refusal = self.first_refusal or f"{record.error.status}: {record.error.message}"

@@ -13,9 +13,8 @@ import pynvml
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import address_space_shortfall
-from benchctl.load.demand import LoadSize, max_open
+from benchctl.load.demand import LoadSize, max_open, num_workers
 from benchctl.load.process import usable_open_files
-from benchctl.load.workers.workers import num_workers
 from benchctl.measure.telemetry.gpus import absent_gpu
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.engine_options import LaunchedOptions, engine_spec

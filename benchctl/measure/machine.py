@@ -93,7 +93,7 @@ def _num_numa_nodes() -> int | None:
 
 
 _PACKAGES: Final = (
-    "aiohttp", "httpx", "httpx-aiohttp", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
+    "aiohttp", "httpx", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
     "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
 )  # fmt: skip
 """Packages whose version can change a number: those of the client, and engines in the same environment."""

@@ -24,8 +24,8 @@ from benchctl.errors import OWN_LIMITS, RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
-from benchctl.load.tally import LoadSummary, Tally
-from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
+from benchctl.load.tally import LoadSummary
+from benchctl.load.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import await_signal, run_interruptible
 from benchctl.measure.journal import Journal, utc_now
@@ -72,7 +72,7 @@ class MeasuredRun:
         self._directory = directory
         self._on_progress = on_progress
         self._load: AnyLoad | None = None
-        self.simulated = Tally()
+        self.simulated = LoadSummary()
         """Counts of a load that no server was sent."""
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
@@ -93,7 +93,7 @@ class MeasuredRun:
 
     @property
     def load_summary(self) -> LoadSummary:
-        return self._load.summary() if self._load is not None else self.simulated.summary()
+        return self._load.summary() if self._load is not None else self.simulated
 
     @property
     def has_no_answer(self) -> bool:

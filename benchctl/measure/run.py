@@ -23,8 +23,7 @@ from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import size_of
-from benchctl.load.workers.workers import num_processes, num_workers
+from benchctl.load.demand import num_processes, num_workers, size_of
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env

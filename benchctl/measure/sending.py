@@ -15,9 +15,9 @@ import msgspec
 from benchctl.engines.engine import Engine
 from benchctl.errors import OWN_LIMITS, LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.failures import underlying
+from benchctl.load.control import underlying
 from benchctl.load.tally import LoadSummary
-from benchctl.load.workers.workers import AnyLoad
+from benchctl.load.workers import AnyLoad
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.workload.arrival import launch_offsets_ns

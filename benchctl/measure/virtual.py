@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.engines.engine import engine_for
 from benchctl.errors import RunError, UsageError
-from benchctl.load.tally import Tally
+from benchctl.load.tally import LoadSummary
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.resume.pending import undone_runs
@@ -99,21 +99,26 @@ class _SimulatedRun:
             writer = files.enter_context(self._directory.append("requests"))
             if bursts := warmup_bursts(self._context.requests, profile, run.settings):
                 run.begin_warmup(server.now_ns)
-                warmup = Tally()
+                warmup = LoadSummary()
                 for burst in bursts:
                     await self._record(server.send_burst(burst), writer, warmup)
-                run.judge_warmup(warmup.summary())
-            run.simulated = Tally()
+                run.judge_warmup(warmup)
+            run.simulated = LoadSummary()
             load = server.send_load(self._context.requests, profile.workload.arrival)
             await self._record(load, writer, run.simulated, shows_progress=True)
             run.journal.time(stop_ns=server.now_ns)
 
     async def _record(
-        self, records: Iterable[RequestRecord], writer: JsonlWriter, tally: Tally, *, shows_progress: bool = False
+        self,
+        records: Iterable[RequestRecord],
+        writer: JsonlWriter,
+        counts: LoadSummary,
+        *,
+        shows_progress: bool = False,
     ) -> None:
         for number, record in zip(count(1), records):
             writer.write(record)
-            tally.count(record)
+            counts.count(record)
             if shows_progress:
                 self._context.on_progress(number)
             await asyncio.sleep(0)  # where an interrupt ends the run

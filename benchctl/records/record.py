@@ -330,8 +330,6 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     ``whole``: the answer came in one piece, of which only ``done_ns`` is known."""
     route: Literal["stream", "httpx"] = "stream"
     """The transport made for streams, or one of httpx's own, which costs more and stamps later."""
-    num_redirects: Count = 0
-    """Redirects that the server sent."""
     is_resent: bool = False
     """Whether it was sent again: the server closed an idle connection before a byte of the answer had come back."""
     status: Count | None = None

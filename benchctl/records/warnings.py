@@ -86,7 +86,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Keep the clock of the measuring machine steady during a run.",
         ),
         "other-transport": warning(
-            "Requests used the fallback transport (TLS) or were redirected, which costs the client more.",
+            "Requests used the fallback transport (TLS), which costs the client more.",
             "Name the final address of the server, without TLS on a network that you trust.",
         ),
         "client-bunching": warning(

@@ -26,7 +26,6 @@ from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.load.tls import TlsTransport
 from benchctl.measure.resume import here
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
@@ -223,8 +222,7 @@ def test_an_address_is_taken_as_users_have_it(url, address):
 
 def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine():
     control = StreamClient("https://host:1", Timeouts()).control
-    assert isinstance(control._transport, TlsTransport)
-    context = control._transport.ssl_context
+    context = control._transport._pool._ssl_context
     assert context.cert_store_stats()["x509_ca"] > 0
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert str(control.base_url).rstrip("/") == "https://host:1"

@@ -24,7 +24,7 @@ from benchctl.interop.foreign_readers import read_foreign
 from benchctl.interop.layer_profile import read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.tables import TableDefaults, read_step_table
-from benchctl.load.answer import Answer, error_of, head_of
+from benchctl.load.answer import Answer, error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.archive import contents_of, import_archive, write_archive
@@ -139,7 +139,6 @@ def _answer(directory: Path) -> None:
             answer.reader.choices()
             error = error_of(answer, _ASKED)
             assert error is None or len(error.message) < MESSAGE_CHARS
-        head_of(wire)
 
 
 def _metrics(directory: Path) -> None:

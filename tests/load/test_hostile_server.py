@@ -67,7 +67,7 @@ def asked(url: str, **limits: float) -> RequestRecord:
         ("gzip", "malformed-http", "compressed (gzip), which was not requested"),
         ("negative-length", "malformed-http", "not HTTP"),
         ("huge-length", "malformed-http", "not HTTP"),
-        ("chunk-size", "malformed-http", "framing of the answer breaks"),
+        ("chunk-size", "malformed-http", "breaks in the framing"),
         ("nested", "malformed-stream", "nested too deeply"),
         ("nested-error", "malformed-stream", "nested too deeply"),
         ("nested-call", "malformed-stream", "nested too deeply"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.servers.sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
 
-from benchctl.load.answer import Answer, error_of, head_of
+from benchctl.load.answer import Answer, error_of
 from benchctl.records.record import RequestError
 
 EVENTS = (
@@ -160,7 +160,7 @@ def test_a_refusal_cut_short_is_still_a_refusal():
         (b"HTTP/9.9 200 OK\r\n\r\n", "the answer is not HTTP (Invalid HTTP version)"),
         (
             HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
-            "the framing of the answer breaks in its body (Invalid",
+            "the answer breaks in the framing of its body (Invalid",
         ),
         (b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "the server changes to another protocol"),
         (HEAD + b"content-encoding: gzip, br\r\n\r\n\x1f\x8b", "the answer is compressed (gzip, br)"),
@@ -247,14 +247,6 @@ def test_usage_beyond_what_was_requested_fails_whether_or_not_the_length_is_dema
         answer = answered(chunked(event(written("a", finish="stop")), total(count)))
         error = error_of(answer, request(max_tokens=100))
         assert (error and error.kind) == kind
-
-
-def test_a_head_is_found_once_it_is_whole():
-    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 307 Elsewhere\r\nLocation: /there\r\n\r\n"
-    for place in range(len(head)):
-        assert head_of(head[:place]) is None
-    assert head_of(head) == head_of(head + b"body") == (307, [(b"Location", b"/there")])
-    assert head_of(b"nonsense\r\n\r\n") is None
 
 
 @pytest.mark.parametrize("reads", [[CHUNKED], [CLOSE], [CHUNKED[:50]], [b"junk"], [b"junk", b"more"]])

@@ -6,8 +6,6 @@ import struct
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
 from benchctl.load import clocks
@@ -36,7 +34,7 @@ class Wall:
         self.now_ns = 1_000 * NS_PER_S
         self.offset_ns = HOUR_NS
         self.width_ns = 100
-        monkeypatch.setattr(clocks, "realtime_less_monotonic", lambda: (self.now_ns, self.offset_ns, self.width_ns))
+        monkeypatch.setattr(clocks, "realtime_less_monotonic", lambda: (self.width_ns, self.now_ns, self.offset_ns))
 
     def stamp(self, at_ns: int) -> bytes:
         return stamp(at_ns + self.offset_ns)
@@ -57,7 +55,7 @@ def test_a_stamp_is_the_time_of_arrival_and_never_later_than_the_read(wall):
 
 
 @pytest.mark.parametrize("step_ns", [NS_PER_S, -NS_PER_S, 40_000, -HOUR_NS], ids=str)
-def test_a_read_between_two_looks_at_a_clock_that_was_set_has_no_time_of_the_kernel(wall, step_ns):
+def test_no_read_since_the_last_look_before_a_clock_was_set_has_a_time_of_the_kernel(wall, step_ns):
     clock = KernelClock()
     before_ns, early = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
     wall.now_ns += 20 * NS_PER_MS
@@ -67,42 +65,25 @@ def test_a_read_between_two_looks_at_a_clock_that_was_set_has_no_time_of_the_ker
     wall.offset_ns += step_ns
     clock.sample()
     after_ns, late = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
-    assert clock.num_steps == 1
     assert [offset.realtime_less_monotonic_ns for offset in clock.offsets] == [HOUR_NS, HOUR_NS + step_ns]
     assert clock.arrival_ns(early, before_ns) == before_ns - NS_PER_MS
     assert clock.arrival_ns(unsure, between_ns) is None
-    assert clock.arrival_ns(late, after_ns) == after_ns - NS_PER_MS
-    assert clock.steady_offset_ns(after_ns) is None
-
-
-@given(
-    ago_ns=st.integers(0, 10 * NS_PER_S), step_ns=st.integers(-HOUR_NS, HOUR_NS).filter(lambda n: abs(n) > 20_000)
-)
-def test_a_stamp_from_before_the_clock_was_set_that_is_read_after_it_is_never_mapped_into_the_future(
-    ago_ns, step_ns
-):
-    with pytest.MonkeyPatch.context() as patch:
-        wall = Wall(patch)
-        clock = KernelClock()
-        old = wall.stamp(wall.now_ns + 90 * NS_PER_MS - ago_ns)
-        wall.now_ns += 100 * NS_PER_MS
-        wall.offset_ns += step_ns
-        clock.sample()
-        read_ns = wall.now_ns + NS_PER_MS
-        found = clock.arrival_ns(old, read_ns)
-        assert found is None or wall.now_ns <= found <= read_ns
+    assert clock.arrival_ns(late, after_ns) is None
+    wall.now_ns += 200 * NS_PER_MS
+    clock.sample()
+    assert clock.arrival_ns(wall.stamp(wall.now_ns), wall.now_ns) is None, "for the rest of the load"
 
 
 def test_a_look_that_was_interrupted_teaches_nothing(wall):
     clock = KernelClock()
     wall.width_ns, wall.offset_ns = 5 * NS_PER_MS, HOUR_NS + 2 * NS_PER_MS
     clock.sample()
-    assert clock.num_steps == 0
+    assert len(clock.offsets) == 1
 
 
 def test_the_two_clocks_differ_by_the_same_at_every_look():
     looks = [realtime_less_monotonic() for _ in range(20)]
-    offsets = [offset_ns for _, offset_ns, width_ns in looks if width_ns < 5_000]
+    offsets = [offset_ns for width_ns, _, offset_ns in looks if width_ns < 5_000]
     assert offsets
     assert max(offsets) - min(offsets) < 20_000
 
@@ -153,11 +134,7 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
     assert 0 <= errors_ns[len(errors_ns) // 2] < 1 * NS_PER_MS
 
 
-@pytest.mark.parametrize("has_timers", [True, False], ids=["timer of the kernel", "timer of the loop"])
-def test_an_alarm_never_rings_early_and_lets_others_have_their_turn_when_its_time_is_past(monkeypatch, has_timers):
-    if not has_timers:
-        monkeypatch.setattr("benchctl.load.clocks.Alarm._set", lambda _alarm, _due_ns: False)
-
+def test_an_alarm_never_rings_early_and_lets_others_have_their_turn_when_its_time_is_past():
     async def go():
         turns = []
         with Alarm() as alarm:

@@ -203,10 +203,3 @@ def test_requests_that_come_while_the_server_closes_idle_connections_are_answere
     records = records_of(server, {"kind": "trace"}, requests)
     assert [record.error for record in records] == [None] * 40
     assert server.asked == ONCE_EACH
-
-
-def test_spare_connections_are_open_before_they_are_needed():
-    server = Server(answers=1, says_so=True)
-    records = sorted(records_of(server, FOUR_SLOTS, REQUESTS), key=lambda record: record.index)
-    ahead = [record.connected_ns < record.slot_free_ns for record in records[8:]]
-    assert sum(ahead) > len(ahead) / 2

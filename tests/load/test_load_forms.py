@@ -16,7 +16,7 @@ from support.servers.sse import (
     written,
 )
 
-from benchctl.load.answer import CompletionReader, error_of
+from benchctl.load.answer import error_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -332,15 +332,6 @@ def test_the_characters_of_each_chunk_are_counted_also_those_of_chunks_without_t
         event(choice("öß", ids=[1])), event(choice("", ids=[2])), event(choice("🙂!?", ids=[3, 4], finish="stop"))
     ).choices()
     assert (only.text, only.chunk_chars, only.chunk_tokens) == ("öß🙂!?", (2, 0, 3), (1, 1, 2))
-
-
-def test_characters_are_counted_alike_when_a_long_answer_is_kept_in_less_memory_meanwhile():
-    reader = CompletionReader(1)
-    for i, text in enumerate(["ab", "", "cde", "f"]):
-        reader.feed(i, event(choice(text, ids=[i])))
-        reader.compact()
-    (only,) = reader.choices()
-    assert (only.text, only.chunk_chars) == ("abcdef", (2, 0, 3, 1))
 
 
 def test_the_text_of_a_cut_character_is_whole():

@@ -1,14 +1,16 @@
 """A load that is split over several processes: the same load, and an end that is told when one of them fails."""
 
 import asyncio
+import errno
 import itertools
 import json
+import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import psutil
@@ -20,12 +22,18 @@ from support.servers.stubborn_engine import wait_until
 
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
+from benchctl.load.demand import (
+    CPU_NS_PER_TOKEN,
+    TOKEN_S,
+    WORKER_CORES,
+    LoadSize,
+    expected_tokens_per_s,
+    num_workers,
+    shares,
+    size_of,
+)
 from benchctl.load.schedule import Load
-from benchctl.load.workers import started_worker
-from benchctl.load.workers.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
-from benchctl.load.workers.worker import _follow_commands
-from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, WorkerPlan, load_for, num_workers, shares
+from benchctl.load.workers import WorkerLoad, WorkerPlan, _obey, load_for
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
@@ -65,7 +73,7 @@ def workers_of(parent):
     found = []
     for process in psutil.Process(parent).children():
         try:
-            if "benchctl.load.workers.worker" in process.cmdline():
+            if "--multiprocessing-fork" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue
@@ -194,7 +202,7 @@ def test_a_worker_that_is_killed_fails_the_load_by_name_and_the_records_are_kept
 def test_a_worker_that_raises_ends_the_load_with_its_own_words(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if '-m' in sys.orig_argv and 'benchctl.load.workers.worker' in sys.orig_argv:\n"
+        "if '--multiprocessing-fork' in sys.orig_argv:\n"
         "    import uvloop\n"
         "    def broken(main):\n"
         "        main.close()\n"
@@ -214,7 +222,7 @@ def test_a_worker_that_raises_ends_the_load_with_its_own_words(tmp_path):
 def test_a_worker_that_falls_silent_counts_as_hung_and_is_ended(tmp_path):
     async def stop_first(_driving, load, _place):
         await until_open(load, 2)
-        load.max_silent_checks = 4  # not before: workers are silent while they start
+        load.max_silent_looks = 40  # not before: workers are silent while they start
         stopped.append(workers_of(os.getpid())[0])
         stopped[0].suspend()
 
@@ -223,18 +231,20 @@ def test_a_worker_that_falls_silent_counts_as_hung_and_is_ended(tmp_path):
     _, _, raised = drive(tmp_path, {"kind": "burst"}, requests, 2, meanwhile=stop_first, cancel_wait_s=1.0)
     assert isinstance(raised, LoadError)
     assert raised.cause == "worker-hung"
-    assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has sent nothing" in str(raised)
+    assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has reported nothing" in str(raised)
     assert not is_alive(stopped[0])
 
 
 def test_a_worker_that_cannot_be_started_is_told_and_the_others_are_ended(tmp_path, monkeypatch):
-    class Python:
-        """The real one for the first worker only."""
+    started, start = [], SpawnProcess.start
 
-        paths = iter((sys.executable, "/nonexistent/python"))
-        executable = property(lambda self: next(self.paths))
+    def start_first(process):
+        if started:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(process)
+        start(process)
 
-    monkeypatch.setattr(started_worker, "sys", Python())
+    monkeypatch.setattr(SpawnProcess, "start", start_first)
     _, _, raised = drive(tmp_path, {"kind": "burst"}, [request(0), request(1)], 2)
     assert isinstance(raised, LoadError)
     assert "worker 2 of 2 of the load generator cannot be started" in str(raised)
@@ -271,22 +281,15 @@ def test_a_load_that_is_called_off_before_it_began_leaves_nothing(tmp_path):
 
 def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
     async def go():
-        ours, theirs = socket.socketpair()
-        load = Wire(*await asyncio.open_unix_connection(sock=ours), FROM_WORKER)
-        worker = Wire(*await asyncio.open_unix_connection(sock=theirs), TO_WORKER)
+        ours, theirs = multiprocessing.Pipe()
         started = asyncio.get_running_loop().create_future()
         started.cancel()
         driving = asyncio.create_task(asyncio.sleep(60))
-        load.send(Begin(start_ns=1))
-        load.send(Stop())
-        obeying = asyncio.create_task(_follow_commands(worker, started, driving))
-        await asyncio.wait({driving, obeying}, return_when=asyncio.FIRST_COMPLETED)
-        was_called_off = driving.cancelled()
-        obeying.cancel()
-        await asyncio.wait({obeying})
-        await worker.close()
-        await load.close()
-        return was_called_off
+        for message in (1, None):
+            ours.send(message)
+            _obey(theirs, started, driving)
+        await asyncio.wait({driving})
+        return driving.cancelled()
 
     assert asyncio.run(go())
 
@@ -321,7 +324,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
     code = (
         "import asyncio, sys\n"
         "from support.servers.paced_engine import call, request\n"
-        "from benchctl.load.workers.workers import WorkerLoad, WorkerPlan\n"
+        "from benchctl.load.workers import WorkerLoad, WorkerPlan\n"
         "from benchctl.profile.sections import Timeouts\n"
         "from benchctl.profile.model import Arrival\n"
         "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"

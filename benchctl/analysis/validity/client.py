@@ -286,25 +286,20 @@ def _clock_changes(samples: Sequence[ClientSample]) -> str | None:
     times = "once" if len(steps) == 1 else f"{len(steps)} times"
     changes = ", ".join(steps[:_MOST_STEPS]) + (", …" if len(steps) > _MOST_STEPS else "")
     return (
-        f"the system clock was set {times} during the load ({changes}): the kernel's timestamps around that "
-        "time are unusable, and the client's own replace them. Durations are those of a clock that is never set. "
+        f"the system clock was set {times} during the load ({changes}): the kernel's timestamps since "
+        "then are unusable, and the client's own replace them. Durations are those of a clock that is never set. "
         "Keep the clock of a measuring machine steady"
     )
 
 
 def _other_transports(requests: Sequence[RequestRecord]) -> str | None:
     num_other = sum(request.route == "httpx" for request in requests)
-    num_redirected = sum(request.num_redirects > 0 for request in requests)
-    causes = {
-        f"{num_other} of {len(requests)} requests used the fallback transport (TLS)": num_other,
-        f"the server redirected {num_redirected} of {len(requests)} requests": num_redirected,
-    }
-    listed = "; ".join(cause for cause, number in causes.items() if number)
-    remedy = (
-        "this costs the client more, and its times include it. Name the server's final address, without TLS on a "
-        "network that you trust"
+    if not num_other:
+        return None
+    return (
+        f"{num_other} of {len(requests)} requests used the fallback transport (TLS): this costs the client more, "
+        "and its times include it. Name an address without TLS on a network that you trust"
     )
-    return f"{listed}: {remedy}" if listed else None
 
 
 def _count_above(values: Iterable[float], limit: float) -> int:

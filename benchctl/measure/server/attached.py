@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from benchctl.errors import ServerDiedError, ServerStartError
-from benchctl.load.failures import underlying
+from benchctl.load.control import underlying
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
 

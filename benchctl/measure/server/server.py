@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from benchctl.errors import ServerDiedError, ServerStartError, as_run_error
-from benchctl.load.failures import underlying
+from benchctl.load.control import underlying
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.server.health import (
     Diagnose,

@@ -97,4 +97,5 @@ def told(reader):
     ]
     usage = reader.usage
     stated = usage and (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-    return choices, stated, reader.output_tokens, reader.error, reader.cut_event, reader.is_terminated
+    kind = reader.error and reader.error.kind  # the message may quote the read that shows the error
+    return choices, stated, reader.output_tokens, kind, reader.cut_event, reader.is_terminated

@@ -12,7 +12,7 @@ from support.servers.paced_engine import PacedEngine, call, launch, request
 
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import Exchange
-from benchctl.load.schedule import Load, PreparedRequests
+from benchctl.load.schedule import Load
 from benchctl.load.sockets import Connections, Receiver
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.model import Arrival
@@ -241,7 +241,7 @@ def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):
 
 @pytest.mark.parametrize(
     ("broken", "method"),
-    [(StreamClient, "launch"), (Connections, "put_back"), (Exchange, "record"), (PreparedRequests, "make_one")],
+    [(StreamClient, "launch"), (Connections, "put_back"), (Exchange, "record"), (Load, "_prepare_one")],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("arrival", [{"kind": "closed-loop", "max_concurrency": 1}, {"kind": "burst"}], ids=str)
