@@ -36,8 +36,6 @@ from benchctl.units import US_PER_S
 PROMPTS: Final = (128, 512, 2048, 8192)
 OUTPUTS: Final = (1, 64, 256)
 CONCURRENCY: Final = (1, 8, 32, 128)
-_WAVES: Final = 2
-_FEWEST_REQUESTS: Final = 4
 _STEPS_OF_RUN: Final = 200
 """Steps by which a candidate is described; it is credited with as many as it has."""
 _START_S: Final = 1.0
@@ -71,7 +69,7 @@ _REDUNDANT_RATIO: Final = 0.2
 
 def num_requests(concurrency: int) -> int:
     """Requests of a run: twice as many as are open, and at least four."""
-    return max(_FEWEST_REQUESTS, _WAVES * concurrency)
+    return max(4, 2 * concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

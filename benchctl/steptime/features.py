@@ -17,9 +17,8 @@ Two columns for one maximum let compute and memory have efficiencies of their ow
 Every step of a model has the same layers and steps, so that their coefficients differ only over models.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from benchctl.costs.model_shape import LatentShape, ModelShape
 from benchctl.steptime.peaks import (
@@ -27,7 +26,7 @@ from benchctl.steptime.peaks import (
     greater,
     is_above,
     peak_times,
-    step_all_reduces,
+    step_all_reduces_us,
     value_model_us,
 )
 from benchctl.steptime.work import Deployment, ExpertsRead, StepWork, Structure
@@ -35,8 +34,6 @@ from benchctl.units import US_PER_S
 
 if TYPE_CHECKING:
     from benchctl.steptime.work import Quantity
-
-FeaturesOf: TypeAlias = "Callable[[StepWork], tuple[Quantity, ...]]"
 
 _OVERHEADS: Final = ("all_reduce", "layers", "requests", "steps")
 _NAMES: Final[dict[Structure, tuple[str, ...]]] = {
@@ -63,68 +60,55 @@ def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str
 def features(
     work: StepWork, deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
 ) -> "dict[str, Quantity]":
-    """The features of a step, or of many, by name in the order of ``feature_names``."""
-    names = feature_names(structure, is_guided=deployment.value_shape is not None)
-    return dict(zip(names, step_features(deployment, structure, experts_read)(work), strict=True))
-
-
-def step_features(
-    deployment: Deployment, structure: Structure, experts_read: ExpertsRead = "uniform"
-) -> FeaturesOf:
-    """The function from the work of a step, or of many, to its features, with all constants computed once.
+    """The features of a step, or of many, by name in the order of ``feature_names``.
 
     Raises UsageError for measured experts without a table.
     """
-    price = (
-        _original(deployment, experts_read)
+    is_guided = deployment.value_shape is not None
+    columns = (
+        _original(work, deployment, experts_read)
         if structure == "original"
-        else _corrected(deployment, structure, experts_read)
+        else _corrected(work, deployment, structure, experts_read)
     )
-    value_us = value_model_us(deployment)
-    if value_us is None:
-        return price
-    return lambda work: (
-        *price(work),
-        value_us(work),
-        is_above(work.guided_rows, 0.0),
-        work.guided_rows,
-        work.candidates,
-    )
+    if is_guided:
+        guidance = (is_above(work.guided_rows, 0.0), work.guided_rows, work.candidates)
+        columns = (*columns, value_model_us(work, deployment), *guidance)
+    return dict(zip(feature_names(structure, is_guided=is_guided), columns, strict=True))
 
 
-def _corrected(deployment: Deployment, structure: Structure, experts_read: ExpertsRead) -> FeaturesOf:
+def _corrected(
+    work: StepWork, deployment: Deployment, structure: Structure, experts_read: ExpertsRead
+) -> "tuple[Quantity, ...]":
     """Columns of all structures but the published one."""
-    times, layers = peak_times(deployment), float(deployment.shape.layers)
-    num_experts, all_reduces = experts_read_by(deployment, experts_read), step_all_reduces(deployment)
-
-    def price(work: StepWork) -> "tuple[Quantity, ...]":
-        tokens = work.tokens
-        has_tokens = is_above(tokens, 0.0)
-        compute = (
-            tokens * times.token_us
-            + work.prefill_positions * times.prefill_position_us
-            + work.decode_positions * times.decode_position_us
-            + work.prefill_context * times.prefill_context_us
-            + work.num_sampled * times.head_us
-        )
-        kv = (work.context + tokens) * times.kv_token_us
-        weights: Quantity = has_tokens * times.static_weights_us
-        if num_experts is not None:
-            weights = weights + num_experts(tokens) * times.expert_weights_us
-        # One row with logits reads the whole head.
-        weights = weights + is_above(work.num_sampled, 0.0) * times.head_weights_us
-        if structure == "roofline":
-            return (greater(compute, kv + weights),)
-        all_reduce, constant = has_tokens * all_reduces(tokens), has_tokens * 0.0 + 1.0
-        overheads = (all_reduce, has_tokens * layers, work.num_seqs, constant)
-        if structure == "no-overlap":
-            return (compute, kv, weights, *overheads)
-        hidden = weights if structure == "scaling-book" else kv + weights
-        is_compute_bound = is_above(compute, hidden)
-        bound = (is_compute_bound * compute, (1.0 - is_compute_bound) * hidden)
-        return (*bound, kv, *overheads) if structure == "scaling-book" else (*bound, *overheads)
-
-    return price
+    times, tokens = peak_times(deployment), work.tokens
+    has_tokens = is_above(tokens, 0.0)
+    compute = (
+        tokens * times.token_us
+        + work.prefill_positions * times.prefill_position_us
+        + work.decode_positions * times.decode_position_us
+        + work.prefill_context * times.prefill_context_us
+        + work.num_sampled * times.head_us
+    )
+    kv = (work.context + tokens) * times.kv_token_us
+    weights: Quantity = has_tokens * times.static_weights_us
+    if deployment.shape.moe is not None:
+        weights = weights + experts_read_by(tokens, deployment, experts_read) * times.expert_weights_us
+    # One row with logits reads the whole head.
+    weights = weights + is_above(work.num_sampled, 0.0) * times.head_weights_us
+    if structure == "roofline":
+        return (greater(compute, kv + weights),)
+    overheads = (
+        has_tokens * step_all_reduces_us(tokens, deployment),
+        has_tokens * float(deployment.shape.layers),
+        work.num_seqs,
+        has_tokens * 0.0 + 1.0,
+    )
+    if structure == "no-overlap":
+        return (compute, kv, weights, *overheads)
+    hidden = weights if structure == "scaling-book" else kv + weights
+    is_compute_bound = is_above(compute, hidden)
+    bound = (is_compute_bound * compute, (1.0 - is_compute_bound) * hidden)
+    return (*bound, kv, *overheads) if structure == "scaling-book" else (*bound, *overheads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,31 +189,29 @@ def latent_flops(shape: ModelShape, latent: LatentShape, tp: int) -> tuple[dict[
     return of_token, {"nope": 4 * heads / tp * latent.kv_rank, "rope": 2 * heads / tp * latent.rope_dim}
 
 
-def _original(deployment: Deployment, experts_read: ExpertsRead) -> FeaturesOf:
-    times, num_experts = original_times(deployment), experts_read_by(deployment, experts_read)
-    moe = deployment.shape.moe
-    # With no tokens the published form counts the experts of one.
-    fewest_experts = float(moe.experts_per_token) if moe is not None and experts_read == "linear" else 0.0
-
-    def price(work: StepWork) -> "tuple[Quantity, ...]":
-        prefill = greater(
-            times.compute_us(work.prefill_tokens, work.prefill_positions),
-            times.kv_us(work.prefill_context, work.prefill_tokens),
-        )
-        decode = greater(
-            times.compute_us(work.decode_tokens, work.decode_positions),
-            times.kv_us(work.decode_context, work.decode_tokens),
-        )
-        tokens, nothing = work.tokens, 0.0 * work.tokens
-        experts = nothing if num_experts is None else greater(num_experts(tokens), nothing + fewest_experts)
-        return (
-            prefill,
-            decode,
-            nothing + times.static_weights_us,
-            experts * times.expert_weights_us,
-            tokens * times.all_reduce_token_us,
-            work.num_seqs,
-            nothing + 1.0,
-        )
-
-    return price
+def _original(work: StepWork, deployment: Deployment, experts_read: ExpertsRead) -> "tuple[Quantity, ...]":
+    """Columns of the published structure."""
+    times, moe = original_times(deployment), deployment.shape.moe
+    prefill = greater(
+        times.compute_us(work.prefill_tokens, work.prefill_positions),
+        times.kv_us(work.prefill_context, work.prefill_tokens),
+    )
+    decode = greater(
+        times.compute_us(work.decode_tokens, work.decode_positions),
+        times.kv_us(work.decode_context, work.decode_tokens),
+    )
+    nothing: Quantity = 0.0 * work.tokens
+    experts = nothing
+    if moe is not None:
+        # With no tokens the published form counts the experts of one.
+        fewest_experts = float(moe.experts_per_token) if experts_read == "linear" else 0.0
+        experts = greater(experts_read_by(work.tokens, deployment, experts_read), nothing + fewest_experts)
+    return (
+        prefill,
+        decode,
+        nothing + times.static_weights_us,
+        experts * times.expert_weights_us,
+        work.tokens * times.all_reduce_token_us,
+        work.num_seqs,
+        nothing + 1.0,
+    )

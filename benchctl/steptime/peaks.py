@@ -17,9 +17,8 @@ f, p and e of H100 and A100 are fitted to measured times of vLLM 0.14 in CUDA gr
 which they meet within 6 %; other devices have the H100's, with their own links.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,9 +30,6 @@ from benchctl.units import MIB, US_PER_S
 
 if TYPE_CHECKING:
     from benchctl.steptime.work import Quantity
-
-PricedTokens: TypeAlias = Callable[[Any], Any]
-"""What a step's tokens cost, for one step or for many."""
 
 _ELEMENT_BYTES: Final = 2
 """Of activations, embedding and head, which are not quantised."""
@@ -178,15 +174,14 @@ def _two_shot_from(devices: int) -> int:
     return next((size for most, size in _TWO_SHOT_FROM if devices <= most), 0)
 
 
-def step_all_reduces(deployment: Deployment) -> PricedTokens:
-    """Time of a step's all-reduces from its tokens, two for each layer; 0 on one device."""
-    shape, hardware, devices = deployment.shape, deployment.hardware, deployment.tensor_parallel
-    token_bytes, num_all_reduces = shape.hidden * _ELEMENT_BYTES, 2 * shape.layers
-    return lambda tokens: num_all_reduces * all_reduce_us(tokens * token_bytes, hardware, devices)
+def step_all_reduces_us(tokens: "Quantity", deployment: Deployment) -> "Quantity":
+    """Time of a step's all-reduces, two for each layer; 0 on one device."""
+    num_bytes = tokens * (deployment.shape.hidden * _ELEMENT_BYTES)
+    return 2 * deployment.shape.layers * all_reduce_us(num_bytes, deployment.hardware, deployment.tensor_parallel)
 
 
-def experts_read_by(deployment: Deployment, rule: ExpertsRead) -> PricedTokens | None:
-    """Distinct experts of one layer that so many tokens read, by the rule of a model; None for a dense model.
+def experts_read_by(tokens: Any, deployment: Deployment, rule: ExpertsRead) -> Any:
+    """Distinct experts of one layer that these quantities of tokens read, by the rule of a model; 0 if dense.
 
     ``linear`` and ``uniform`` are those of ``MoeShape``; ``measured`` interpolates in a table of the user's, for
     models whose routing prefers some experts. Limiting a token to some groups of experts, as DeepSeek does, leaves
@@ -195,42 +190,37 @@ def experts_read_by(deployment: Deployment, rule: ExpertsRead) -> PricedTokens |
     """
     moe = deployment.shape.moe
     if moe is None:
-        return None
+        return 0.0 * tokens
     if rule != "measured":
-        return moe.linear_experts if rule == "linear" else moe.uniform_experts
+        return moe.linear_experts(tokens) if rule == "linear" else moe.uniform_experts(tokens)
     if not deployment.measured_experts:
         raise UsageError(
             f"{deployment.shape.name}: experts that a step reads are to be measured ones, but there is no table of "
             "them; state measured_experts, or take the rule 'uniform'"
         )
-    tokens_of, experts_of = np.array([(0.0, 0.0), *deployment.measured_experts]).T
-    return lambda tokens: np.interp(tokens, tokens_of, experts_of)
+    return np.interp(tokens, *np.array([(0.0, 0.0), *deployment.measured_experts]).T)
 
 
-def value_model_us(deployment: Deployment) -> "Callable[[StepWork], Quantity] | None":
-    """Roofline of the value model's pass in a guided step, in microseconds; None without a value model.
+def value_model_us(work: StepWork, deployment: Deployment) -> "Quantity":
+    """Roofline of the value model's pass in a guided step, in microseconds; 0 without a value model.
 
     Its tokens are the prompts that it prefills, the tokens that it extends its prefixes by, and the candidates,
     each with a value head. It reads its weights once and the cache of the guided rows, whose contexts are taken as
     long as the mean row's. It runs on one device.
     """
     if deployment.value_shape is None:
-        return None
+        return 0.0
     value_model = deployment.value_shape.as_value_model()
     times = peak_times(replace(deployment, shape=value_model, tensor_parallel=1, weight_bytes_per_param=None))
-
-    def price(work: StepWork) -> "Quantity":
-        decoded = work.value_extend_tokens + work.candidates
-        tokens = work.value_prefill_tokens + decoded
-        mean_context = work.context / greater(work.num_seqs, 1.0)
-        compute = (
-            tokens * times.token_us
-            + work.value_prefill_tokens * mean_context / 2 * times.prefill_position_us
-            + decoded * mean_context * times.decode_position_us
-            + work.candidates * times.head_us
-        )
-        memory = (work.guided_rows * mean_context + tokens) * times.kv_token_us
-        memory = memory + is_above(tokens, 0.0) * (times.static_weights_us + times.head_weights_us)
-        return greater(compute, memory)
-
-    return price
+    decoded = work.value_extend_tokens + work.candidates
+    tokens = work.value_prefill_tokens + decoded
+    mean_context = work.context / greater(work.num_seqs, 1.0)
+    compute = (
+        tokens * times.token_us
+        + work.value_prefill_tokens * mean_context / 2 * times.prefill_position_us
+        + decoded * mean_context * times.decode_position_us
+        + work.candidates * times.head_us
+    )
+    memory = (work.guided_rows * mean_context + tokens) * times.kv_token_us
+    memory = memory + is_above(tokens, 0.0) * (times.static_weights_us + times.head_weights_us)
+    return greater(compute, memory)

@@ -12,7 +12,7 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import guided_floor
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.features import COUNTS, feature_names, features, step_features
+from benchctl.steptime.features import COUNTS, feature_names, features
 from benchctl.steptime.peaks import all_reduce_us, kv_elements, peak_times
 from benchctl.steptime.work import Deployment, StepWork, Structure
 
@@ -194,7 +194,7 @@ def test_measured_experts_are_interpolated_and_needed() -> None:
     columns = features(decoding(4, 10), measured, "original", "measured")
     assert columns["expert_weights"] == pytest.approx(linear / 8 * (2 + 4 * 3 / 7))
     with pytest.raises(UsageError, match="there is no table of them; state measured_experts"):
-        step_features(on_h100("mixtral-8x7b"), "overlap", "measured")
+        features(decoding(1, 1), on_h100("mixtral-8x7b"), "overlap", "measured")
 
 
 # The errors of the published design, by their numbers in docs/design/step-time-model.md.
