@@ -8,10 +8,11 @@ of its owner.
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from benchctl.errors import ClaimedError, OutOfTimeError, UsageError, as_usage_error
+from benchctl.errors import ClaimedError, OutOfTimeError, RecordError, UsageError, as_usage_error
 from benchctl.measure.durations import seconds_by_arm
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
 from benchctl.measure.interrupt import warned_by_scheduler
@@ -107,6 +108,16 @@ def begin_block(results: ResultDirectory, block: int) -> ResultDirectory:
 def block_runs(results: ResultDirectory, block: int) -> tuple[PlannedRun, ...]:
     """The runs of one block in planned order."""
     return tuple(run for run in results.plan().runs if run.block == block)
+
+
+def has_ended(results: ResultDirectory, block: int) -> bool:
+    """Every run of the block has ended, for better or worse; an interrupted one has not."""
+    with suppress(RecordError):
+        return all(
+            run.is_begun() and run.read().has_ended
+            for run in (results.run(planned.run_id) for planned in block_runs(results, block))
+        )
+    return False
 
 
 def check_block(results: ResultDirectory, block: int) -> None:

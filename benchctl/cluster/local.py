@@ -25,7 +25,7 @@ from typing import Final, Literal, TypeAlias
 import platformdirs
 import psutil
 
-from benchctl.cluster.blocks import block_runs
+from benchctl.cluster.blocks import has_ended
 from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
@@ -33,9 +33,9 @@ from benchctl.measure.limits import gpus_of_block
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
-from benchctl.records.claims import living_owner, state_of
+from benchctl.records.claims import living_owner
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.record import ENDED, PlannedRun
+from benchctl.records.record import PlannedRun
 from benchctl.untrusted import LOG_BYTES
 from benchctl.untrusted.files import entry_names, make_folder, open_to_append, read_file
 from benchctl.untrusted.secrets import redacted
@@ -250,7 +250,7 @@ def fate_of(results: ResultDirectory, block: int, code: int) -> Fate:
         return "ended"
     if code not in _OF_ERRORS:
         return "died"
-    if all(state_of(results.run(run.run_id)) in ENDED for run in block_runs(results, block)):
+    if has_ended(results, block):
         return "ended"
     return "refused" if living_owner(results, block) is None else "of others"
 

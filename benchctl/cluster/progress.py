@@ -18,7 +18,7 @@ import msgspec
 from benchctl.errors import BenchctlError, RecordError, UsageError
 from benchctl.measure.durations import estimate_durations
 from benchctl.profile.load import parse_profile
-from benchctl.records.claims import Owner, is_claimed, living_owner, owner_of
+from benchctl.records.claims import Owner, is_claimed, living_owner, owner_of, state_of_runs
 from benchctl.records.directory import ResultDirectory, arm_label, read_submissions
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import ExperimentState
@@ -209,12 +209,11 @@ class Watcher:
         )
         arms = self._arms(planned, records.values())
         self._width = max(self._width, len(alive))
-        states = {block.state for block in blocks}
-        is_running = "running" in states or (not is_divided and _is_measured(results))
+        is_measured = bool(alive) or (not is_divided and _is_measured(results))
         return Progress(
             path=results.path,
             profile=manifest.profile,
-            state="running" if is_running else _state(states),
+            state=state_of_runs([records.get(run.run_id) for run in planned], is_measured=is_measured),
             is_shared=is_divided,
             blocks=blocks,
             num_runs=len(planned),
@@ -248,21 +247,15 @@ class Watcher:
         *,
         is_alive: bool,
     ) -> BlockProgress:
-        begun = [records[run.run_id] for run in runs if run.run_id in records]
+        begun = [record for run in runs if (record := records.get(run.run_id)) is not None]
         current = next((record for record in begun if is_alive and record.state == "running"), None)
         newest = current or (begun[-1] if begun else None)
         node = None if newest is None else newest.node
-        states = {record.state for record in begun}
-        state: BlockState = "interrupted" if begun else "waiting"
-        if is_alive:
-            state = "running"
-        elif len(begun) == len(runs) and all(record.has_ended for record in begun):
-            state = "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
-        elif owner is not None:
-            state = "lost"
+        state = state_of_runs([records.get(run.run_id) for run in runs], is_measured=is_alive)
+        is_lost = owner is not None and state in {"planned", "interrupted"}
         return BlockProgress(
             block=block,
-            state=state,
+            state="lost" if is_lost else "waiting" if state == "planned" else state,
             num_runs=len(runs),
             num_ended=sum(record.has_ended for record in begun),
             node=owner.node if owner else None if newest is None else newest.node_name,
@@ -319,13 +312,6 @@ def _measured_block(
     running = [run.block for run in planned if run.run_id in records and records[run.run_id].state == "running"]
     left = [run.block for run in planned if not _has_ended(run, records)]
     return next(iter([*running, *left]), None)
-
-
-def _state(states: set[BlockState]) -> ExperimentState:
-    """State of an experiment that nobody measures."""
-    if states <= ENDED:
-        return "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
-    return "planned" if states <= {"waiting"} else "interrupted"
 
 
 def _time_left(

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from benchctl.cluster.blocks import block_runs
+from benchctl.cluster.blocks import has_ended
 from benchctl.cluster.slurm_job import ArrayJob, SlurmCommandError, slurm_output, submit_blocks
-from benchctl.errors import MissingPackageError, RecordError, UsageError
+from benchctl.errors import MissingPackageError, UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.profile.sections import scheduler_seconds
 from benchctl.records.claims import boot_id, living_owner
-from benchctl.records.directory import SUBMISSIONS, ResultDirectory, RunDirectory, Submission, read_submissions
+from benchctl.records.directory import SUBMISSIONS, ResultDirectory, Submission, read_submissions
 from benchctl.untrusted.files import entry_names
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue")
@@ -172,7 +172,7 @@ class BlocksOnSlurm:
         self._results = ResultDirectory(array.directory)
         self._task_of = {block: task for task, block in tasks.items()}
         """The newest task of each block that is not over."""
-        self._ended_before = {block for block in self._task_of if self._has_ended(block)}
+        self._ended_before = {block for block in self._task_of if has_ended(self._results, block)}
         self._absent = Counter[str]()
         self._submitted = Counter[int]()
         self._asked_s = float("-inf")
@@ -205,7 +205,7 @@ class BlocksOnSlurm:
         for block, task in sorted(self._task_of.items()):
             num_absent = self._absent[task]
             # While a task is there, the end of a block that had ended before is that of its earlier attempt.
-            if (num_absent or block not in self._ended_before) and self._has_ended(block):
+            if (num_absent or block not in self._ended_before) and has_ended(self._results, block):
                 del self._task_of[block]
             elif num_absent >= _LOOKS_UNTIL_GONE and not self._is_measured(block):
                 state = _state_of_task(task)
@@ -230,10 +230,6 @@ class BlocksOnSlurm:
         ours = {f"slurm {task}" for task in self._absent}
         return owner is not None and (owner.boot_id == boot_id() or owner.job not in ours)
 
-    def _has_ended(self, block: int) -> bool:
-        """Every run of the block has ended, for better or worse."""
-        return all(_has_ended(self._results.run(planned.run_id)) for planned in block_runs(self._results, block))
-
     def _look_at_queue(self) -> None:
         try:
             active = _active_tasks()
@@ -245,10 +241,3 @@ class BlocksOnSlurm:
         self._problem = ""
         for task in self._task_of.values():
             self._absent[task] = 0 if task in active else self._absent[task] + 1
-
-
-def _has_ended(run: RunDirectory) -> bool:
-    try:
-        return run.is_begun() and run.read().has_ended
-    except RecordError:
-        return False

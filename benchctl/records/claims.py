@@ -7,7 +7,7 @@ is on record without an end. Runs whose process ended unawares are settled here.
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,8 @@ from benchctl.errors import ClaimedError, RecordError, UsageError
 from benchctl.records.directory import OWNER_FILE, ResultDirectory, RunDirectory
 from benchctl.records.files import encode, read_if_there, record_of
 from benchctl.records.integrity import record_run
-from benchctl.records.record import ENDED, INTERRUPTED, Manifest, RunFailure, RunRecord
-from benchctl.records.schema import Count, Document, ExperimentState, RunState
+from benchctl.records.record import INTERRUPTED, Manifest, RunFailure, RunRecord
+from benchctl.records.schema import Count, Document, ExperimentState
 from benchctl.untrusted.files import inside
 
 _TRIES: Final = 20
@@ -179,9 +179,10 @@ def current_manifest(results: ResultDirectory) -> Manifest:
         warnings = list(manifest.warnings)
         for block in results.begun_blocks().values():
             warnings += block.manifest().warnings
-        return msgspec.structs.replace(
-            manifest, state=_state_of_blocks(results), warnings=tuple(dict.fromkeys(warnings))
-        )
+        records = [_record_of(results.run(planned.run_id)) for planned in results.due_plan().runs]
+        is_measured = any(living_owner(results, block) is not None for block in results.begun_blocks())
+        state = state_of_runs(records, is_measured=is_measured)
+        return msgspec.structs.replace(manifest, state=state, warnings=tuple(dict.fromkeys(warnings)))
     if manifest.state == "running" and not is_claimed(results.path):
         manifest = results.manifest()  # the process may have ended in good order since
         if manifest.state == "running":
@@ -189,23 +190,22 @@ def current_manifest(results: ResultDirectory) -> Manifest:
     return manifest
 
 
-def _state_of_blocks(results: ResultDirectory) -> ExperimentState:
-    if any(living_owner(results, block) is not None for block in results.begun_blocks()):
+def state_of_runs(records: Sequence[RunRecord | None], *, is_measured: bool) -> ExperimentState:
+    """State of planned runs together, None for those that were not begun; ``is_measured``: a process does them."""
+    begun = [record for record in records if record is not None]
+    if is_measured:
         return "running"
-    states = {state_of(results.run(planned.run_id)) for planned in results.due_plan().runs}
-    if states <= {"planned"}:
-        return "planned"
-    if not states <= ENDED:
-        return "interrupted"
+    if len(begun) < len(records) or not all(record.has_ended for record in begun):
+        return "interrupted" if begun else "planned"
+    states = {record.state for record in begun}
     return "failed" if "failed" in states else "suspect" if "suspect" in states else "done"
 
 
-def state_of(run: RunDirectory) -> RunState:
-    """The state on record; that of an unreadable one is ``running``: it is measured again."""
-    try:
-        return run.read().state if run.is_begun() else "planned"
-    except RecordError:
-        return "running"
+def _record_of(run: RunDirectory) -> RunRecord | None:
+    """The record of a run; None where it was not begun, or has an unreadable record and is measured again."""
+    with suppress(RecordError):
+        return run.read() if run.is_begun() else None
+    return None
 
 
 def settle_runs(results: ResultDirectory) -> None:
