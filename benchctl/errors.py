@@ -9,7 +9,7 @@ BenchctlError
 │   ├── MissingPackageError     a package that only some commands need is not installed here
 │   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
-│   └── ClaimedError            another process measures the block
+│   └── OwnedError            another process measures the block
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a benchctl of another schema
@@ -99,7 +99,7 @@ class PortTakenError(UsageError):
     """The profile insists on a port that another process holds."""
 
 
-class ClaimedError(UsageError):
+class OwnedError(UsageError):
     """Another process measures the block; the message names it."""
 
 

@@ -22,7 +22,6 @@ from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.errors import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
-from benchctl.records.claims import Owner
 from benchctl.records.directory import Submission
 from benchctl.records.integrity import DirectoryDigests
 from benchctl.records.peaks import MeasuredPeaks
@@ -39,6 +38,7 @@ from benchctl.records.schema import (
 )
 from benchctl.records.stores import NoiseFloor
 from benchctl.records.warning_codes import CHECKS, FINDINGS, WARNING_TABLE
+from benchctl.records.writers import Owner
 
 _METRICS_INTRODUCTION: Final = """\
 # Metrics

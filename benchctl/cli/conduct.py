@@ -170,7 +170,7 @@ def measure(
             do_run,
             keeps_raw_logs=keeps_raw_logs,
             takes_over=takes_over,
-            on_claimed=warn,
+            on_owned=warn,
         )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from benchctl.errors import ClaimedError, OutOfTimeError, RecordError, UsageError, as_usage_error
+from benchctl.errors import OutOfTimeError, OwnedError, RecordError, UsageError, as_usage_error
 from benchctl.measure.durations import seconds_by_arm
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
 from benchctl.measure.interrupt import warned_by_scheduler
@@ -24,11 +24,11 @@ from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.records.claims import Owner, boot_id, owned_block, settle_runs, sole_writer
 from benchctl.records.directory import BLOCKS, ResultDirectory, arm_label
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.writers import Owner, boot_id, owned_block, settle_runs, sole_writer
 from benchctl.units import count_of
 from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
 
@@ -148,7 +148,7 @@ def run_block(
 ) -> Outcome:
     """Measure what is not done of one block, in planned order.
 
-    ``time_left`` gives the seconds until this process must end; None where nobody knows. Raises ClaimedError where
+    ``time_left`` gives the seconds until this process must end; None where nobody knows. Raises OwnedError where
     another owner is on record, as ``owned_block`` does, OutOfTimeError before what would not end in time,
     KeyboardInterrupt after a signal, UsageError and RunError as ``run_experiment`` does.
     """
@@ -198,13 +198,13 @@ def run_free_blocks(
     *,
     keeps_raw_logs: bool = False,
     takes_over: bool = False,
-    on_claimed: Callable[[str], None] = ignore,
+    on_owned: Callable[[str], None] = ignore,
 ) -> Outcome:
-    """Measure each block that is not done, one after the other; ``on_claimed`` is told of those with an owner.
+    """Measure each block that is not done, one after the other; ``on_owned`` is told of those with an owner.
 
-    Raises ClaimedError when that is so of all blocks that are left, and as ``run_block`` does.
+    Raises OwnedError when that is so of all blocks that are left, and as ``run_block`` does.
     """
-    outcomes, num_claimed = list[Outcome](), 0
+    outcomes, num_owned = list[Outcome](), 0
     for block in range(results.manifest().blocks):
         try:
             outcomes.append(
@@ -219,17 +219,17 @@ def run_free_blocks(
                     takes_over=takes_over,
                 )
             )
-        except ClaimedError as error:
-            num_claimed += 1
-            on_claimed(str(error))
+        except OwnedError as error:
+            num_owned += 1
+            on_owned(str(error))
     total = Outcome(
         num_done=sum(outcome.num_done for outcome in outcomes),
         num_failed=sum(outcome.num_failed for outcome in outcomes),
         num_suspect=sum(outcome.num_suspect for outcome in outcomes),
         num_skipped=sum(outcome.num_skipped for outcome in outcomes),
     )
-    if num_claimed and not (total.num_done or total.num_failed or total.num_suspect):
-        raise ClaimedError(
+    if num_owned and not (total.num_done or total.num_failed or total.num_suspect):
+        raise OwnedError(
             f"{results.path}: other processes measure all blocks that are left; 'benchctl watch' shows them"
         )
     return total

@@ -33,9 +33,9 @@ from benchctl.measure.limits import gpus_of_block
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
-from benchctl.records.claims import living_owner
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PlannedRun
+from benchctl.records.writers import living_owner
 from benchctl.untrusted import LOG_BYTES
 from benchctl.untrusted.files import entry_names, make_folder, open_to_append, read_file
 from benchctl.untrusted.secrets import redacted

@@ -18,12 +18,12 @@ import msgspec
 from benchctl.errors import BenchctlError, RecordError, UsageError
 from benchctl.measure.durations import estimate_durations
 from benchctl.profile.load import parse_profile
-from benchctl.records.claims import Owner, is_claimed, living_owner, owner_of, state_of_runs
 from benchctl.records.directory import ResultDirectory, arm_label, read_submissions
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import stored_durations
 from benchctl.records.warning_codes import SUSPECT_CODES
+from benchctl.records.writers import Owner, is_held, living_owner, owner_of, state_of_runs
 from benchctl.units import s_from_ns
 from benchctl.untrusted.files import is_there, stat_file
 
@@ -300,7 +300,7 @@ def _has_ended(run: PlannedRun, records: Mapping[str, RunRecord]) -> bool:
 
 def _is_measured(results: ResultDirectory) -> bool:
     """One process measures all of a directory now."""
-    return results.manifest().state == "running" and is_claimed(results.path)
+    return results.manifest().state == "running" and is_held(results.path)
 
 
 def _measured_block(

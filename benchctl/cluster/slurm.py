@@ -19,8 +19,8 @@ from benchctl.cluster.slurm_job import ArrayJob, SlurmCommandError, slurm_output
 from benchctl.errors import MissingPackageError, UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.profile.sections import scheduler_seconds
-from benchctl.records.claims import boot_id, living_owner
 from benchctl.records.directory import SUBMISSIONS, ResultDirectory, Submission, read_submissions
+from benchctl.records.writers import boot_id, living_owner
 from benchctl.untrusted.files import entry_names
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue")

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from benchctl.errors import UsageError
 from benchctl.profile.sections import ClusterSettings
-from benchctl.records.claims import owner_of
 from benchctl.records.directory import SUBMISSIONS, ResultDirectory, Submission, read_submissions, write_submission
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.writers import owner_of
 from benchctl.units import SECONDS_PER_MINUTE
 
 MAX_JOB_NAME: Final = 60

@@ -38,12 +38,12 @@ from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.claims import settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
+from benchctl.records.writers import settle_runs, sole_writer
 from benchctl.sim.predict import profile_draft_warnings
 from benchctl.sim.virtual import costs_in_words
 from benchctl.workload.prepare import PreparedSet

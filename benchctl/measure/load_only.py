@@ -30,12 +30,12 @@ from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile, VariantSettings
-from benchctl.records.claims import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import record_run
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import ResultWarning
+from benchctl.records.writers import sole_writer
 from benchctl.workload.prepare import PreparedSet
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.claims import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, read_jsonl
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
@@ -24,6 +23,7 @@ from benchctl.records.schema import (
     PrometheusSample,
     ResultWarning,
 )
+from benchctl.records.writers import current_manifest, settled
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.text import visible_value
 

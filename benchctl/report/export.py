@@ -12,11 +12,11 @@ from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.summary import SWEEP_COLUMNS
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.vllm_result import vllm_result
-from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.files import document_bytes, write_bytes_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
+from benchctl.records.writers import current_manifest
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page, draw_charts

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from benchctl.cli.commands import results
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.claims import sole_writer
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
+from benchctl.records.writers import sole_writer
 
 app = typer.Typer()
 app.command("show")(results.show)

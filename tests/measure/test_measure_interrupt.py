@@ -12,7 +12,7 @@ import pytest
 
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible, warned_by_scheduler
-from benchctl.records.claims import sole_writer
+from benchctl.records.writers import sole_writer
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -76,7 +76,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 def test_a_directory_is_measured_into_by_one_process_at_a_time_and_free_when_that_is_killed(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from benchctl.records.claims import sole_writer\n"
+        "import sys, time; from pathlib import Path; from benchctl.records.writers import sole_writer\n"
         "with sole_writer(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]

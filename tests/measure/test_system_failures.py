@@ -11,12 +11,12 @@ from support.results.builders import write_results
 from benchctl.errors import RunError, UsageError, address_space_shortfall, as_usage_error, system_failure
 from benchctl.measure.journal import Journal
 from benchctl.measure.server.health import limit_in_log, start_refusal
-from benchctl.records.claims import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.writers import current_manifest, is_held, sole_writer
 from benchctl.report.export import list_directories
 
 REFUSALS = [
@@ -163,7 +163,7 @@ def test_results_of_a_process_that_is_gone_are_shown_as_interrupted_and_those_of
     assert loaded.manifest.state == "interrupted"
     assert loaded.runs[-1].record.failure.cause == "interrupted"
     with sole_writer(results.path):
-        assert is_claimed(results.path)
+        assert is_held(results.path)
         assert list_directories(tmp_path)[0]["state"] == "running"
         assert load_results(results.path).runs[-1].record.state == "running"
     assert results.manifest().state == "running"

@@ -121,7 +121,7 @@ def test_a_slope_too_uncertain_to_call_gets_no_sentence(tmp_path):
         ([{"top_k": 2}, {"top_k": 3}, {"value_scale": 0.0}], 4),
     ],
 )
-def test_no_trend_is_claimed_without_three_numbers_of_one_factor_in_two_blocks(tmp_path, cells, blocks):
+def test_no_trend_is_held_without_three_numbers_of_one_factor_in_two_blocks(tmp_path, cells, blocks):
     builders.write_results(tmp_path, cells=cells, block_factors=STEADY[:blocks])
     assert not {"flat", "not-flat"} & set(findings(tmp_path))
 

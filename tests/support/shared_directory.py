@@ -14,10 +14,10 @@ import msgspec
 from support.cli import benchctl
 
 from benchctl.cluster.blocks import begin_block, this_owner
-from benchctl.records.claims import current_manifest, owner_of
 from benchctl.records.directory import OWNER_FILE, ResultDirectory
 from benchctl.records.files import encode
 from benchctl.records.record import RunRecord
+from benchctl.records.writers import current_manifest, owner_of
 
 PROFILE = """\
 name: small

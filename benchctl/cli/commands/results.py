@@ -23,10 +23,10 @@ from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.lenvm.summary import SUMMARY_NAME
 from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.records.archive import contents_of, import_archive, write_archive
-from benchctl.records.claims import current_manifest
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import Verification, directory_sha256, verify_directory
+from benchctl.records.writers import current_manifest
 from benchctl.report import experiment_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_report

@@ -78,7 +78,7 @@ def _running(progress: Progress) -> list[dict[str, str]]:
 
 
 def _title(progress: Progress) -> str:
-    """Profile and state; a shared directory whose blocks nobody measures now waits for tasks that may be queued."""
+    """Profile and state; one whose blocks are handed out, and that nobody measures now, waits for tasks."""
     is_waiting = progress.is_shared and progress.is_idle and not progress.has_ended
     return f"{progress.profile}: {'waiting' if is_waiting else progress.state}"
 

@@ -18,9 +18,9 @@ from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning import extend_plan
-from benchctl.records.claims import sole_writer
 from benchctl.records.integrity import renew_digests
 from benchctl.records.record import Extension, Manifest, Plan
+from benchctl.records.writers import sole_writer
 
 _SIMULATED: Final = "simulated"
 """Code of the note in the manifest of an experiment in virtual time."""

@@ -14,10 +14,10 @@ from support.results.builders import (
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.claims import sole_writer
 from benchctl.records.files import encode
 from benchctl.records.record import RequestError, RunFailure
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
+from benchctl.records.writers import sole_writer
 from benchctl.report.documents import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7

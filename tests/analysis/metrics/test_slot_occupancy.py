@@ -104,7 +104,7 @@ def test_loads_without_slots_to_fill_have_no_occupancy(arrival):
     assert slot_occupancy(closed_loop([100.0] * 40, 4), arrival) is None
 
 
-def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_claimed():
+def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_held():
     old = [msgspec.structs.replace(record, slot_free_ns=None) for record in closed_loop([100.0] * 40, 4, 50.0)]
     assert occupancy(old, 4) is None
     assert {client_metrics(old, (), closed(4))[name] for name in OF_SLOTS} == {None}

@@ -22,9 +22,9 @@ from support.shared_directory import (
     task_in_mid_run,
 )
 
-from benchctl.records.claims import owner_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import read_digests
+from benchctl.records.writers import owner_of
 
 
 def test_blocks_in_any_order_are_one_experiment_whose_own_files_never_change(tmp_path):

@@ -26,10 +26,10 @@ from benchctl.measure.resume.extension import extend_experiment
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_in_block
 from benchctl.profile.load import stored_profile
-from benchctl.records.claims import current_manifest, owner_of, sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import begin_digests, read_digests, verify_directory
 from benchctl.records.schema import NodeGpu, NodeInfo, ResultWarning
+from benchctl.records.writers import current_manifest, owner_of, sole_writer
 
 
 @pytest.fixture(name="results")

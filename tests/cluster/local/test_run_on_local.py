@@ -21,8 +21,8 @@ from support.local_commands import (
 from support.nvidia_smi import FakeSmi, devices
 
 from benchctl.cluster.blocks import begin_block, this_owner
-from benchctl.records.claims import current_manifest, owned_block
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.writers import current_manifest, owned_block
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,11 +8,11 @@ import msgspec
 from benchctl.cluster.blocks import block_runs
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning import plan_runs
-from benchctl.records.claims import Owner
 from benchctl.records.directory import OWNER_FILE, ResultDirectory
 from benchctl.records.files import encode
 from benchctl.records.record import Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
 from benchctl.records.schema import SCHEMA_VERSION, HostInfo, NodeGpu, NodeInfo, ResultWarning
+from benchctl.records.writers import Owner
 
 ARM_S = {None: 61.0, 1: 64.0, 2: 66.0, 3: 70.0, 4: 75.0, 5: 83.0}
 """Seconds of a run of each arm, by its top_k."""

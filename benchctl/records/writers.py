@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.errors import ClaimedError, RecordError, UsageError
+from benchctl.errors import OwnedError, RecordError, UsageError
 from benchctl.records.directory import OWNER_FILE, ResultDirectory, RunDirectory
 from benchctl.records.files import encode, read_if_there, record_of
 from benchctl.records.integrity import record_run
@@ -24,7 +24,7 @@ from benchctl.untrusted.files import inside
 
 _TRIES: Final = 20
 _RETRY_S: Final = 0.01
-"""A reader that looks whether a directory is claimed holds the lock for some microseconds."""
+"""A reader that looks whether a directory is held holds the lock for some microseconds."""
 _OWNER_BYTES: Final = 2048
 _ABANDONED: Final = RunFailure(
     cause=INTERRUPTED, message="the process that measured this run ended before it could record the run's end"
@@ -79,7 +79,7 @@ def owned_block(results: ResultDirectory, block: int, owner: Owner, *, takes_ove
 
     A former owner that is on record without an end has ended where it ran on this machine, and where it was an
     earlier beginning of the same job; any other may live, unless the user knows better and ``takes_over``. Raises
-    ClaimedError that names it.
+    OwnedError that names it.
     """
     path = results.block(block).path / OWNER_FILE
     handle = os.open(inside(path, results.path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -88,12 +88,12 @@ def owned_block(results: ResultDirectory, block: int, owner: Owner, *, takes_ove
         former = owner_of(results, block)
         if not is_free:
             name = former or "another process"
-            raise ClaimedError(
+            raise OwnedError(
                 f"{results.path}: block {block} is being measured by {name}; wait until it has ended, or measure "
                 "another block"
             )
         if former is not None and not (takes_over or _is_over(former, owner)):
-            raise ClaimedError(
+            raise OwnedError(
                 f"{results.path}: block {block} was begun by {former} at {former.begun_at}, which is not on record "
                 "as ended; wait for it, or, if it no longer lives, add --take-over"
             )
@@ -137,7 +137,7 @@ def living_owner(results: ResultDirectory, block: int) -> Owner | None:
     owner = owner_of(results, block)
     if owner is None or owner.boot_id != boot_id():
         return owner
-    return owner if is_claimed(results.block(block).path / OWNER_FILE) else None
+    return owner if is_held(results.block(block).path / OWNER_FILE) else None
 
 
 def _is_granted(handle: int) -> bool:
@@ -153,7 +153,7 @@ def _is_granted(handle: int) -> bool:
     return False
 
 
-def is_claimed(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """True while a process holds the lock of a directory or an owner's record, and where that cannot be known."""
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -183,7 +183,7 @@ def current_manifest(results: ResultDirectory) -> Manifest:
         is_measured = any(living_owner(results, block) is not None for block in results.begun_blocks())
         state = state_of_runs(records, is_measured=is_measured)
         return msgspec.structs.replace(manifest, state=state, warnings=tuple(dict.fromkeys(warnings)))
-    if manifest.state == "running" and not is_claimed(results.path):
+    if manifest.state == "running" and not is_held(results.path):
         manifest = results.manifest()  # the process may have ended in good order since
         if manifest.state == "running":
             return msgspec.structs.replace(manifest, state="interrupted")
@@ -222,7 +222,7 @@ def settle_runs(results: ResultDirectory) -> None:
 
 
 def settled(record: RunRecord) -> RunRecord:
-    """``record`` of a directory that no process claims: one that says ``running`` was interrupted."""
+    """``record`` of a directory that no process measures: one that says ``running`` was interrupted."""
     return (
         msgspec.structs.replace(record, state="failed", failure=_ABANDONED) if record.state == "running" else record
     )
