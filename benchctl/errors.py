@@ -9,7 +9,7 @@ BenchctlError
 │   ├── MissingPackageError     a package that only some commands need is not installed here
 │   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
-│   └── OwnedError            another process measures the block
+│   └── OwnedError              another process measures the block
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a benchctl of another schema
