@@ -34,8 +34,10 @@ from benchctl.records.files import JsonlWriter
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import ResultWarning
+from benchctl.sim.arrivals import SimLoad
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
-from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
 from benchctl.workload.datasets.base import RecordedLoad
@@ -245,7 +247,7 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
     template = core_request(example, settings, config)
     requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
     longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).argmax())
-    engine_for_config(config).check_servable(requests[longest])
+    SimulatedEngine(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency
     sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
     return _metrics_of(simulate(config, [sim_load], keeps_steps=False), load, limit)

@@ -32,11 +32,6 @@ class DraftSource:
     """The model also forwards the last of its drafts, where all of them were accepted and a bonus token follows."""
 
 
-def option_text(value: Any) -> Any:
-    """The value of an option as a flag takes it and a server tells it: a list as text, with commas."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else value
-
-
 _INSTEAD: Final = (
     "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"
 )

@@ -3,8 +3,9 @@
 ``python -m benchctl.sim`` starts it as a server like any other. It emulates continuous batching with paged
 key-value memory and the guided decoding of the LenVM fork; its numbers are those of a cost model, not of hardware.
 
-Start with ``engine.py`` (a step, or a leap over many), ``scheduling/`` (the rows of a batch and their blocks),
-``steps/`` (stretches of decode steps, and their columns), ``guided/`` (the work of a value model), ``costs/`` (the
-time of a step), ``simulate.py`` and ``requests/`` (a whole load in virtual time), ``core.py`` and ``http/`` (the
-server, one step at a time), ``prediction/`` (a plan before it is measured).
+Start with ``engine.py`` (a step, or a leap over many), ``scheduler.py`` and ``sequences.py`` (the rows of a batch
+and their blocks), ``walk.py`` and ``steps.py`` (stretches of decode steps, and their columns), ``guidance.py`` and
+``aggregate.py`` (the work of a value model), ``drafts.py`` (speculation), ``costs/`` (the time of a step). Requests
+come in by ``arrivals.py`` and ``core.py``: all at once (``simulate.py``, ``virtual.py``), or one by one over HTTP
+(``http/``). ``predict.py`` simulates a plan before it is measured.
 """

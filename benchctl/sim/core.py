@@ -1,18 +1,13 @@
-"""The virtual-time core: the engine, and the phases of load that feed it."""
+"""The virtual-time core: the engine, and the phases of load that feed it. Pure; the caller decides when."""
 
-from bisect import insort
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
-from benchctl.records.schema import StepRecord
-from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.engine import SimulatedEngine, StepOutput
+from benchctl.sim.arrivals import Phase
+from benchctl.sim.engine import LeapOutput, SimulatedEngine, StepOutput
 from benchctl.sim.requests import Request
-from benchctl.sim.sequences import Sequence
-from benchctl.sim.simulate import SimLoad
+from benchctl.sim.walk import NEVER_NS
 
 
 class Core:
@@ -24,11 +19,11 @@ class Core:
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self.engine: Final = engine
-        self.phase: AnnouncedPhase | None = None
-        self._announced: deque[AnnouncedPhase] = deque()
+        self.phase: Phase | None = None
+        self._announced: deque[Phase] = deque()
         self.num_abandoned_phases = 0
 
-    def announce(self, phase: AnnouncedPhase) -> None:
+    def announce(self, phase: Phase) -> None:
         """Queue a phase; it replaces an idle one that still misses requests."""
         self._announced.append(phase)
         self._turn_phases()
@@ -59,11 +54,10 @@ class Core:
 
     def missing(self) -> str | None:
         """The announced request that holds the core back, or None."""
-        phase, entry_ns = self.phase, None if self.phase is None else self.phase.next_entry_ns()
-        if phase is None or entry_ns is None or phase.has_next_come_in():
+        phase, engine = self.phase, self.engine
+        if phase is None or phase.next_entry_ns is None:
             return None
-        is_due = entry_ns <= self.engine.now_ns or not self.engine.has_work
-        return phase.next_request_id() if is_due else None
+        return phase.missing() if phase.next_entry_ns <= engine.now_ns or not engine.has_work else None
 
     def abandon_phase(self) -> None:
         """Fall back to free running: requests that have come in enter now, later ones as they come."""
@@ -74,29 +68,48 @@ class Core:
 
     def next_step(self) -> StepOutput | None:
         """Admit the requests that are due and run one step; None if the core must wait for a request."""
-        self._turn_phases()
-        if self.phase is not None and not self._admit(self.phase):
+        if not self._can_run():
             return None
-        if not self.engine.has_work:
-            return None
-        self.engine.is_warmup = self.phase is not None and self.phase.is_warmup and not self.phase.is_over
         output = self.engine.step()
-        if self.phase is not None:
-            for request_id in output.finished_requests:
-                self.phase.end(request_id, self.engine.now_ns)
+        self._note_ends(output.finished_requests)
         return output
 
-    def _admit(self, phase: AnnouncedPhase) -> bool:
-        """Admit the requests that are due, jumping over idle time; False while one of them has not come in."""
+    def leap(self) -> LeapOutput | None:
+        """Admit the requests that are due and run steps until the batch changes; None if there is nothing to do."""
+        if not self._can_run():
+            return None
+        entry_ns = None if self.phase is None else self.phase.next_entry_ns
+        output = self.engine.leap(NEVER_NS if entry_ns is None else entry_ns)
+        self._note_ends(output.finished_requests)
+        return output
+
+    def _can_run(self) -> bool:
+        self._turn_phases()
+        phase, engine = self.phase, self.engine
+        if (phase is not None and not self._admit(phase)) or not engine.has_work:
+            return False
+        engine.is_warmup = phase is not None and phase.is_warmup and not phase.is_over
+        return True
+
+    def _note_ends(self, finished_requests: Iterable[str]) -> None:
+        if self.phase is not None:
+            for request_id in finished_requests:
+                self.phase.end(request_id, self.engine.now_ns)
+
+    def _admit(self, phase: Phase) -> bool:
+        """Let requests in up to now, over idle time up to the next arrival; False if one is missing."""
+        engine = self.engine
         while True:
-            for request in phase.take_due(self.engine.now_ns):
-                self.engine.add_request(request)
-            if self.engine.has_work:
-                return self.missing() is None
-            entry_ns = phase.next_entry_ns()
-            if entry_ns is None or not phase.has_next_come_in():
-                return entry_ns is None
-            self.engine.now_ns = entry_ns
+            while (entry_ns := phase.next_entry_ns) is not None and entry_ns <= engine.now_ns:
+                if phase.missing() is not None:
+                    return False
+                if (entered := phase.enter(engine.now_ns)) is not None:
+                    engine.add_request(*entered)
+            if engine.has_work or entry_ns is None:
+                return True
+            if phase.missing() is not None:
+                return False
+            engine.now_ns = entry_ns
 
     def _turn_phases(self) -> None:
         if not self._announced or self.engine.has_work:
@@ -108,90 +121,5 @@ class Core:
         self.phase = self._announced.popleft()
         self.phase.start(self.engine.now_ns)
 
-    def _phases(self) -> list[AnnouncedPhase]:
+    def _phases(self) -> list[Phase]:
         return [*([self.phase] if self.phase else []), *self._announced]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedChoice:
-    """One choice that has ended; ``token_ns`` holds the time at which each of its tokens left."""
-
-    sequence: Sequence
-    token_ns: list[int]
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRequest:
-    """A request that has ended, in virtual nanoseconds. ``slot_free_ns`` is None where it waited for no slot."""
-
-    request_id: str
-    planned_ns: int
-    slot_free_ns: int | None
-    end_ns: int
-    choices: tuple[ServedChoice, ...]
-
-    @property
-    def sent_ns(self) -> int:
-        """Time at which a client without any delay sends it: as planned, or when its slot is free."""
-        return self.planned_ns if self.slot_free_ns is None else self.slot_free_ns
-
-
-class _Slots:
-    """The planned time of each request of a phase, and the end of an earlier one that gives it its slot."""
-
-    def __init__(self, start_ns: int, arrivals: Items[AnnouncedRequest], limit: int | None) -> None:
-        ordered = sorted(arrivals, key=lambda arrival: arrival.arrival_ns)
-        self._planned_ns = [start_ns + arrival.arrival_ns for arrival in ordered]
-        self._index = {arrival.request_id: i for i, arrival in enumerate(ordered)}
-        self._limit = limit
-        self._ended_ns: list[int] = []
-
-    def times_of(self, request_id: str) -> tuple[int, int | None]:
-        """The planned time of the request, and that at which the slot became free that it waited for."""
-        index = self._index[request_id]
-        planned_ns = self._planned_ns[index]
-        if self._limit is None or index < self._limit:
-            return planned_ns, None
-        free_ns = self._ended_ns[index - self._limit]
-        return planned_ns, free_ns if free_ns > planned_ns else None
-
-    def end(self, end_ns: int) -> None:
-        insort(self._ended_ns, end_ns)
-
-
-def serve(core: Core, load: SimLoad, on_step: Callable[[StepRecord], None]) -> Iterator[ServedRequest]:
-    """Serve one phase to its end; yields each request as it ends.
-
-    The steps are those that the server logs when the same phase is announced and sent over HTTP.
-    """
-    offsets_ns = load.arrival_ns or (0,) * len(load.requests)
-    arrivals = [
-        AnnouncedRequest(request.request_id, offset_ns)
-        for request, offset_ns in zip(load.requests, offsets_ns, strict=True)
-    ]
-    core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
-    slots = _Slots(core.engine.now_ns, arrivals, load.max_concurrency)
-    for request in load.requests:
-        core.submit(request)
-    token_ns: defaultdict[int, list[int]] = defaultdict(list)
-    ended: defaultdict[str, list[ServedChoice]] = defaultdict(list)
-    while (output := core.next_step()) is not None:
-        on_step(output.record)
-        now_ns = core.engine.now_ns
-        for seq in output.emitted:
-            times_ns = token_ns[seq.seq_id]
-            times_ns += [now_ns] * (seq.num_output - len(times_ns))
-        for seq in output.finished:
-            ended[seq.request.request_id].append(ServedChoice(seq, token_ns.pop(seq.seq_id), now_ns))
-        for request_id in output.finished_requests:
-            planned_ns, free_ns = slots.times_of(request_id)
-            slots.end(now_ns)
-            choices = sorted(ended.pop(request_id), key=lambda choice: choice.sequence.choice)
-            yield ServedRequest(
-                request_id=request_id,
-                planned_ns=planned_ns,
-                slot_free_ns=free_ns,
-                end_ns=now_ns,
-                choices=tuple(choices),
-            )

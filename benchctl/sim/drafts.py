@@ -1,43 +1,45 @@
-"""Speculative decoding: drafts of the decoding rows, their acceptance, and the price of both models."""
+"""Speculative decoding: drafts of the decoding rows, their acceptance, and the price of both models.
 
-import dataclasses
+A step drafts for the rows that decode at its start and verifies these drafts; a prompt that ends in it drafts from
+the next step on. Drafts that a rejection or the end of the answer makes void are computed all the same, and those
+after the end count as accepted, as vLLM counts them.
+
+    draft    = pass over the decoding rows and the step's prompts, then K - 1 passes over the rows that draft on
+    backfill = expansion: what the rows whose bonus token lacks its predecessor add to the first pass
+               prefill:   a pass of its own over these tokens
+    verify   = model_forward and sampler of the model, with 1 + K new tokens in each decoding row
+
+A pass of a draft model is a step of it without its schedule. With ``draft_cost`` c it is c times a step of the
+model itself, so that a step of decoding rows takes K c + 1 + backfill / step times one that verifies nothing, as
+far as verifying takes no longer than decoding.
+"""
+
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 from typing import Final, NamedTuple
 
 import msgspec
 
-from benchctl.errors import UsageError
-from benchctl.profile.choices import acceptance_by_position
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, NoiseSource, StepBatch, cost_model_for
-from benchctl.sim.engine import Pricing, SimulatedEngine
-from benchctl.sim.guidance import UNGUIDED
-from benchctl.sim.guided_rows import GuidedRows
-from benchctl.sim.requests import Request
-from benchctl.sim.scheduler import ScheduledBatch, Scheduler
-from benchctl.sim.sequences import BlockManager, Prefills, Sequence, SequenceStatus, StepClock
-from benchctl.sim.steps import DraftedStep
-from benchctl.sim.walk import Walk
-from benchctl.steptime.speculation_law import survival
+from benchctl.sim.costs.cost_model import CostModel, StepBatch, cost_model_for
+from benchctl.sim.sequences import BlockManager, Sequence
 from benchctl.workload.seeded import named_stream
 
 
 class DraftingRow:
-    """A sequence that decodes: a clock for its length, its blocks, and its stream of acceptances.
+    """The drafts of one sequence: its stream of acceptances, and the blocks that they need.
 
     One uniform number u decides a verification: the first i drafts are accepted where u < P(i). ``negated`` has
     -P(1) to -P(K), which ascend.
     """
 
-    __slots__ = ("_clock", "_draw", "_negated", "is_behind", "num_blocks", "num_drafts", "num_tokens")
+    __slots__ = ("_draw", "_negated", "is_behind", "num_blocks", "num_drafts")
 
     def __init__(self, negated: tuple[float, ...], draw: Callable[[], float]) -> None:
         self._negated = negated
         self._draw = draw
-        self._clock = StepClock()
-        self.num_tokens = 0
-        """Length of the sequence."""
         self.num_blocks = 0
         """Blocks of the sequence, those that rejected drafts have filled among them."""
         self.num_drafts = 0
@@ -45,50 +47,9 @@ class DraftingRow:
         self.is_behind = False
         """Whether the draft model lacks the token before the newest one, because that one was a bonus token."""
 
-    def begin(self, seq: Sequence, num_blocks: int) -> None:
-        """Let a sequence decode from now on, which holds so many blocks."""
-        self._clock = StepClock()
-        seq.begin_decoding(self._clock)
-        self.num_tokens, self.num_blocks, self.is_behind = seq.num_tokens, num_blocks, False
-
-    def gain(self, num_tokens: int) -> None:
-        """Lengthen the sequence."""
-        self._clock.step += num_tokens
-        self.num_tokens += num_tokens
-
     def num_accepted(self) -> int:
         """Accepted drafts of the next verification."""
         return min(bisect_left(self._negated, -self._draw()), self.num_drafts)
-
-
-class Drafting:
-    """Makes the rows of a server. Each has a stream of its own, so that its tokens do not depend on other rows.
-
-    A stream is that of the request and of the server life (``noise_seed``): two lives differ in the drafts that
-    they accept, as two real servers do, and one life repeated does not.
-    """
-
-    def __init__(self, config: SimConfig) -> None:
-        """Raises UsageError for an acceptance outside of 0 to 1."""
-        num_drafts, acceptance = config.num_speculative_tokens, acceptance_by_position(config.acceptance)
-        self._acceptance: Final = (acceptance * num_drafts if len(acceptance) == 1 else acceptance)[:num_drafts]
-        self._spread: Final = config.acceptance_spread
-        self._noise_seed: Final = config.noise_seed
-        self._negated: Final = _negated(self._acceptance)
-
-    def row_of(self, seq: Sequence) -> DraftingRow:
-        """The row of a sequence that begins to decode."""
-        request = seq.request
-        name = f"drafts:{self._noise_seed}:{request.prompt.digest}:{seq.choice}"
-        draw = named_stream(request.seed, name).random
-        if not self._spread:
-            return DraftingRow(self._negated, draw)
-        shift = self._spread * (2 * draw() - 1)
-        return DraftingRow(_negated(tuple(a + shift * min(a, 1 - a) for a in self._acceptance)), draw)
-
-
-def _negated(acceptance: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(-probability for probability in survival(acceptance)[1:])
 
 
 class DraftedRows(NamedTuple):
@@ -96,11 +57,6 @@ class DraftedRows(NamedTuple):
 
     rows: list[int]
     contexts: list[int]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows with at least one draft."""
-        return sum(self.rows[1:])
 
     @property
     def num_tokens(self) -> int:
@@ -121,155 +77,148 @@ class DraftedRows(NamedTuple):
 class Verification(NamedTuple):
     """The tokens that the decoding rows of a step have gained."""
 
+    drafts: int
+    """Rows that had drafts."""
     accepted_by_position: list[int]
     num_output: int
     finished: list[Sequence]
 
 
-class DraftingScheduler(Scheduler):
-    """A scheduler whose decoding rows have room for their drafts, in the budget of tokens and in blocks.
+class Drafts:
+    """The decoding rows of a server that speculates: their drafts, and room for them.
 
     Every row keeps its newest token; drafts come in the order of rows as far as the budget and the context go. Room
-    that rejected drafts have left is kept for the next ones.
+    that rejected drafts have left is kept for the next ones. Each row has a stream of its own, so that its tokens
+    do not depend on other rows. A stream is that of the request and of the server life (``noise_seed``): two lives
+    differ in the drafts that they accept, as two real servers do, and one life repeated does not. The stream of a
+    row that loses its memory goes on where it stopped.
     """
 
-    def __init__(
-        self,
-        config: SimConfig,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        block_manager: BlockManager,
-        clock: StepClock,
-        *,
-        guided: GuidedRows,
-    ) -> None:
-        super().__init__(
-            max_num_seqs,
-            max_num_batched_tokens,
-            block_manager,
-            clock,
-            by_priority=config.scheduling == "priority",
-            guided=guided,
-        )
-        self.rows: Final[dict[Sequence, DraftingRow]] = {}
-        """The decoding rows, as ``decoding`` has them."""
-        self._paused: Final[dict[Sequence, DraftingRow]] = {}
-        """Rows that lost their memory; their streams go on where they stopped."""
-        self._drafting: Final = Drafting(config)
+    def __init__(self, config: SimConfig, block_manager: BlockManager, target: CostModel) -> None:
+        """Raises UsageError for a draft model whose shape is unknown."""
         self._num_drafts: Final = config.num_speculative_tokens
+        acceptance = config.acceptances
+        self._acceptance: Final = (acceptance * self._num_drafts if len(acceptance) == 1 else acceptance)[
+            : self._num_drafts
+        ]
+        self._spread: Final = config.acceptance_spread
+        self._noise_seed: Final = config.noise_seed
+        self._negated: Final = _negated(self._acceptance)
         self._max_model_len: Final = config.max_model_len
         self._has_bonus: Final = config.bonus_token
+        self._block_manager: Final = block_manager
+        self._costs: Final = DraftCosts(config, target)
+        self._rows: Final[dict[Sequence, DraftingRow]] = {}
+        self._growing: list[tuple[DraftingRow, int]] = []
+        """Rows that need more blocks for their drafts, and the blocks that they then have."""
 
-    def schedule(self) -> ScheduledBatch:
-        """Choose the drafts and the prompts of the next step, and give every row its blocks."""
-        preempted_before = self.num_preemptions
-        num_tokens = self._plan_drafts()
-        prefills: list[tuple[Sequence, int]] = []
-        if self.prefilling or self.num_waiting:
-            self._schedule_prefills(prefills, self.max_num_batched_tokens - num_tokens)
-        return ScheduledBatch(prefills, self.num_preemptions - preempted_before)
+    def join(self, seq: Sequence) -> None:
+        """Take in a sequence that begins to decode, for the first time or again."""
+        row = seq.drafting = seq.drafting or self._row_of(seq)
+        row.num_blocks = self._block_manager.blocks_for(
+            seq.num_tokens - 1
+        )  # those of its prompt: all but the newest
+        row.is_behind = False
+        self._rows[seq] = row
 
-    def drafted_rows(self) -> DraftedRows:
-        """The decoding rows of the present step by their number of drafts."""
+    def leave(self, seq: Sequence) -> int:
+        """Let go of a row; returns the number of its blocks."""
+        return self._rows.pop(seq).num_blocks
+
+    def choose(self, max_tokens: int) -> int:
+        """Choose the drafts of each row for a step of ``max_tokens``; returns the tokens of all rows."""
+        spare, block_size = max_tokens - len(self._rows), self._block_manager.block_size
+        most, limit = self._num_drafts, self._max_model_len
+        self._growing.clear()
+        for seq, row in self._rows.items():
+            num_drafts, num_tokens = most, seq.lead
+            if most > spare or num_tokens + most > limit:
+                num_drafts = max(0, min(spare, limit - num_tokens))
+            row.num_drafts = num_drafts
+            spare -= num_drafts
+            if num_tokens + num_drafts > row.num_blocks * block_size:
+                self._growing.append((row, self._block_manager.blocks_for(num_tokens + num_drafts)))
+        return max_tokens - spare
+
+    def take_blocks(self) -> bool:
+        """Give all rows the blocks that their drafts need; False, and none is given, where there are too few."""
+        num_missing = sum([num_blocks - row.num_blocks for row, num_blocks in self._growing])
+        if num_missing > self._block_manager.num_free:
+            return False
+        if num_missing:
+            self._block_manager.take(num_missing)
+            for row, num_blocks in self._growing:
+                row.num_blocks = num_blocks
+        return True
+
+    def take_blocks_of(self, seq: Sequence) -> bool:
+        """Give one row the blocks that its drafts need; False where there are too few."""
+        row, blocks = self._rows[seq], self._block_manager
+        num_missing = max(0, blocks.blocks_for(seq.lead + row.num_drafts) - row.num_blocks)
+        if num_missing > blocks.num_free:
+            return False
+        blocks.take(num_missing)
+        row.num_blocks += num_missing
+        return True
+
+    def num_tokens(self) -> int:
+        """Tokens of all rows: the newest of each, and its drafts."""
+        return sum([1 + row.num_drafts for row in self._rows.values()])
+
+    def describe(self, batch: StepBatch) -> tuple[StepBatch, tuple[float, ...]]:
+        """The batch with the drafts that it verifies, and the times of the passes that make them in ns."""
         rows, contexts = [0] * (self._num_drafts + 1), [0] * (self._num_drafts + 1)
-        for row in self.rows.values():
+        for seq, row in self._rows.items():
             rows[row.num_drafts] += 1
-            contexts[row.num_drafts] += row.num_tokens
-        return DraftedRows(rows, contexts)
+            contexts[row.num_drafts] += seq.lead
+        drafted = DraftedRows(rows, contexts)
+        return verified(batch, drafted), self._costs.passes_ns(batch, drafted, *self._rows_behind())
 
-    def rows_behind(self) -> tuple[int, int]:
+    def _rows_behind(self) -> tuple[int, int]:
         """The rows whose draft model lacks a token, and the sum of their tokens up to that one."""
-        behind = [row.num_tokens - 1 for row in self.rows.values() if row.is_behind]
+        behind = [seq.lead - 1 for seq, row in self._rows.items() if row.is_behind]
         return len(behind), sum(behind)
 
     def verify(self) -> Verification:
-        """Give each decoding row its accepted drafts and one more token, as far as its answer goes.
+        """Give each row its accepted drafts and one more token, as far as its answer goes.
 
         The one more replaces the first rejected draft, or is the bonus token.
         """
         accepted = [0] * (self._num_drafts + 1)
         finished: list[Sequence] = []
-        num_output, has_bonus = 0, self._has_bonus
-        for seq, row in self.rows.items():
-            count = row.num_accepted() if row.num_drafts else 0
+        num_drafts = num_output = 0
+        has_bonus = self._has_bonus
+        for seq, row in self._rows.items():
+            count, is_whole = 0, False
+            if row.num_drafts:
+                num_drafts += 1
+                count = row.num_accepted()
+                is_whole = count == row.num_drafts
             accepted[count] += 1
-            is_whole = row.num_drafts > 0 and count == row.num_drafts
             row.is_behind = is_whole and has_bonus
-            left = seq.end - row.num_tokens
+            left = seq.end - seq.lead
             gain = count if is_whole and not has_bonus else count + 1
             if gain >= left:
                 gain = left
                 finished.append(seq)
-            row.gain(gain)
+            seq.lead += gain  # the clock of these rows stands still
             num_output += gain
-        self.decode_context += num_output
         by_position = [sum(accepted[position:]) for position in range(1, self._num_drafts + 1)]
-        return Verification(by_position, num_output, finished)
+        return Verification(num_drafts, by_position, num_output, finished)
 
-    def finish_prefill(self, seq: Sequence) -> None:
-        self.prefilling.remove(seq)
-        self.decoding[seq] = None
-        row = self._paused.pop(seq, None) or self._drafting.row_of(seq)
-        self.rows[seq] = row
-        row.begin(seq, self.block_manager.blocks_for(seq.num_tokens))
-        self.decode_context += seq.num_tokens
-        self.num_sampled_decodes += not seq.is_greedy
+    def _row_of(self, seq: Sequence) -> DraftingRow:
+        request = seq.request
+        name = f"drafts:{self._noise_seed}:{request.prompt.digest}:{seq.choice}"
+        draw = named_stream(request.seed, name).random
+        if not self._spread:
+            return DraftingRow(self._negated, draw)
+        shift = self._spread * (2 * draw() - 1)
+        return DraftingRow(_negated(tuple(a + shift * min(a, 1 - a) for a in self._acceptance)), draw)
 
-    def finish(self, seq: Sequence) -> None:
-        super().finish(seq)
-        self._paused.pop(seq, None)
 
-    def preempt(self, seq: Sequence) -> None:
-        if (row := self.rows.get(seq)) is not None:
-            self._paused[seq] = row
-        super().preempt(seq)
-
-    def _leave(self, seq: Sequence) -> int:
-        row = self.rows.pop(seq, None)
-        if row is None:
-            return super()._leave(seq)
-        del self.decoding[seq]
-        self.decode_context -= seq.num_tokens
-        self.num_sampled_decodes -= not seq.is_greedy
-        seq.end_decoding()
-        return row.num_blocks
-
-    def _plan_drafts(self) -> int:
-        """Choose the drafts of each row and give it blocks for them; returns the tokens of all rows."""
-        block_size, spare = self.block_manager.block_size, self.max_num_batched_tokens - len(self.rows)
-        num_missing, limit = 0, self._max_model_len
-        growing: list[tuple[DraftingRow, int]] = []
-        for row in self.rows.values():
-            num_drafts = self._num_drafts
-            if num_drafts > spare or row.num_tokens + num_drafts > limit:
-                num_drafts = max(0, min(spare, limit - row.num_tokens))
-            row.num_drafts = num_drafts
-            spare -= num_drafts
-            if row.num_tokens + num_drafts > row.num_blocks * block_size:
-                num_blocks = self.block_manager.blocks_for(row.num_tokens + num_drafts)
-                num_missing += num_blocks - row.num_blocks
-                growing.append((row, num_blocks))
-        if num_missing > self.block_manager.num_free:
-            self._preempt_for_drafts()
-            return sum([1 + row.num_drafts for row in self.rows.values()])
-        if num_missing:
-            self.block_manager.take(num_missing)
-            for row, num_blocks in growing:
-                row.num_blocks = num_blocks
-        return self.max_num_batched_tokens - spare
-
-    def _preempt_for_drafts(self) -> None:
-        """Give blocks to each row that needs some, in the order of ranks, and preempt while there are too few."""
-        blocks = self.block_manager
-        for seq, row in sorted(self.rows.items(), key=lambda item: item[0].rank):
-            while seq.status is SequenceStatus.RUNNING:
-                num_missing = blocks.blocks_for(row.num_tokens + row.num_drafts) - row.num_blocks
-                if num_missing <= blocks.num_free:
-                    if num_missing > 0:
-                        blocks.take(num_missing)
-                        row.num_blocks += num_missing
-                    break
-                self.preempt(self._last_in_rank())
+def _negated(acceptance: tuple[float, ...]) -> tuple[float, ...]:
+    """-P(i) for the i-th draft and all before it."""
+    return tuple(-probability for probability in accumulate(acceptance, mul))
 
 
 def verified(batch: StepBatch, drafted: DraftedRows) -> StepBatch:
@@ -293,31 +242,33 @@ class DraftCosts:
     """Prices of the draft model's passes, in nanoseconds that are not rounded yet."""
 
     def __init__(self, config: SimConfig, target: CostModel) -> None:
-        """Raises UsageError for a draft model whose shape is unknown."""
         if config.draft_model is None:
             self._model, self._share = target, config.draft_cost or 0.0
         else:
-            draft = dataclasses.replace(config, model=config.draft_model, num_speculative_tokens=0)
+            draft = config.model_copy(update={"model": config.draft_model, "num_speculative_tokens": 0})
             self._model, self._share = cost_model_for(draft), 1.0
         self._is_own_model: Final = config.draft_model is not None
-        self._backfill: Final = config.backfill
+        self._backfill: Final = config.backfill if config.bonus_token else "none"
 
-    def drafts_ns(self, batch: StepBatch, drafted: DraftedRows) -> float:
-        """All passes over a batch whose rows have one new token each."""
-        total_ns = self._pass_ns(batch)
+    def passes_ns(
+        self, batch: StepBatch, drafted: DraftedRows, rows_behind: int, context: int
+    ) -> tuple[float, ...]:
+        """All drafting passes over a batch whose rows have one new token each, and the backfill where there is one.
+
+        The draft model lacks a token of ``rows_behind`` rows, whose tokens up to that one are ``context``.
+        """
+        first_ns = drafts_ns = self._pass_ns(batch)
         for number in range(2, len(drafted.rows)):
-            rows, context = drafted.drafting(number)
+            rows, tokens = drafted.drafting(number)
             if rows:
-                total_ns += self._pass_ns(_decodes(batch, rows, context + rows * (number - 1)))
-        return total_ns
-
-    def backfill_ns(self, batch: StepBatch, rows_behind: int, context: int) -> float:
-        """The pass over the tokens that the draft model lacks, besides those of ``drafts_ns``."""
-        if self._backfill == "none" or not rows_behind:
-            return 0.0
+                drafts_ns += self._pass_ns(_decodes(batch, rows, tokens + rows * (number - 1)))
+        if self._backfill == "none":
+            return (drafts_ns,)
+        if not rows_behind:
+            return drafts_ns, 0.0
         if self._backfill == "prefill":
-            return self._pass_ns(_prefills(rows_behind, context))
-        return self._pass_ns(_expanded(batch, rows_behind, context)) - self._pass_ns(batch)
+            return drafts_ns, self._pass_ns(_prefills(rows_behind, context))
+        return drafts_ns, self._pass_ns(_expanded(batch, rows_behind, context)) - first_ns
 
     def _pass_ns(self, batch: StepBatch) -> float:
         if not self._share:
@@ -366,105 +317,3 @@ def _prefills(rows: int, context: int) -> StepBatch:
         attended_positions=context,
         is_greedy=None,
     )
-
-
-class DraftingPricing(Pricing):
-    """A pricing for rows that gain several tokens in a step."""
-
-    def _decode_contexts(self) -> tuple[int, int]:
-        lengths = [seq.num_tokens for seq in self._scheduler.decoding]
-        return (min(lengths), max(lengths)) if lengths else (0, 0)
-
-
-class SpeculativeEngine(SimulatedEngine):
-    """One server life with speculation.
-
-    A step drafts for the rows that decode at its start and verifies these drafts; a prompt that ends in it drafts
-    from the next step on. Drafts that a rejection or the end of the answer makes void are computed all the same,
-    and those after the end count as accepted, as vLLM counts them.
-    """
-
-    def __init__(
-        self,
-        config: SimConfig,
-        cost_model: CostModel,
-        noise: NoiseSource | None,
-        walk: Walk,
-        guided_rows: GuidedRows,
-    ) -> None:
-        super().__init__(config, cost_model, noise, walk, guided_rows)
-        self._draft_costs: Final = DraftCosts(config, cost_model)
-        self._has_backfill: Final = config.bonus_token and config.backfill != "none"
-
-    def check_servable(self, request: Request) -> None:
-        """Raises UsageError when a request and its last drafts could never fit the context or the memory."""
-        super().check_servable(request)
-        num_drafts, blocks = self.config.num_speculative_tokens, self.block_manager
-        longest = request.prompt.num_tokens + request.max_tokens - 1 + num_drafts
-        most = blocks.blocks_for(min(longest, self.config.max_model_len))
-        if most > blocks.num_blocks:
-            raise UsageError(
-                f"prompt of {request.prompt.num_tokens} tokens and max_tokens {request.max_tokens} need {most} "
-                f"blocks of key-value memory with {num_drafts} draft tokens, the server has {blocks.num_blocks}; "
-                "shorten either or start it with a larger --num-kv-blocks"
-            )
-
-    def _make_scheduler(self, max_num_seqs: int, max_num_batched_tokens: int, guided: GuidedRows) -> Scheduler:
-        self._rows = DraftingScheduler(
-            self.config,
-            max_num_seqs,
-            max_num_batched_tokens,
-            self.block_manager,
-            self._clock,
-            guided=guided,
-        )
-        return self._rows
-
-    def _make_pricing(self, cost_model: CostModel) -> Pricing:
-        return DraftingPricing(cost_model, self.scheduler, self._clock, self.log)
-
-    def _can_walk(self) -> bool:
-        """False: which rows gain how much is drawn in each step."""
-        return False
-
-    def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
-        """Draft, verify, and give each row its tokens; returns the decoding rows that are over."""
-        log, start_ns = self.log, self.now_ns
-        batch = self._pricing.describe(prefills, UNGUIDED)
-        drafted = self._rows.drafted_rows()
-        verification = verified(batch, drafted)
-        cost = self._pricing.cost_model.price(verification)
-        draft_ns = self._draft_costs.drafts_ns(batch, drafted)
-        backfill_ns = self._draft_costs.backfill_ns(batch, *self._rows.rows_behind())
-        rest_id = log.rest_id(cost.without_forwards())
-        if self._noise is not None:
-            factor = self._noise()
-            log.factors.append(factor)
-            cost, draft_ns, backfill_ns = cost.scaled(factor), draft_ns * factor, backfill_ns * factor
-        parts_ns = (round(draft_ns), round(backfill_ns))
-        dur_ns = cost.total_ns() + sum(parts_ns)
-        self.now_ns = start_ns + dur_ns
-        log.dur_ns.append(dur_ns)
-        log.kv_used.append(self.block_manager.num_used)
-        outcome = self._rows.verify()
-        is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
-        rows = (len(prefills), batch.num_decodes, batch.num_prefill_tokens, verification.context_tokens)
-        num_output = outcome.num_output + batch.num_sampling - batch.num_decodes
-        log.add_stretch(rest_id, (1, start_ns, self.is_warmup, *rows, num_output, is_greedy, num_preempted))
-        log.add_drafted(
-            DraftedStep(
-                drafted.num_rows,
-                drafted.num_tokens,
-                parts_ns[0],
-                parts_ns[1] if self._has_backfill else -1,
-                outcome.accepted_by_position,
-            )
-        )
-        return outcome.finished
-
-    def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
-        if seq.first_token_ns is None:
-            seq.first_token_ns = self.now_ns
-        self.scheduler.finish_prefill(seq)
-        if seq.num_tokens == seq.end:
-            finished.append(seq)

@@ -4,30 +4,34 @@ from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
 from benchctl.records.schema import StepRecord
+from benchctl.sim.aggregate import AggregateRows
 from benchctl.sim.answers import PlannedAnswers
+from benchctl.sim.arrivals import OUTSIDE, Entry
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, DecodeCost, GuidedDecodeCost, NoiseSource, StepBatch
-from benchctl.sim.guidance import UNGUIDED, GuidedStep
-from benchctl.sim.guided_rows import GuidedRows
+from benchctl.sim.costs.cost_model import (
+    UNGUIDED,
+    CostModel,
+    DecodeCost,
+    GuidedStep,
+    StepBatch,
+    cost_model_for,
+    published_noise,
+)
+from benchctl.sim.drafts import Drafts
+from benchctl.sim.guidance import GuidedRows
 from benchctl.sim.requests import Request
-from benchctl.sim.scheduler import RowEnds, Scheduler
-from benchctl.sim.sequences import BlockManager, Prefills, Sequence, SequenceStatus, StepClock
+from benchctl.sim.scheduler import Scheduler
+from benchctl.sim.sequences import BlockManager, Prefills, Sequence
 from benchctl.sim.steps import StepLog
-from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk
+from benchctl.sim.walk import NEVER_NS, Course, walk, walk_guided
+
+_UNLIMITED: Final = 1 << 40
 
 
 class DecodePrice(NamedTuple):
-    """The price of decode steps, the number of its ``rest`` in the log, and the time of that."""
+    """The price of decode steps, the number of their sections in the log, and the time of ``cost.rest``."""
 
     cost: DecodeCost
-    rest_id: int
-    fixed_ns: int
-
-
-class GuidedPrice(NamedTuple):
-    """The same for decode steps of a batch with guided rows."""
-
-    cost: GuidedDecodeCost
     rest_id: int
     fixed_ns: int
 
@@ -35,43 +39,26 @@ class GuidedPrice(NamedTuple):
 class Pricing:
     """Describes batches to the cost model, and keeps the prices of decode steps that hold for many of them."""
 
-    def __init__(self, cost_model: CostModel, scheduler: Scheduler, clock: StepClock, log: StepLog) -> None:
+    def __init__(self, cost_model: CostModel, scheduler: Scheduler, log: StepLog) -> None:
         self.cost_model: Final = cost_model
+        self.is_value_model_loaded = False
+        """Whether a step has scored rows, the first of which loads the value model."""
         self._scheduler: Final = scheduler
-        self._clock: Final = clock
         self._log: Final = log
-        self._is_value_model_loaded = False
-        self._guided_prices: dict[tuple[int, int], GuidedPrice] = {}
-        self._decode_prices: dict[tuple[int, int], DecodePrice] = {}
+        self._prices: dict[tuple[int, int, int], DecodePrice] = {}
 
-    def decode_price(self, position: int) -> DecodePrice:
-        """The price of the decoding rows alone, from ``position`` on; see ``DecodeCost``."""
+    def decode_price(self, position: int, num_guided: int) -> DecodePrice:
+        """The price of the decoding rows alone, from ``position`` on, of which ``num_guided`` ask for guidance."""
         scheduler = self._scheduler
-        key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1)
-        price = self._decode_prices.get(key)
+        key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1, num_guided)
+        price = self._prices.get(key)
         if price is None or self.cost_model.reads_contexts or not price.cost.holds_at(position):
             if self.cost_model.decode is None:
                 raise TypeError("this cost model describes no decode steps")
-            cost = self.cost_model.decode(self.describe((), UNGUIDED))
-            price = DecodePrice(cost, self._log.rest_id(cost.rest), cost.rest.total_ns())
-            self._decode_prices[key] = price
-        return price
-
-    @property
-    def leaps_guided(self) -> bool:
-        """True if decode steps of guided rows have a price that holds for many; the first scored step has not."""
-        return self.cost_model.guided_decode is not None and self._is_value_model_loaded
-
-    def guided_price(self, wanted_rows: int) -> GuidedPrice:
-        """The price of the decoding rows alone, of which ``wanted_rows`` ask for guidance."""
-        key = (len(self._scheduler.decoding), wanted_rows)
-        price = self._guided_prices.get(key)
-        if price is None:
-            if self.cost_model.guided_decode is None:
-                raise TypeError("this cost model describes no guided decode steps")
-            cost = self.cost_model.guided_decode(self.describe((), GuidedStep(wanted_rows=wanted_rows)))
-            price = GuidedPrice(cost, self._log.rest_id(cost.scored_rest), cost.decode.rest.total_ns())
-            self._guided_prices[key] = price
+            guided = GuidedStep(wanted_rows=num_guided) if num_guided else UNGUIDED
+            cost = self.cost_model.decode(self.describe((), guided))
+            price = DecodePrice(cost, self._log.rest_id(cost.scored_rest or cost.rest), cost.rest.total_ns())
+            self._prices[key] = price
         return price
 
     def describe(self, prefills: Prefills, guided: GuidedStep) -> StepBatch:
@@ -88,10 +75,10 @@ class Pricing:
             if computed == seq.num_tokens:
                 num_sampling += 1
                 num_sampled += not seq.is_greedy
-        loads = guided.scored_rows > 0 and not self._is_value_model_loaded
-        self._is_value_model_loaded |= loads
-        pads = self.cost_model.pads_batches
-        shortest, longest = self._decode_contexts() if self.cost_model.reads_contexts else (0, 0)
+        loads = guided.scored_rows > 0 and not self.is_value_model_loaded
+        self.is_value_model_loaded |= loads
+        pads = self.cost_model.rules.pads_batches
+        shortest, longest = scheduler.decode_lengths() if self.cost_model.reads_contexts else (0, 0)
         return StepBatch(
             num_seqs=num_decodes + len(prefills),
             num_prefill_tokens=num_prefill_tokens,
@@ -109,21 +96,16 @@ class Pricing:
             longest_decode=longest,
         )
 
-    def _decode_contexts(self) -> tuple[int, int]:
-        """Tokens of the shortest and the longest decoding row, 0 without any."""
-        leads = [seq.lead for seq in self._scheduler.decoding]
-        return (self._clock.step + min(leads), self._clock.step + max(leads)) if leads else (0, 0)
-
-    def longest_decode(self) -> int:
-        """Tokens of the longest decoding row; there must be one."""
-        return self._clock.step + max([seq.lead for seq in self._scheduler.decoding])
-
     def _longest_context(self, prefills: Prefills) -> int:
-        lengths = [seq.num_computed + num_tokens for seq, num_tokens in prefills]
-        return max([*lengths, self.longest_decode()] if self._scheduler.decoding else lengths)
+        _, longest_decode = self._scheduler.decode_lengths()
+        return max([longest_decode, *(seq.num_computed + num_tokens for seq, num_tokens in prefills)])
 
 
-_UNLIMITED: Final = 1 << 40
+class LeapOutput(NamedTuple):
+    """The sequences and requests that ended with the last of some steps."""
+
+    finished: list[Sequence]
+    finished_requests: list[str]
 
 
 class StepOutput(NamedTuple):
@@ -131,13 +113,6 @@ class StepOutput(NamedTuple):
 
     record: StepRecord
     emitted: list[Sequence]
-    finished: list[Sequence]
-    finished_requests: list[str]
-
-
-class LeapOutput(NamedTuple):
-    """The sequences and requests that ended with the last of some steps."""
-
     finished: list[Sequence]
     finished_requests: list[str]
 
@@ -152,39 +127,42 @@ class SimulatedEngine:
     added is finished or aborted once.
     """
 
-    def __init__(
-        self,
-        config: SimConfig,
-        cost_model: CostModel,
-        noise: NoiseSource | None,
-        walk: Walk,
-        guided_rows: GuidedRows,
-    ) -> None:
+    def __init__(self, config: SimConfig) -> None:
+        """Raises UsageError when the configuration names an unknown model or device."""
+        cost_model = cost_model_for(config)
+        rules = cost_model.rules
         self.config: Final = config
-        self._answer_length: Final = cost_model.answer_length
-        self._leaps: Final = cost_model.decode is not None
-        self._pads_batches: Final = cost_model.pads_batches
-        self._has_closing_step: Final = cost_model.has_closing_step
-        self._noise: Final = noise
-        self._walk: Final = walk if noise is None else noisy_walk(noise)
+        self._rules: Final = rules
         self._has_value_model: Final = config.value_model is not None
-        self._clock: Final = StepClock()
+        self._noise: Final = (
+            published_noise(config.noise_seed, has_value_model=self._has_value_model)
+            if config.noise == "published"
+            else None
+        )
         self.block_manager: Final = BlockManager(
-            _UNLIMITED if cost_model.is_unlimited else config.num_kv_blocks,
+            _UNLIMITED if rules.is_unlimited else config.num_kv_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self.scheduler: Final = self._make_scheduler(
-            min(config.max_num_seqs, cost_model.max_num_seqs or config.max_num_seqs),
-            _UNLIMITED if cost_model.is_unlimited else config.max_num_batched_tokens,
-            guided_rows,
+        speculates = config.num_speculative_tokens > 0
+        self._drafts: Final = Drafts(config, self.block_manager, cost_model) if speculates else None
+        draws_together = self._has_value_model and config.guided_rows == "aggregate"
+        self.scheduler: Final = Scheduler(
+            min(config.max_num_seqs, rules.max_num_seqs or config.max_num_seqs),
+            _UNLIMITED if rules.is_unlimited else config.max_num_batched_tokens,
+            self.block_manager,
+            guided=AggregateRows(config) if draws_together else GuidedRows(config),
+            drafts=self._drafts,
+            has_closing_step=rules.has_closing_step,
         )
         self.log: Final = StepLog(
-            has_noise=noise is not None,
+            has_noise=self._noise is not None,
             has_guidance=self._has_value_model,
             num_drafts=config.num_speculative_tokens,
         )
-        self._pricing: Final = self._make_pricing(cost_model)
+        self._pricing: Final = Pricing(cost_model, self.scheduler, self.log)
+        self._walks: Final = cost_model.decode is not None and self._drafts is None
+        self._walks_guided: Final = draws_together and cost_model.decodes_guided and self._noise is None
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
@@ -195,55 +173,43 @@ class SimulatedEngine:
         self._joining: list[Sequence] = []
         """Sequences that came too late for the next step."""
         self._open: dict[str, list[Sequence]] = {}
-        self._num_unfinished: dict[str, int] = {}
-        self._ends: Final = RowEnds()
-
-    def _make_scheduler(self, max_num_seqs: int, max_num_batched_tokens: int, guided: GuidedRows) -> Scheduler:
-        return Scheduler(
-            max_num_seqs,
-            max_num_batched_tokens,
-            self.block_manager,
-            self._clock,
-            by_priority=self.config.scheduling == "priority",
-            guided=guided,
-        )
-
-    def _make_pricing(self, cost_model: CostModel) -> Pricing:
-        return Pricing(cost_model, self.scheduler, self._clock, self.log)
+        """The unfinished sequences of each request."""
 
     @property
     def has_work(self) -> bool:
-        return bool(self._num_unfinished)
+        return bool(self._open)
 
     def check_servable(self, request: Request) -> None:
-        """Raises UsageError when a request could never fit the context or the key-value memory."""
-        prompt_tokens = request.prompt.num_tokens
-        total = prompt_tokens + request.max_tokens
-        if total > self.config.max_model_len:
+        """Raises UsageError when a request could never fit the context or the key-value memory.
+
+        The last drafts of a request need room as well, as far as the context goes.
+        """
+        prompt_tokens, num_drafts = request.prompt.num_tokens, self.config.num_speculative_tokens
+        total, max_model_len = prompt_tokens + request.max_tokens, self.config.max_model_len
+        sizes = f"prompt of {prompt_tokens} tokens and max_tokens {request.max_tokens}"
+        if total > max_model_len:
+            raise UsageError(f"{sizes} exceed the context of {max_model_len} tokens; shorten either")
+        longest = max(total, min(total - 1 + num_drafts, max_model_len))
+        num_blocks = self.block_manager.blocks_for(longest)
+        if num_blocks > self.block_manager.num_blocks:
+            drafts = f" with {num_drafts} draft tokens" if num_drafts else ""
             raise UsageError(
-                f"prompt of {prompt_tokens} tokens and max_tokens {request.max_tokens} exceed the context of "
-                f"{self.config.max_model_len} tokens; shorten either"
-            )
-        if (blocks := self.block_manager.blocks_for(total)) > self.block_manager.num_blocks:
-            raise UsageError(
-                f"prompt of {prompt_tokens} tokens and max_tokens {request.max_tokens} need {blocks} blocks of "
-                f"key-value memory, the server has {self.block_manager.num_blocks}; shorten either or start it "
-                "with a larger --num-kv-blocks"
+                f"{sizes} need {num_blocks} blocks of key-value memory{drafts}, the server has "
+                f"{self.block_manager.num_blocks}; shorten either or start it with a larger num_kv_blocks"
             )
 
-    def add_request(self, request: Request) -> list[Sequence]:
-        """Queue the choices of a request at the present virtual time.
+    def add_request(self, request: Request, entry: Entry = OUTSIDE) -> None:
+        """Queue the choices of a request at the present virtual time; ``entry`` is its place in a phase of load.
 
         With asynchronous scheduling they wait beside the queue while a step runs that was planned without them.
         """
-        answers = PlannedAnswers(request, self._answer_length)
+        answers = PlannedAnswers(request, self._rules.answer_length)
         seqs = [
-            Sequence(self._num_seqs + choice + 1, request, choice, answers, self.now_ns)
+            Sequence(self._num_seqs + choice + 1, request, choice, answers, self.now_ns, entry)
             for choice in range(request.n)
         ]
         self._num_seqs += request.n
         self._open[request.request_id] = seqs
-        self._num_unfinished[request.request_id] = request.n
         for seq in seqs:
             if request.guidance is not None and self._has_value_model:
                 seq.guided = self.scheduler.guided.row_of(seq)
@@ -251,17 +217,14 @@ class SimulatedEngine:
                 self._joining.append(seq)
             else:
                 self.scheduler.add(seq)
-        return seqs
 
     def abort(self, request_id: str) -> None:
         """Drop the unfinished sequences of a request; one that is unknown or finished is left alone."""
-        self._num_unfinished.pop(request_id, None)
         for seq in self._open.pop(request_id, ()):
             if seq in self._joining:
                 self._joining.remove(seq)
                 self.scheduler.add(seq)
-            if seq.status is not SequenceStatus.FINISHED:
-                self.scheduler.finish(seq)
+            self.scheduler.finish(seq)
 
     def step(self) -> StepOutput:
         """Run one iteration over the batch and move virtual time to its end; the log is empty afterwards."""
@@ -289,7 +252,7 @@ class SimulatedEngine:
             finished = self._run_priced(prefills, num_preempted)
         else:
             finished = self._run_decodes(num_preempted, max_steps, until_ns)
-        if emitted is not None and self._has_closing_step:
+        if emitted is not None and self._rules.has_closing_step:
             for seq in finished:
                 emitted.remove(seq)
         for seq, num_tokens in prefills:
@@ -305,9 +268,8 @@ class SimulatedEngine:
     def _can_walk(self) -> bool:
         """True if a price of the present decoding rows holds for many steps."""
         if not self._has_value_model or not self.scheduler.guided:
-            return self._leaps
-        is_aggregate = self.config.guided_rows == "aggregate" and self._noise is None
-        return is_aggregate and self._pricing.leaps_guided
+            return self._walks
+        return self._walks_guided and self._pricing.is_value_model_loaded
 
     def _join(self) -> None:
         for seq in self._joining:
@@ -316,77 +278,88 @@ class SimulatedEngine:
 
     def _run_decodes(self, num_preempted: int, max_steps: int, until_ns: int) -> list[Sequence]:
         """Run decode steps until one of the rows is over; returns the rows that are."""
-        scheduler, blocks, step, start_ns = self.scheduler, self.block_manager, self._clock.step, self.now_ns
+        scheduler, blocks, start_ns = self.scheduler, self.block_manager, self.now_ns
+        step, has_closing_step = scheduler.clock.step, self._rules.has_closing_step
         num_rows = slope = len(scheduler.decoding)
         context = position = scheduler.decode_context
-        if self._pads_batches:
-            position, slope = self._pricing.longest_decode(), 1
+        if self._rules.pads_batches:
+            position, slope = scheduler.decode_lengths()[1], 1
         num_guided = len(scheduler.guided) if self._has_value_model else 0
-        guided_price = self._pricing.guided_price(num_guided) if num_guided else None
-        if guided_price is None:
-            cost, rest_id, fixed_ns = self._pricing.decode_price(position)
-        else:
-            cost, rest_id, fixed_ns = guided_price.cost.decode, guided_price.rest_id, guided_price.fixed_ns
-        num_steps = min(max_steps, self._ends.next_step() - step)
+        cost, rest_id, fixed_ns = self._pricing.decode_price(position, num_guided)
+        num_steps = min(max_steps, scheduler.next_end() - step)
         if cost.until is not None:
             num_steps = min(num_steps, -((position - cost.until) // slope))
-        if self._has_closing_step and num_steps > 1:
+        if has_closing_step and num_steps > 1:
             num_steps -= 1  # the last step of a row yields no token and stands alone
         kv_used, needs, num_blocks = blocks.num_used, scheduler.block_needs, blocks.num_blocks
         course = Course(
             cost, fixed_ns, position, slope, start_ns, until_ns, num_steps, step, kv_used, needs, num_blocks
         )
-        if guided_price is None:
-            num_run, self.now_ns, kv_used_last = self._walk(course, self.log)
+        if num_guided:
+            num_run, self.now_ns, kv_used_last = walk_guided(
+                course, scheduler.guided.counts_of(step, num_steps), self.log
+            )
         else:
-            num_run, self.now_ns, kv_used_last = scheduler.guided.walk(course, guided_price.cost, self.log)
+            num_run, self.now_ns, kv_used_last = walk(course, self.log, self._noise)
+            if self._has_value_model:
+                self.log.add_guided(UNGUIDED, None, num_run)
         if kv_used_last > kv_used:
             blocks.take(kv_used_last - kv_used)
         is_greedy = not scheduler.num_sampled_decodes
-        scheduler.advance(num_run)
-        due = self._ends.pop_until(self._clock.step)
-        num_output = num_rows - len(due) if self._has_closing_step else num_rows
+        over = scheduler.advance(num_run)
+        num_output = num_rows - len(over) if has_closing_step else num_rows
         self.log.add_stretch(
             rest_id,
             (num_run, start_ns, self.is_warmup, 0, num_rows, 0, context, num_output, is_greedy, num_preempted),
         )
-        if self._has_value_model and guided_price is None:
-            self.log.add_unguided(num_run)
-        return due
+        return over
 
     def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
         """Run one step at the cost model's price; returns the decoding rows that are over."""
-        log, guided = self.log, self.scheduler.guided.score(prefills) if self._has_value_model else UNGUIDED
+        log, drafts = self.log, self._drafts
+        guided = self.scheduler.guided.score(prefills) if self._has_value_model else UNGUIDED
         batch = self._pricing.describe(prefills, guided)
-        cost = self._pricing.cost_model.price(batch)
+        num_decodes, num_sampling = batch.num_decode_tokens, batch.num_sampling
+        passes_ns: tuple[float, ...] = ()
+        if drafts is not None:
+            batch, passes_ns = drafts.describe(batch)
+        cost, factor = self._pricing.cost_model.price(batch), 1.0
         rest_id = log.rest_id(cost.without_forwards())
         if self._noise is not None:
             factor = self._noise()
             log.factors.append(factor)
             cost = cost.scaled(factor)
-        dur_ns, start_ns = cost.total_ns(), self.now_ns
+        start_ns, dur_ns = self.now_ns, cost.total_ns()
+        for pass_ns in passes_ns:
+            dur_ns += round(pass_ns * factor)
         self.now_ns = start_ns + dur_ns
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self.block_manager.num_used)
-        self.scheduler.advance(1)
-        due = self._ends.pop_until(self._clock.step)
-        num_output = batch.num_sampling - (len(due) if self._has_closing_step else 0)
+        if drafts is None:
+            over = self.scheduler.advance(1)
+            num_output = num_sampling - (len(over) if self._rules.has_closing_step else 0)
+        else:
+            verification = self.scheduler.verify(drafts)
+            over = verification.finished
+            num_output = verification.num_output + num_sampling - num_decodes
+            drafting_ns = [round(pass_ns * factor) for pass_ns in passes_ns]
+            log.add_drafted(
+                verification.drafts, batch.draft_tokens, verification.accepted_by_position, *drafting_ns
+            )
         is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
-        rows = (len(prefills), batch.num_decode_tokens, batch.num_prefill_tokens, batch.context_tokens)
+        rows = (len(prefills), num_decodes, batch.num_prefill_tokens, batch.context_tokens)
         log.add_stretch(rest_id, (1, start_ns, self.is_warmup, *rows, num_output, is_greedy, num_preempted))
         if self._has_value_model:
             log.add_guided(guided, cost.lvm_forward)
-        return due
+        return over
 
     def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
         """Let a row whose prompt is computed decode from the next step on, unless its first token is its last."""
         if seq.first_token_ns is None:
             seq.first_token_ns = self.now_ns
         self.scheduler.finish_prefill(seq)
-        if seq.num_tokens == seq.end and not self._has_closing_step:
+        if seq.num_tokens == seq.end and not self._rules.has_closing_step:
             finished.append(seq)
-            return
-        self._ends.add(seq, seq.end + self._has_closing_step - seq.lead)
 
     def _close(self, finished: list[Sequence]) -> list[str]:
         """Remove finished sequences; returns the requests that have none left."""
@@ -395,8 +368,8 @@ class SimulatedEngine:
             seq.last_token_ns = self.now_ns
             self.scheduler.finish(seq)
             request_id = seq.request.request_id
-            self._num_unfinished[request_id] -= 1
-            if not self._num_unfinished[request_id]:
-                del self._num_unfinished[request_id], self._open[request_id]
+            self._open[request_id].remove(seq)
+            if not self._open[request_id]:
+                del self._open[request_id]
                 closed.append(request_id)
         return closed

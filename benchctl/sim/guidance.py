@@ -17,8 +17,12 @@ from typing import Final
 
 import msgspec
 
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.params import REVISIONS_THAT_SKIP, GuidanceParams
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import UNGUIDED, GuidedCounts, GuidedStep
 from benchctl.sim.requests import SamplingParams
+from benchctl.sim.sequences import Prefills, Sequence
+from benchctl.workload.seeded import named_stream
 
 GAP_SCALE: Final = 13.8
 """S, in nats, an assumption: with min_p 0.01 (bound 4.6 nats) three in four rows have one candidate."""
@@ -26,20 +30,6 @@ REPEATS_FROM_TOKENS: Final = 1080
 """Calibrated to the 90.2 % of guided steps with a value forward."""
 VOCAB: Final = 152_064
 SMALLEST_GAP: Final = 1e-6
-
-
-class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of guidance in one step. ``fused`` is None if nothing was scored or the revision cannot fuse."""
-
-    wanted_rows: int = 0
-    scored_rows: int = 0
-    candidates: int = 0
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    fused: bool | None = None
-
-
-UNGUIDED: Final = GuidedStep()
 
 
 class CandidateLaw(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,3 +145,64 @@ def score_rows(rows: Iterable[tuple[GuidedRow, int]], revision: str) -> GuidedSt
         value_extend_tokens=extend,
         fused=fused,
     )
+
+
+class GuidedRows:
+    """The decoding rows that ask for guidance, scored one by one.
+
+    Each has a stream of its own, so that its counts do not depend on the rows beside it.
+    """
+
+    def __init__(self, config: SimConfig) -> None:
+        self.config: Final = config
+        self._rows: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row_of(self, seq: Sequence) -> GuidedRow | None:
+        """The guidance of a sequence at its start, None where nothing guides it."""
+        request, guidance = seq.request, seq.request.guidance
+        if (
+            guidance is None
+            or seq.is_greedy
+            or (guidance.is_neutral and self.config.revision in REVISIONS_THAT_SKIP)
+        ):
+            return None
+        return GuidedRow(
+            CandidateLaw.of(guidance, request.sampling, self.config.revision),
+            prompt_tokens=seq.prompt_tokens,
+            draw=self._draw_of(seq),
+            repeats_from=None if request.ignore_eos else seq.prompt_tokens + REPEATS_FROM_TOKENS,
+        )
+
+    def join(self, seq: Sequence) -> None:
+        """Take in a row that begins to decode."""
+        self._rows[seq] = None
+
+    def leave(self, seq: Sequence) -> None:
+        """Let go of a row, if it is one of these."""
+        self._rows.pop(seq, None)
+
+    def score(self, prefills: Prefills) -> GuidedStep:
+        """Score the rows that sample in the next step, those of ``prefills`` that complete a prompt among them."""
+        rows = [(seq.guided, seq.num_tokens) for seq in self._rows if seq.guided is not None]
+        rows += sampling_rows(prefills)
+        return score_rows(rows, self.config.revision) if rows else UNGUIDED
+
+    def counts_of(self, step: int, num_steps: int) -> GuidedCounts:
+        """Counts of at most ``num_steps`` steps from ``step`` on; rows with their own streams have none ahead."""
+        raise NotImplementedError
+
+    def _draw_of(self, seq: Sequence) -> Callable[[], float]:
+        request = seq.request
+        return named_stream(request.seed, f"candidates:{request.prompt.digest}:{seq.choice}").random
+
+
+def sampling_rows(prefills: Prefills) -> list[tuple[GuidedRow, int]]:
+    """The guided rows whose prompts end in this step."""
+    return [
+        (seq.guided, seq.num_tokens)
+        for seq, num_tokens in prefills
+        if seq.guided is not None and seq.num_computed + num_tokens == seq.num_tokens
+    ]

@@ -23,10 +23,11 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.requests import Prompt, Request, SamplingParams
-from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.sim.virtual import config_of, core_request
 from benchctl.steptime.model import StepTimeModel, read_model
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, ServerLimits, kv_capacity_tokens, load_at_rate
@@ -111,7 +112,7 @@ def predict_run(
     Raises UsageError for a model whose shape is unknown, or a step-time model of another hardware.
     """
     if times is None:
-        config = dataclasses.replace(config_of(settings), noise="none")
+        config = config_of(settings).model_copy(update={"noise": "none"})
         core_requests = tuple(core_request(request, settings, config) for request in requests)
     else:
         config = emulated_config(settings, times)

@@ -3,12 +3,12 @@
 import hashlib
 import heapq
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, overload
+from typing import Any, Final
 
 import msgspec
 
@@ -64,10 +64,8 @@ class Prompt:
 class Request:
     """One prompt, and ``n`` choices of at most ``max_tokens`` each.
 
-    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request. A
-    lower ``priority`` goes first where the scheduler asks for it. ``static_tokens`` of the prompt are in a cache
-    that never changes. ``answer_hashes`` stand for the full blocks
-    after those of the prompt, up to the end of the answer: the next turn of a session begins with them.
+    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request.
+    ``static_tokens`` of the prompt are in a cache that never changes.
     """
 
     request_id: str
@@ -79,18 +77,14 @@ class Request:
     stop: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     guidance: GuidanceParams | None = None
-    priority: int = 0
     static_tokens: int = 0
-    answer_hashes: Items[Hashable] = ()
 
 
-_SAMPLING: Final = SamplingParams()
-
-
-class CountedRequests(Sequence[Request]):
+class CountedRequests(Items[Request]):
     """Request i has ``prompt_tokens[i]`` tokens of its own and an answer of exactly ``output_tokens[i]``.
 
-    Sampling and guidance are those of ``template``.
+    Sampling and guidance are those of ``template``. Each is made when it is asked for by its index (no slices): a
+    trace of millions needs no objects.
     """
 
     def __init__(
@@ -101,7 +95,7 @@ class CountedRequests(Sequence[Request]):
         *,
         template: Request | None = None,
     ) -> None:
-        self._sampling = _SAMPLING if template is None else template.sampling
+        self._sampling = SamplingParams() if template is None else template.sampling
         self._guidance = None if template is None else template.guidance
         self._prompt_tokens = array("q", prompt_tokens)
         self._output_tokens = array("q", output_tokens)
@@ -115,13 +109,7 @@ class CountedRequests(Sequence[Request]):
     def __len__(self) -> int:
         return len(self._prompt_tokens)
 
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
-    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self.__getitem__, range(len(self))[index]))
+    def __getitem__(self, index: Any) -> Any:
         return Request(
             request_id=f"{self._prefix}{index}",
             prompt=_prompt(self._prompt_tokens[index]),
@@ -148,9 +136,16 @@ class _Node:
 
 
 class StaticPrefixes:
-    """The ``num_tokens`` most frequent tokens in a trie of prompts, each reached through the ones before it."""
+    """A prefix cache that is filled once and never learns, that of llm-mock: a trie of prompts with counts.
 
-    def __init__(self, prompts: Iterable[Sequence[str]], num_tokens: int) -> None:
+    The ``num_tokens`` nodes of the largest counts are kept, from the root on; since counts never grow with depth,
+    no other choice of so many nodes has more of the prompts' tokens. Ties go to the smaller token: the smaller
+    number of two token ids, the shorter of two pieces of text, and the first in the alphabet of two as long. How
+    much of a prompt it has is looked up once, on arrival; a prompt that it has as a whole computes nothing before
+    its first token, where a real engine computes one token at least.
+    """
+
+    def __init__(self, prompts: Iterable[Items[str]], num_tokens: int) -> None:
         self._root: Final = _Node()
         for prompt in prompts:
             node = self._root
@@ -160,7 +155,7 @@ class StaticPrefixes:
         self.num_tokens: Final = self._prune(num_tokens)
         """Tokens that are kept."""
 
-    def match(self, prompt: Sequence[str]) -> int:
+    def match(self, prompt: Items[str]) -> int:
         """Tokens at the begin of ``prompt`` that the cache has."""
         node = self._root
         for position, token in enumerate(prompt):

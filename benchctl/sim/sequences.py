@@ -7,9 +7,11 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.sim.answers import Answer, PlannedAnswers
+from benchctl.sim.arrivals import Entry
 from benchctl.sim.requests import Request
 
 if TYPE_CHECKING:
+    from benchctl.sim.drafts import DraftingRow
     from benchctl.sim.guidance import GuidedRow
 
 
@@ -24,7 +26,7 @@ class SequenceStatus(enum.Enum):
 
 
 class StepClock:
-    """The number of steps that an engine has run: what the lengths of its decoding rows are counted from."""
+    """A number of steps, from which the lengths of decoding rows are counted."""
 
     __slots__ = ("step",)
 
@@ -32,52 +34,66 @@ class StepClock:
         self.step = 0
 
 
+_STILL: Final = StepClock()
+"""The clock of sequences that do not decode; it stays at 0."""
+
+
 class Sequence:
     """The engine's view of one choice.
 
-    A decoding sequence gains one token with each step, so its length is kept as a distance to the clock of steps:
-    nothing is written in a row until it ends, or loses its memory. ``num_computed`` is the progress of prefill;
-    while a sequence decodes, all its tokens but the newest are computed, and it is not updated. ``block_keys``
-    identifies the blocks of its prompt that may be shared, None for one that is not; its other blocks are counted.
+    A decoding sequence gains one token with each step, and so do all others of its batch. Its length is therefore
+    not counted up but kept relative to a clock that they share: ``num_tokens`` = ``lead`` + the steps of the clock.
+    A step of a thousand rows moves the clock by one and writes in no row; a row is touched when it begins to
+    decode, ends, or loses its memory. A sequence that does not decode has a clock at 0, and its ``lead`` is its
+    length.
+
+    ``num_computed`` is the progress of prefill; while a sequence decodes, all its tokens but the newest are
+    computed, and it is not updated. ``block_keys`` identifies the blocks of its prompt that may be shared, None for
+    one that is not; its other blocks are counted.
     """
 
     __slots__ = (
         "_answers",
         "_clock",
-        "_tokens",
         "arrival_ns",
         "block_keys",
         "choice",
+        "drafting",
         "end",
+        "entry",
         "first_token_ns",
         "guided",
         "is_greedy",
         "join",
         "last_token_ns",
+        "lead",
         "num_cached",
         "num_computed",
         "num_preemptions",
         "prompt_tokens",
-        "rank",
         "request",
         "seq_id",
         "status",
     )
 
     def __init__(
-        self, seq_id: int, request: Request, choice: int, answers: PlannedAnswers, arrival_ns: int
+        self, seq_id: int, request: Request, choice: int, answers: PlannedAnswers, arrival_ns: int, entry: Entry
     ) -> None:
         self.seq_id = seq_id
         """Number in the order of arrival."""
         self.request = request
         self.choice = choice
+        self.entry = entry
+        """Its request's place in a phase of load."""
         self.guided: GuidedRow | None = None
+        self.drafting: DraftingRow | None = None
+        """Its drafts once it has begun to decode, on a server that speculates."""
         self.is_greedy = request.sampling.is_greedy
         self.prompt_tokens = request.prompt.num_tokens
+        self.lead = self.prompt_tokens
+        """Tokens minus the steps of its clock, which is a constant while it decodes."""
         self.end = self.prompt_tokens + answers.num_tokens[choice]
         """Number of tokens at which the answer is complete."""
-        self.rank = (0, seq_id)
-        """Sequences of a lower rank go first."""
         self.status = SequenceStatus.WAITING
         self.join = 0
         """Number of the last time that a sequence of this engine began to decode: the order of rows."""
@@ -89,12 +105,11 @@ class Sequence:
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
         self._answers = answers
-        self._tokens = self.prompt_tokens
-        self._clock: StepClock | None = None
+        self._clock = _STILL
 
     @property
     def num_tokens(self) -> int:
-        return self._tokens if self._clock is None else self._tokens + self._clock.step
+        return self.lead + self._clock.step
 
     @property
     def num_output(self) -> int:
@@ -105,23 +120,18 @@ class Sequence:
         return self._answers.answer(self.choice)
 
     @property
-    def lead(self) -> int:
-        """Tokens of a decoding sequence minus the steps of the clock, a constant."""
-        return self._tokens
-
-    @property
     def is_decoding(self) -> bool:
-        return self._clock is not None
+        return self._clock is not _STILL
 
     def begin_decoding(self, clock: StepClock) -> None:
-        """Count the first sampled token, and from now on one with each step."""
-        self._tokens += 1 - clock.step
+        """Count the first sampled token, and from now on one with each step of the clock."""
+        self.lead += 1 - clock.step
         self._clock = clock
 
     def end_decoding(self) -> None:
         """Fix the length; a closing step has added no token."""
-        self._tokens = min(self.num_tokens, self.end)
-        self._clock = None
+        self.lead = min(self.num_tokens, self.end)
+        self._clock = _STILL
 
 
 class BlockManager:
@@ -225,14 +235,6 @@ class BlockManager:
                 self._release(key)
             seq.block_keys = []
         seq.num_computed = 0
-
-    def keep_answer(self, seq: Sequence) -> None:
-        """Identify the full blocks of a finished answer, which the next turn of its session may share."""
-        if not self._shares_across_requests:
-            return
-        hashes = (*seq.request.prompt.block_hashes, *seq.request.answer_hashes)
-        for index in range(len(seq.block_keys), min((seq.num_tokens - 1) // self.block_size, len(hashes))):
-            seq.block_keys.append(self._identify(hashes[index]))
 
     def _identify(self, key: Hashable) -> Hashable | None:
         """Name a counted block that is in use; None if another block has this content already."""

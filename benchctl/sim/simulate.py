@@ -1,45 +1,96 @@
 """A whole request list in virtual time: the server without HTTP and without waiting."""
 
 from array import array
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from benchctl.sim.arrivals import LoadPhase, SimLoad
+from benchctl.records.columns import Integers, StepColumns
+from benchctl.records.schema import StepRecord
+from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.engine import LeapOutput, SimulatedEngine
-from benchctl.sim.sequences import Sequence
-from benchctl.sim.simulation import RequestColumns, Simulation
-from benchctl.sim.start import engine_for_config
-from benchctl.sim.walk import NEVER_NS, Walk, walk_in_blocks
-
-__all__ = ["SimLoad", "Simulation", "engine_for_config", "simulate"]
-
+from benchctl.sim.core import Core
+from benchctl.sim.engine import SimulatedEngine
+from benchctl.sim.steps import StepLog, columns_of
 
 _MANY_STEPS: Final = 1 << 20
 
 
-def simulate(
-    config: SimConfig, loads: Items[SimLoad], walk: Walk = walk_in_blocks, *, keeps_steps: bool = True
-) -> Simulation:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestColumns:
+    """Finished choices in the order of their end; each array has one value a choice. Times are virtual ns."""
+
+    load: Integers
+    """Index of the load that the request belongs to."""
+    index: Integers
+    """Index of the request within its load."""
+    choice: Integers
+    """Number of the choice within its request, from 0."""
+    entry: Integers
+    """Number of the choice in the order in which they entered the queue, from 1."""
+    arrival_ns: Integers
+    """The request entered the queue."""
+    first_token_ns: Integers
+    last_token_ns: Integers
+    prompt_tokens: Integers
+    output_tokens: Integers
+    cached_tokens: Integers
+    """Prompt tokens that a shared prefix spared when the request last began."""
+    preemptions: Integers
+    """Times that the choice lost its key-value memory."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """Steps and requests of one server life."""
+
+    config: SimConfig
+    loads: tuple[SimLoad, ...]
+    log: StepLog
+    requests: RequestColumns
+    num_preemptions: int
+    num_queried_tokens: int
+    """Prompt tokens that a prefix cache was asked for, and those that it had."""
+    num_hit_tokens: int
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """All steps in their order."""
+        return list(self.log.records())
+
+    def step_columns(self, *, is_warmup: bool = False) -> StepColumns:
+        """The steps of the load, or those of the warm-up, as columns."""
+        return columns_of(self.log, is_warmup=is_warmup)
+
+    def makespan_ns(self) -> int:
+        """From the first measured step's start to the last one's end."""
+        columns = self.step_columns()
+        return int(columns.start_ns[-1] + columns.dur_ns[-1] - columns.start_ns[0]) if len(columns) else 0
+
+
+def simulate(config: SimConfig, loads: Items[SimLoad], *, keeps_steps: bool = True) -> Simulation:
     """Run phases of load on one fresh server.
 
-    The steps are those that the server logs when the same phases are announced and sent over HTTP. ``walk`` changes
-    the time that this takes and nothing else. Without ``keeps_steps`` all but the last are forgotten on the way
-    (``log.num_cleared``).
+    The steps are those that the server logs when the same phases are announced and sent over HTTP. Without
+    ``keeps_steps`` all but the last are forgotten on the way (``log.num_cleared``).
     """
-    engine = engine_for_config(config, walk)
+    engine = SimulatedEngine(config)
+    core = Core(engine)
     ended = array("q")
     for number, load in enumerate(loads):
-        phase = LoadPhase(load)
-        for output in _leaps(engine, phase):
+        core.announce(Phase(load))
+        while (output := core.leap()) is not None:
             for seq in output.finished:
-                ended.extend(_ended(number, phase.index_of(seq.request.request_id), seq))
-            for request_id in output.finished_requests:
-                phase.end(request_id, engine.now_ns)
+                times = (seq.arrival_ns, seq.first_token_ns or 0, seq.last_token_ns or 0)
+                tokens = (seq.prompt_tokens, seq.num_output, seq.num_cached)
+                ended.extend(
+                    (number, seq.entry.request_index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)
+                )
             if not keeps_steps and len(engine.log) > _MANY_STEPS:
                 engine.log.clear()
     names = [field.name for field in fields(RequestColumns)]
@@ -53,26 +104,3 @@ def simulate(
         num_queried_tokens=engine.block_manager.num_queried_tokens,
         num_hit_tokens=engine.block_manager.num_hit_tokens,
     )
-
-
-def _leaps(engine: SimulatedEngine, phase: LoadPhase) -> Iterator[LeapOutput]:
-    """Let requests in as they are due, jumping over idle time, and run the engine from one to the next."""
-    phase.start(engine.now_ns)
-    engine.is_warmup = phase.is_warmup
-    while True:
-        while (entry_ns := phase.next_entry_ns) is not None:
-            if entry_ns > engine.now_ns:
-                if engine.has_work:
-                    break
-                engine.now_ns = entry_ns
-            engine.add_request(phase.take_next())
-        if not engine.has_work:
-            return
-        yield engine.leap(NEVER_NS if entry_ns is None else entry_ns)
-
-
-def _ended(load: int, index: int, seq: Sequence) -> tuple[int, ...]:
-    """The columns of one choice, in the order of RequestColumns."""
-    times = (seq.arrival_ns, seq.first_token_ns or 0, seq.last_token_ns or 0)
-    tokens = (seq.prompt_tokens, seq.num_output, seq.num_cached)
-    return (load, index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)

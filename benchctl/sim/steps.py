@@ -1,7 +1,11 @@
-"""The steps of one server life, stored as stretches, and as the records and columns that are made of them."""
+"""The steps of one server life, stored as stretches, and as the records and columns that are made of them.
+
+A stretch is a row of ten numbers for steps of one batch; each step besides has its duration and the blocks in use.
+The forward is what is left of a step's duration after its other sections, which few steps differ in.
+"""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -13,14 +17,20 @@ from benchctl.records.columns import (
     PHASES,
     POSITION_PREFIX,
     SECTION_PREFIX,
-    Flags,
     Integers,
     StepColumns,
     columns_with,
 )
 from benchctl.records.schema import StepPhase, StepRecord
-from benchctl.sim.costs.cost_model import StepCost
-from benchctl.sim.guidance import GuidedStep
+from benchctl.sim.costs.cost_model import LVM_PARTS, GuidedStep, StepCost
+
+_NO: Final = -1
+"""Stands for None in a column of integers."""
+_COUNTS: Final = ("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens")
+_GUIDED: Final = (*_COUNTS, "fused", "lvm_forward")
+_DRAFTED: Final = ("drafts", "draft_tokens", "draft", "backfill")
+_DRAFT_SECTIONS: Final = ("draft", "backfill")
+_PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
 
 
 class Stretch(NamedTuple):
@@ -42,38 +52,26 @@ class Stretch(NamedTuple):
     num_preempted: int
 
 
-WIDTH: Final = len(Stretch._fields)
-_NO: Final = -1
-"""Stands for None in a column of integers."""
-
-
-class DraftedStep(NamedTuple):
-    """Drafts of one step, and the times of drafting and of the backfill in ns; -1 for a part that is not there."""
-
-    drafts: int
-    draft_tokens: int
-    draft_ns: int
-    backfill_ns: int
-    accepted_by_position: Sequence[int]
+_WIDTH: Final = len(Stretch._fields)
 
 
 class StepLog:
-    """Columns of steps. They grow by stretches and are read as records, one after the other.
+    """Columns of steps. They grow by stretches and are read as records, one after the other, or as arrays.
 
-    The forward is what is left of a step's duration after its other sections, which few steps differ in: ``rests``
-    holds each combination once. ``factors`` has the noise of each step, and the columns of guidance and of drafts a
-    value for each step, on servers that have them. Accepted drafts have ``num_drafts`` values for each step.
+    ``rests`` holds each combination of sections once. ``factors`` has the noise of each step, and ``extra`` the
+    counts and times of guidance or of drafts, a value for each step on servers that have them. Accepted drafts have
+    ``num_drafts`` values for each step.
     """
 
     def __init__(self, *, has_noise: bool = False, has_guidance: bool = False, num_drafts: int = 0) -> None:
         self.has_noise: Final = has_noise
-        self.has_guidance: Final = has_guidance
         self.num_drafts: Final = num_drafts
         """Positions of drafts; 0 on servers without speculation."""
         self.rests: Final[list[StepCost]] = []
         self.num_cleared = 0
         """Steps that were forgotten."""
         self._rest_ids: Final[dict[StepCost, int]] = {}
+        self._extra_names: Final = (*(_GUIDED if has_guidance else ()), *(_DRAFTED if num_drafts else ()))
         self._begin()
 
     def clear(self) -> None:
@@ -88,16 +86,11 @@ class StepLog:
         self.dur_ns = array("q")
         self.kv_used = array("i")
         self.factors = array("d")
-        self.guided = {name: array("q") for name in GUIDED_COLUMNS}
-        self.drafted = {name: array("q") for name in DRAFTED_COLUMNS}
+        self.extra = {name: array("q") for name in self._extra_names}
         self.accepted = array("q")
 
     def __len__(self) -> int:
         return len(self.dur_ns)
-
-    @property
-    def num_stretches(self) -> int:
-        return len(self.rest_ids)
 
     def rest_id(self, rest: StepCost) -> int:
         """The number of a combination of sections, whose model_forward and lvm_forward are 0."""
@@ -112,58 +105,40 @@ class StepLog:
         self.stretches.extend(stretch)
         self.rest_ids.append(rest_id)
 
-    def add_guided(self, guided: GuidedStep, lvm_forward_ns: int | None) -> None:
-        """Append what guidance did in one step."""
+    def add_guided(self, guided: GuidedStep, lvm_forward_ns: int | None, num_steps: int = 1) -> None:
+        """Append the same counts of guidance, and time of the value forward, for each of some steps."""
         fused = _NO if guided.fused is None else int(guided.fused)
-        forward_ns = _NO if lvm_forward_ns is None else lvm_forward_ns
         counts = (guided.scored_rows, guided.candidates, guided.value_prefill_tokens, guided.value_extend_tokens)
-        for column, value in zip(self.guided.values(), (*counts, fused, forward_ns), strict=True):
-            column.append(value)
+        self._add_extra((*counts, fused, _NO if lvm_forward_ns is None else lvm_forward_ns), num_steps)
 
-    def add_unguided(self, num_steps: int) -> None:
-        """Append steps in which no row asked for guidance."""
-        for column, value in zip(self.guided.values(), _UNGUIDED, strict=True):
-            column.extend([value] * num_steps)
+    def add_drafted(
+        self, drafts: int, draft_tokens: int, accepted: Iterable[int], draft_ns: int, backfill_ns: int = _NO
+    ) -> None:
+        """Append the drafts of one step, the accepted ones by position, and the times of drafting and backfill."""
+        self._add_extra((drafts, draft_tokens, draft_ns, backfill_ns), 1)
+        self.accepted.extend(accepted)
 
-    def add_drafted(self, drafted: DraftedStep) -> None:
-        """Append what was drafted in one step."""
-        for column, value in zip(self.drafted.values(), drafted[:-1], strict=True):
-            column.append(value)
-        self.accepted.extend(drafted.accepted_by_position)
-
-    def accepted_at(self, at: int) -> list[int]:
-        """Accepted drafts of step ``at``, of each position."""
-        return self.accepted[at * self.num_drafts : (at + 1) * self.num_drafts].tolist()
-
-    def stretch(self, index: int) -> Stretch:
-        return Stretch(*self.stretches[index * WIDTH : (index + 1) * WIDTH])
+    def _add_extra(self, values: tuple[int, ...], num_steps: int) -> None:
+        for column, value in zip(self.extra.values(), values, strict=True):
+            column.extend((value,) * num_steps)
 
     def records(self) -> Iterator[StepRecord]:
         """Every step as a record."""
-        first = 0
-        for index in range(self.num_stretches):
-            yield from self.records_of(index, first)
-            first += self.stretches[index * WIDTH]
+        at = 0
+        for index, rest_id in enumerate(self.rest_ids):
+            stretch = Stretch(*self.stretches[index * _WIDTH : (index + 1) * _WIDTH])
+            start_ns = stretch.start_ns
+            for offset in range(stretch.num_steps):
+                yield self._record(stretch, self.rests[rest_id], at, offset, start_ns)
+                start_ns += self.dur_ns[at]
+                at += 1
 
-    def record(self, index: int, first: int, offset: int) -> StepRecord:
-        """Step ``offset`` of the stretch ``index``, whose first step is at ``first`` of the columns."""
-        stretch = self.stretch(index)
-        elapsed_ns = sum(self.dur_ns[first : first + offset])
-        return self._record(stretch, self.rests[self.rest_ids[index]], first, offset, stretch.start_ns + elapsed_ns)
-
-    def records_of(self, index: int, first: int) -> Iterator[StepRecord]:
-        """The steps of the stretch ``index``, whose first step is at ``first`` of the columns."""
-        stretch, rest = self.stretch(index), self.rests[self.rest_ids[index]]
-        start_ns = stretch.start_ns
-        for offset in range(stretch.num_steps):
-            record = self._record(stretch, rest, first, offset, start_ns)
-            start_ns += record.dur_ns
-            yield record
-
-    def _record(self, stretch: Stretch, rest: StepCost, first: int, offset: int, start_ns: int) -> StepRecord:
-        at = first + offset
-        guided = [column[at] for column in self.guided.values()] if self.has_guidance else _UNGUIDED
-        record = StepRecord(
+    def _record(self, stretch: Stretch, rest: StepCost, at: int, offset: int, start_ns: int) -> StepRecord:
+        """Step ``at`` of the columns, which is step ``offset`` of its stretch."""
+        extra = {name: column[at] for name, column in self.extra.items()}
+        fused = extra.get("fused", _NO)
+        accepted = self.accepted[at * self.num_drafts : (at + 1) * self.num_drafts].tolist()
+        return StepRecord(
             step=self.num_cleared + at + 1,
             start_ns=start_ns,
             dur_ns=self.dur_ns[at],
@@ -172,59 +147,35 @@ class StepLog:
             is_warmup=bool(stretch.is_warmup),
             num_seqs=stretch.num_prefills + stretch.num_decodes,
             num_prefill_tokens=stretch.prefill_tokens,
-            num_decode_tokens=stretch.num_decodes,
+            num_decode_tokens=stretch.num_decodes + extra.get("draft_tokens", 0),
             context_tokens=stretch.context + offset * stretch.num_decodes,
             output_tokens=stretch.num_output,
             is_greedy=None if stretch.is_greedy == _NO else bool(stretch.is_greedy),
-            guided_rows=guided[0],
-            candidates=guided[1],
-            fused=None if guided[4] == _NO else bool(guided[4]),
+            guided_rows=extra.get("guided_rows", 0),
+            candidates=extra.get("candidates", 0),
+            fused=None if fused == _NO else bool(fused),
             preempted=0 if offset else stretch.num_preempted,
             kv_used_blocks=self.kv_used[at],
-            value_prefill_tokens=guided[2],
-            value_extend_tokens=guided[3],
-            sections_ns=self._sections(rest, at, guided[5]),
-        )
-        return self._with_drafts(record, at) if self.num_drafts else record
-
-    def _with_drafts(self, record: StepRecord, at: int) -> StepRecord:
-        drafts, draft_tokens, draft_ns, backfill_ns = (column[at] for column in self.drafted.values())
-        sections = dict(record.sections_ns)
-        for name, part_ns in (("draft", draft_ns), ("backfill", backfill_ns)):
-            if part_ns != _NO:
-                sections["model_forward"] -= part_ns
-                sections[name] = part_ns
-        accepted = self.accepted_at(at)
-        return msgspec.structs.replace(
-            record,
-            num_decode_tokens=(record.num_decode_tokens or 0) + draft_tokens,
-            drafts=drafts,
-            draft_tokens=draft_tokens,
-            accepted_tokens=sum(accepted),
-            accepted_by_position=tuple(accepted),
-            sections_ns=sections,
+            value_prefill_tokens=extra.get("value_prefill_tokens", 0),
+            value_extend_tokens=extra.get("value_extend_tokens", 0),
+            sections_ns=self._sections(rest, at, extra),
+            drafts=extra.get("drafts"),
+            draft_tokens=extra.get("draft_tokens"),
+            accepted_tokens=sum(accepted) if self.num_drafts else None,
+            accepted_by_position=tuple(accepted) if self.num_drafts else None,
         )
 
-    def _sections(self, rest: StepCost, at: int, lvm_forward_ns: int) -> dict[str, int]:
+    def _sections(self, rest: StepCost, at: int, extra: dict[str, int]) -> dict[str, int]:
         if self.has_noise:
             rest = rest.scaled(self.factors[at])
-        if rest.lvm_forward is not None and lvm_forward_ns == _NO:  # a step of a guided stretch that scores no row
-            rest = msgspec.structs.replace(rest, lvm_forward=None, lvm_apply_guidance=None)
+        lvm_forward_ns = extra.get("lvm_forward", _NO)
         if lvm_forward_ns != _NO:
             rest = msgspec.structs.replace(rest, lvm_forward=lvm_forward_ns)
-        return msgspec.structs.replace(rest, model_forward=self.dur_ns[at] - rest.total_ns()).sections()
-
-
-GUIDED_COLUMNS: Final = (
-    "guided_rows",
-    "candidates",
-    "value_prefill_tokens",
-    "value_extend_tokens",
-    "fused",
-    "lvm_forward",
-)
-DRAFTED_COLUMNS: Final = DraftedStep._fields[:-1]
-_UNGUIDED: Final = [0, 0, 0, 0, _NO, _NO]
+        elif rest.lvm_forward is not None:  # a step of a guided stretch that scores no row
+            rest = msgspec.structs.replace(rest, lvm_forward=None, lvm_apply_guidance=None)
+        drafted = {name: extra[name] for name in _DRAFT_SECTIONS if extra.get(name, _NO) != _NO}
+        forward_ns = self.dur_ns[at] - rest.total_ns() - sum(drafted.values())
+        return msgspec.structs.replace(rest, model_forward=forward_ns).sections() | drafted
 
 
 def _phase(stretch: Stretch) -> StepPhase:
@@ -233,100 +184,51 @@ def _phase(stretch: Stretch) -> StepPhase:
     return "mixed" if stretch.num_decodes else "prefill"
 
 
-_DRAFTED: Final = ("drafts", "draft_tokens")
-_PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
-
-
-class _Rows(NamedTuple):
-    """The fields of Stretch, one value a step."""
-
-    num_steps: Integers
-    start_ns: Integers
-    is_warmup: Integers
-    num_prefills: Integers
-    num_decodes: Integers
-    prefill_tokens: Integers
-    context: Integers
-    num_output: Integers
-    is_greedy: Integers
-    num_preempted: Integers
-
-
-def first_steps(log: StepLog) -> Integers:
-    """Position in the log of the first step of each stretch."""
-    num_steps = _stretches(log)[:, 0]
-    return np.cumsum(num_steps) - num_steps
-
-
 def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
-    """The steps of the load, or those of the warm-up."""
-    stretches = _stretches(log)
-    which = np.repeat(np.arange(len(stretches)), stretches[:, 0])
-    at = np.flatnonzero(stretches[which, Stretch._fields.index("is_warmup")] == is_warmup)
-    which = which[at]
-    offset = at - first_steps(log)[which]
-    rows = _Rows(*stretches[which].T)
+    """The steps of the load, or those of the warm-up, as the columns that the analysis reads, made all at once."""
+    table = np.frombuffer(log.stretches, dtype=np.int64).reshape(-1, _WIDTH)
+    num_steps = table[:, 0]
+    stretch = np.repeat(np.arange(len(table)), num_steps)
+    at = np.flatnonzero(table[stretch, Stretch._fields.index("is_warmup")] == is_warmup)
+    stretch = stretch[at]
+    offset = at - (np.cumsum(num_steps) - num_steps)[stretch]
+    rows = dict(zip(Stretch._fields, table[stretch].T, strict=True))
+    extra = {name: np.frombuffer(column, dtype=np.int64)[at] for name, column in log.extra.items()}
     dur_ns = np.frombuffer(log.dur_ns, dtype=np.int64)
-    ends_ns = np.cumsum(dur_ns)
-    before_ns = ends_ns - dur_ns
-    start_ns = rows.start_ns + before_ns[at] - before_ns[at - offset]
-    phase = np.where(rows.prefill_tokens == 0, PHASES.index("decode"), PHASES.index("mixed"))
-    phase[(rows.prefill_tokens > 0) & (rows.num_decodes == 0)] = PHASES.index("prefill")
+    before_ns = np.cumsum(dur_ns) - dur_ns
+    phase = np.where(rows["prefill_tokens"] == 0, PHASES.index("decode"), PHASES.index("mixed"))
+    phase[(rows["prefill_tokens"] > 0) & (rows["num_decodes"] == 0)] = PHASES.index("prefill")
+    zeros = np.zeros(len(at), dtype=np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {
-        "start_ns": start_ns,
+        "start_ns": rows["start_ns"] + before_ns[at] - before_ns[at - offset],
         "dur_ns": dur_ns[at],
-        "num_seqs": rows.num_prefills + rows.num_decodes,
+        "num_seqs": rows["num_prefills"] + rows["num_decodes"],
         "phase": phase,
         "clock": np.full(len(at), CLOCKS.index("virtual")),
-        **_optionals(log, at, offset, rows),
-        **{SECTION_PREFIX + name: values for name, values in _sections(log, at, which).items()},
+        "num_prefill_tokens": rows["prefill_tokens"],
+        "num_decode_tokens": rows["num_decodes"] + extra.get("draft_tokens", 0),
+        "context_tokens": rows["context"] + offset * rows["num_decodes"],
+        "output_tokens": rows["num_output"],
+        "is_greedy": rows["is_greedy"],
+        **{name: extra.get(name, zeros) for name in _COUNTS},
+        "fused": extra.get("fused", zeros + _NO),
+        "preempted": np.where(offset == 0, rows["num_preempted"], 0),
+        "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int32)[at],
+        **{SECTION_PREFIX + name: values for name, values in _section_columns(log, at, stretch, extra).items()},
     }
     if log.num_drafts:
-        accepted = _accepted(log)[at]
+        accepted = np.frombuffer(log.accepted, dtype=np.int64).reshape(-1, log.num_drafts)[at]
+        arrays |= {name: extra[name] for name in ("drafts", "draft_tokens")}
+        arrays["accepted_tokens"] = accepted.sum(axis=1)
         arrays |= {f"{POSITION_PREFIX}{number}": values for number, values in enumerate(accepted.T, start=1)}
     return columns_with(arrays)
 
 
-def _stretches(log: StepLog) -> Integers:
-    return np.frombuffer(log.stretches, dtype=np.int64).reshape(-1, WIDTH)
-
-
-def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dict[str, npt.NDArray[Any]]:
-    num_guided = {
-        name: np.frombuffer(column, dtype=np.int64)[at] if log.has_guidance else np.zeros(len(at), dtype=np.int64)
-        for name, column in log.guided.items()
-    }
-    fused = num_guided["fused"] if log.has_guidance else np.full(len(at), -1)
-    columns: dict[str, npt.NDArray[Any]] = {
-        "num_prefill_tokens": rows.prefill_tokens,
-        "num_decode_tokens": rows.num_decodes,
-        "context_tokens": rows.context + offset * rows.num_decodes,
-        "output_tokens": rows.num_output,
-        "is_greedy": rows.is_greedy,
-        "guided_rows": num_guided["guided_rows"],
-        "candidates": num_guided["candidates"],
-        "fused": fused,
-        "preempted": np.where(offset == 0, rows.num_preempted, 0),
-        "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int32)[at],
-        "value_prefill_tokens": num_guided["value_prefill_tokens"],
-        "value_extend_tokens": num_guided["value_extend_tokens"],
-    }
-    if log.num_drafts:
-        drafted = {name: np.frombuffer(log.drafted[name], dtype=np.int64)[at] for name in _DRAFTED}
-        columns["num_decode_tokens"] = rows.num_decodes + drafted["draft_tokens"]
-        columns["accepted_tokens"] = _accepted(log)[at].sum(axis=1)
-        columns |= drafted
-    return columns
-
-
-def _accepted(log: StepLog) -> Integers:
-    """Accepted drafts, a row for each step and a column for each position."""
-    return np.frombuffer(log.accepted, dtype=np.int64).reshape(-1, log.num_drafts)
-
-
-def _sections(log: StepLog, at: Integers, which: Integers) -> dict[str, Integers]:
+def _section_columns(
+    log: StepLog, at: Integers, stretch: Integers, extra: dict[str, Integers]
+) -> dict[str, Integers]:
     """Time of each section, -1 in steps without it: ``StepCost.sections`` for all steps at once."""
-    rest_ids = np.frombuffer(log.rest_ids, dtype=np.int32)[which]
+    rest_ids = np.frombuffer(log.rest_ids, dtype=np.int32)[stretch]
     rests = [msgspec.structs.asdict(rest) for rest in log.rests]
     exists = {name: np.array([rest[name] is not None for rest in rests], dtype=bool)[rest_ids] for name in _PARTS}
     factor = np.frombuffer(log.factors)[at] if log.has_noise else None
@@ -334,34 +236,25 @@ def _sections(log: StepLog, at: Integers, which: Integers) -> dict[str, Integers
     for name in _PARTS:
         part = np.array([rest[name] or 0 for rest in rests], dtype=np.int64)[rest_ids]
         parts[name] = part if factor is None else np.rint(part * factor).astype(np.int64)
-    if log.has_guidance:
-        lvm_forward = np.frombuffer(log.guided["lvm_forward"], dtype=np.int64)[at]
-        parts["lvm_forward"] = np.maximum(lvm_forward, 0)
+    if "lvm_forward" in extra:
+        parts["lvm_forward"] = np.maximum(extra["lvm_forward"], 0)
         for name in ("lvm_forward", "lvm_apply_guidance"):  # steps of guided stretches that score no row
-            exists[name] &= lvm_forward >= 0
+            exists[name] &= extra["lvm_forward"] >= 0
             parts[name] = np.where(exists[name], parts[name], 0)
-    if log.num_drafts:
-        for name, column in (("draft", "draft_ns"), ("backfill", "backfill_ns")):
-            part = np.frombuffer(log.drafted[column], dtype=np.int64)[at]
-            exists[name], parts[name] = part >= 0, np.maximum(part, 0)
-    parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - sum(parts.values())
-    return _nested(parts, exists)
-
-
-def _nested(parts: dict[str, Integers], exists: dict[str, Flags]) -> dict[str, Integers]:
+    drafted: dict[str, Integers] = {name: extra[name] for name in _DRAFT_SECTIONS if name in extra}
+    others_ns = sum(parts.values()) + sum(np.maximum(part, 0) for part in drafted.values())
+    forward_ns = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - others_ns
     samples = exists["sampler_rest"]
     applies = samples & exists["lvm_rest"]
-    of_lvm = ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance")
-    outer = parts["lvm_rest"] + sum(parts[name] for name in of_lvm)
+    outer = parts["lvm_rest"] + sum(parts[name] for name in LVM_PARTS)
     total = parts["sampler_rest"] + parts["pre_lvm"] + outer + parts["sample"]
-    sections = {
-        "schedule": (parts["schedule"], np.ones(len(total), dtype=bool)),
-        "model_forward": (parts["model_forward"], np.ones(len(total), dtype=bool)),
-        "pre_lvm": (parts["pre_lvm"], samples & exists["pre_lvm"]),
-        **{name: (parts[name], applies & exists[name]) for name in of_lvm},
-        "lvm_apply_outer": (outer, applies),
-        "sample": (parts["sample"], samples & exists["sample"]),
-        "sampler_total": (total, samples),
+    return {
+        "schedule": parts["schedule"],
+        "model_forward": forward_ns,
+        "pre_lvm": np.where(samples & exists["pre_lvm"], parts["pre_lvm"], _NO),
+        **{name: np.where(applies & exists[name], parts[name], _NO) for name in LVM_PARTS},
+        "lvm_apply_outer": np.where(applies, outer, _NO),
+        "sample": np.where(samples & exists["sample"], parts["sample"], _NO),
+        "sampler_total": np.where(samples, total, _NO),
+        **drafted,
     }
-    sections |= {name: (parts[name], exists[name]) for name in ("draft", "backfill") if name in parts}
-    return {name: np.where(has, times, -1) for name, (times, has) in sections.items()}

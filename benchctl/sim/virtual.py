@@ -1,27 +1,31 @@
 """A simulated server in virtual time that takes the requests of a profile: no process, no HTTP, no waiting."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from itertools import pairwise
-from operator import sub
+from itertools import accumulate, chain
 from typing import Final
 
 import msgspec
 
 from benchctl.engines.engine import own_options
 from benchctl.engines.sim.engine import SimEngine
-from benchctl.engines.sim.options import SimOptions
+from benchctl.engines.sim.options import COST_MODELS, SimOptions
 from benchctl.errors import UsageError
-from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.schema import StepRecord
+from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core, ServedChoice, ServedRequest, serve
+from benchctl.sim.core import Core
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes
-from benchctl.sim.simulate import SimLoad, engine_for_config
+from benchctl.sim.sequences import Sequence, SequenceStatus
 from benchctl.workload.arrival import launch_offsets_ns
+
+_OK: Final = 200
+_BAD_REQUEST: Final = 400
+_BURST: Final = Arrival(kind="burst")
 
 
 def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:
@@ -49,34 +53,134 @@ def costs_in_words(settings: VariantSettings) -> str:
     return f"cost model {options.cost_model} ({settings.model} on {options.hardware})"
 
 
-_OK: Final = 200
-_BAD_REQUEST: Final = 400
+class VirtualServer:
+    """One server life. ``on_step`` gets each step as it ends.
+
+    The steps are those that the server logs when the same phases are announced and sent over HTTP. Raises
+    UsageError at its start where the simulator cannot serve these settings.
+    """
+
+    def __init__(
+        self, settings: VariantSettings, *, noise_seed: int = 0, on_step: Callable[[StepRecord], None]
+    ) -> None:
+        self.config: Final = config_of(settings, noise_seed=noise_seed)
+        if self.config.cached_prompts is not None:  # a file that cannot be read is no refusal of requests
+            static_prefixes(self.config.cached_prompts, self.config.cached_prompt_tokens)
+        self._settings: Final = settings
+        self._core: Final = Core(SimulatedEngine(self.config))
+        self._on_step: Final = on_step
+
+    @property
+    def now_ns(self) -> int:
+        return self._core.engine.now_ns
+
+    def check_servable(self, prepared: PreparedRequest) -> Request:
+        """The request in the words of the core. Raises UsageError where it would be refused."""
+        request = core_request(prepared, self._settings, self.config)
+        self._core.engine.check_servable(request)
+        return request
+
+    def send_burst(self, requests: Items[PreparedRequest]) -> Iterator[RequestRecord]:
+        """Serve requests of the warm-up that are sent at once; yields each record as its request ends."""
+        return self._send(requests, _BURST, is_warmup=True)
+
+    def send_load(self, requests: Items[PreparedRequest], arrival: Arrival) -> Iterator[RequestRecord]:
+        """Serve the load on its schedule; yields each record as its request ends."""
+        return self._send(requests, arrival, is_warmup=False)
+
+    def _send(
+        self, requests: Items[PreparedRequest], arrival: Arrival, *, is_warmup: bool
+    ) -> Iterator[RequestRecord]:
+        servable: list[tuple[PreparedRequest, Request]] = []
+        for prepared in requests:
+            try:
+                servable.append((prepared, self.check_servable(prepared)))
+            except UsageError as error:
+                yield _refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
+        offsets_ns = launch_offsets_ns((prepared.arrival_ns for prepared, _ in servable), arrival.launch_rate_limit)
+        load = SimLoad(
+            requests=[request for _, request in servable],
+            arrival_ns=offsets_ns,
+            max_concurrency=arrival.max_concurrency,
+            is_warmup=is_warmup,
+        )
+        for choices in self._serve(load):
+            first = choices[0].sequence
+            index, planned_ns, slot_free_ns = first.entry
+            prepared, _ = servable[index]
+            # Only an open loop plans a send for a time without a slot, and before the limit held it back.
+            sent_ns = planned_ns if slot_free_ns is None else slot_free_ns
+            held_ns = offsets_ns[index] - prepared.arrival_ns
+            yield RequestRecord(
+                request_id=prepared.request_id,
+                index=prepared.index,
+                is_warmup=is_warmup,
+                scheduled_ns=planned_ns - held_ns if arrival.is_open_loop else sent_ns,
+                slot_free_ns=slot_free_ns,
+                sent_ns=sent_ns,
+                done_ns=self.now_ns,
+                status=_OK,
+                choices=tuple(choice.record() for choice in choices),
+                prompt_tokens=first.prompt_tokens,
+                completion_tokens=sum(choice.num_sent for choice in choices),
+                cached_tokens=first.num_cached if self.config.has_cache else None,
+                natural_tokens=prepared.natural_tokens,
+            )
+
+    def _serve(self, load: SimLoad) -> Iterator[list["_Choice"]]:
+        """Serve one phase to its end; yields the choices of each request as it ends."""
+        core, tokens_per_chunk = self._core, self.config.tokens_per_chunk
+        core.announce(Phase(load))
+        choices: dict[str, dict[int, _Choice]] = {}
+        while (output := core.next_step()) is not None:
+            self._on_step(output.record)
+            for seq in chain(output.emitted, output.finished):
+                of_request = choices.setdefault(seq.request.request_id, {})
+                choice = of_request.get(seq.choice)
+                if choice is None:
+                    choice = of_request[seq.choice] = _Choice(seq)
+                choice.advance(core.engine.now_ns, tokens_per_chunk)
+            for request_id in output.finished_requests:
+                yield [choice for _, choice in sorted(choices.pop(request_id).items())]
 
 
-def record_of(
-    served: ServedRequest, prepared: PreparedRequest, config: SimConfig, *, is_warmup: bool, is_open_loop: bool
-) -> RequestRecord:
-    """The record of a request that was served; only an open loop plans a send for a time without a slot."""
-    choices = tuple(_choice_record(choice, config) for choice in served.choices)
-    first = served.choices[0].sequence
-    return RequestRecord(
-        request_id=prepared.request_id,
-        index=prepared.index,
-        is_warmup=is_warmup,
-        scheduled_ns=served.planned_ns if is_open_loop else served.sent_ns,
-        slot_free_ns=served.slot_free_ns,
-        sent_ns=served.sent_ns,
-        done_ns=served.end_ns,
-        status=_OK,
-        choices=choices,
-        prompt_tokens=first.prompt_tokens,
-        completion_tokens=sum(len(choice.token_ns) for choice in served.choices),
-        cached_tokens=first.num_cached if config.has_cache else None,
-        natural_tokens=prepared.natural_tokens,
-    )
+class _Choice:
+    """The chunks of one choice that a client has got: one for every ``tokens_per_chunk`` tokens, with all that one
+    step has given. The rest comes with the event that ends the choice.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence: Final = sequence
+        self.num_sent = 0
+        self._chunk_ns: Final[list[int]] = []
+        self._chunk_tokens: Final[list[int]] = []
+
+    def advance(self, now_ns: int, tokens_per_chunk: int) -> None:
+        """Send what has gathered, if it fills a chunk or is the last."""
+        num_new = self.sequence.num_output - self.num_sent
+        has_ended = self.sequence.status is SequenceStatus.FINISHED
+        if num_new and (num_new >= tokens_per_chunk or has_ended):
+            self._chunk_ns.append(now_ns)
+            self._chunk_tokens.append(num_new)
+            self.num_sent += num_new
+
+    def record(self) -> ChoiceRecord:
+        answer = self.sequence.answer
+        texts = [answer.token_text(position) for position in range(self.num_sent)]
+        ends = accumulate(self._chunk_tokens)
+        chars = [sum(map(len, texts[end - size : end])) for size, end in zip(self._chunk_tokens, ends, strict=True)]
+        return ChoiceRecord(
+            index=self.sequence.choice,
+            chunk_ns=tuple(self._chunk_ns),
+            chunk_tokens=tuple(self._chunk_tokens),
+            chunk_chars=tuple(chars),
+            output_tokens=self.num_sent,
+            finish_reason=answer.finish_reason,
+            text="".join(texts),
+        )
 
 
-def refusal_record(
+def _refusal_record(
     prepared: PreparedRequest, reason: UsageError, planned_ns: int, *, is_warmup: bool
 ) -> RequestRecord:
     """The record of a request that the server refuses as it comes in."""
@@ -91,110 +195,3 @@ def refusal_record(
         natural_tokens=prepared.natural_tokens,
         error=RequestError(kind="http-status", message=str(reason), status=_BAD_REQUEST),
     )
-
-
-def _choice_record(choice: ServedChoice, config: SimConfig) -> ChoiceRecord:
-    """A chunk for every ``tokens_per_chunk`` tokens, with all that one step has given.
-
-    The rest comes with the event that ends the choice.
-    """
-    answer, token_ns = choice.sequence.answer, choice.token_ns
-    texts = [answer.token_text(position) for position in range(len(token_ns))]
-    sizes, chars, chunk_ns = [1] * len(texts), [len(text) for text in texts], token_ns
-    if config.tokens_per_chunk > 1 or config.num_speculative_tokens:
-        ends = chunk_ends(token_ns, config.tokens_per_chunk)
-        chunks = [texts[start:end] for start, end in pairwise((0, *ends))]
-        sizes, chars = [len(chunk) for chunk in chunks], [sum(map(len, chunk)) for chunk in chunks]
-        chunk_ns = [token_ns[end - 1] for end in ends]
-        if sizes[-1] < config.tokens_per_chunk:
-            chunk_ns[-1] = choice.end_ns
-    return ChoiceRecord(
-        index=choice.sequence.choice,
-        chunk_ns=tuple(chunk_ns),
-        chunk_tokens=tuple(sizes),
-        chunk_chars=tuple(chars),
-        output_tokens=len(token_ns),
-        finish_reason=answer.finish_reason,
-        text="".join(texts),
-    )
-
-
-def chunk_ends(token_ns: Sequence[int], tokens_per_chunk: int) -> list[int]:
-    """Tokens of an answer until the end of each chunk: a step sends all if that many wait, or if it is the last.
-
-    Tokens of one step have one time.
-    """
-    ends = [end for end, (time_ns, next_ns) in enumerate(pairwise((*token_ns, -1)), start=1) if next_ns != time_ns]
-    sent, chunks = 0, []
-    for end in ends:
-        if end - sent >= tokens_per_chunk or end == len(token_ns):
-            chunks.append(end)
-            sent = end
-    return chunks
-
-
-_BURST: Final = Arrival(kind="burst")
-
-
-class VirtualServer:
-    """One server life. ``on_step`` gets each step as it ends.
-
-    Raises UsageError at its start where the simulator cannot serve these settings.
-    """
-
-    def __init__(
-        self, settings: VariantSettings, *, noise_seed: int = 0, on_step: Callable[[StepRecord], None]
-    ) -> None:
-        self.config: Final = config_of(settings, noise_seed=noise_seed)
-        if self.config.cached_prompts is not None:  # a file that cannot be read is no refusal of requests
-            static_prefixes(self.config.cached_prompts, self.config.cached_prompt_tokens)
-        self._settings: Final = settings
-        self._core: Final = Core(engine_for_config(self.config))
-        self._on_step: Final = on_step
-
-    @property
-    def now_ns(self) -> int:
-        return self._core.engine.now_ns
-
-    def send_burst(self, requests: Items[PreparedRequest]) -> Iterator[RequestRecord]:
-        """Serve requests of the warm-up that are sent at once; yields each record as its request ends."""
-        return self._send(requests, _BURST, is_warmup=True)
-
-    def send_load(self, requests: Items[PreparedRequest], arrival: Arrival) -> Iterator[RequestRecord]:
-        """Serve the load on its schedule; yields each record as its request ends."""
-        return self._send(requests, arrival, is_warmup=False)
-
-    def _send(
-        self, requests: Items[PreparedRequest], arrival: Arrival, *, is_warmup: bool
-    ) -> Iterator[RequestRecord]:
-        servable: dict[str, tuple[PreparedRequest, Request]] = {}
-        for prepared in requests:
-            try:
-                servable[prepared.request_id] = prepared, self.check_servable(prepared)
-            except UsageError as error:
-                yield refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
-        planned_ns = [prepared.arrival_ns for prepared, _ in servable.values()]
-        launches_ns = launch_offsets_ns(planned_ns, arrival.launch_rate_limit)
-        held_ns = dict(zip(servable, map(sub, launches_ns, planned_ns), strict=True))
-        load = SimLoad(
-            requests=tuple(request for _, request in servable.values()),
-            arrival_ns=launches_ns,
-            max_concurrency=arrival.max_concurrency,
-            is_warmup=is_warmup,
-        )
-        for served in serve(self._core, load, self._on_step):
-            prepared, _ = servable[served.request_id]
-            record = record_of(
-                served, prepared, self.config, is_warmup=is_warmup, is_open_loop=arrival.is_open_loop
-            )
-            if arrival.is_open_loop:  # planned before the limit held it back
-                record = msgspec.structs.replace(
-                    record, scheduled_ns=record.scheduled_ns - held_ns[served.request_id]
-                )
-            yield record
-
-    def check_servable(self, prepared: PreparedRequest) -> Request:
-        """The request in the words of the core. Raises UsageError where it would be refused."""
-        request = core_request(prepared, self._settings, self.config)
-        self._core.engine.check_servable(request)
-        return request

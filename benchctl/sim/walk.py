@@ -1,59 +1,75 @@
-"""Decode steps of one unchanged batch, step by step or as arrays: nothing here is done for each row or block."""
+"""Decode steps of one unchanged batch, one after the other: nothing here is done for each row or block.
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+Every step adds one token to each row, so the sum of contexts grows by the number of rows and the price of the step
+is a point further on a line. ``walk`` evaluates that line in one of three ways, which give the same integers: in a
+loop over local variables, as arrays where many steps lie ahead, or with a factor of its own for each step.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from benchctl.records.columns import Integers
-from benchctl.sim.costs.cost_model import DecodeCost, NoiseSource
+from benchctl.sim.costs.cost_model import DecodeCost, GuidedCounts, NoiseSource
 from benchctl.sim.steps import StepLog
 
 NEVER_NS: Final = 1 << 62
 """Later than any virtual time."""
+_SHORTEST: Final = 96
+"""Steps from which arrays are faster than a loop; measured, and of no influence on results."""
+_LONGEST: Final = 8192
 
 
 class Course(NamedTuple):
-    """The state in which decode steps begin, and the bounds within which the batch stays as it is.
-
-    ``position`` is the x of ``DecodeCost`` and grows by ``slope`` with each step. ``kv_used`` blocks are in use in
-    the first step; a later step s takes ``needs[s mod len(needs)]`` more, and is left to the scheduler if they
-    exceed ``num_blocks``. At most ``num_steps`` are run, and none begins at ``until_ns`` or later but the first.
-    """
+    """The state in which decode steps begin, and the bounds within which the batch stays as it is."""
 
     cost: DecodeCost
     fixed_ns: int
     """Time of all sections but the forward."""
     position: int
+    """The x of ``DecodeCost`` in the first step, ..."""
     slope: int
+    """... and what each step adds to it."""
     now_ns: int
     until_ns: int
+    """No step but the first begins at this time or later."""
     num_steps: int
+    """Steps at most."""
     step: int
     """Number of the first step."""
     kv_used: int
+    """Blocks in use in the first step."""
     needs: Sequence[int]
+    """Blocks that a later step s takes: entry s mod their number. A step for which none are left is not run."""
     num_blocks: int
 
 
 class Progress(NamedTuple):
-    """The number of steps that were run, their end, and the blocks in use in the last of them."""
+    """The number of steps that were run, at least 1, their end, and the blocks in use in the last of them."""
 
     num_steps: int
     now_ns: int
     kv_used: int
 
 
-Walk: TypeAlias = Callable[[Course, StepLog], Progress]
-"""Runs at least one step, and appends the columns of each to a log."""
+def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Progress:
+    """Run steps and append the columns of each to a log; an end before the bounds of the course means nothing."""
+    if noise is not None:
+        return _walk_with_noise(course, log, noise)
+    left_ns = course.until_ns - course.now_ns
+    if course.num_steps >= _SHORTEST and left_ns >= _SHORTEST * course.fixed_ns:
+        first_ns = course.fixed_ns + course.cost.forward_at(course.position)
+        num_likely = min(course.num_steps, 1 + left_ns // max(first_ns, 1))
+        if num_likely >= _SHORTEST:
+            return walk_in_arrays(course, min(num_likely, _LONGEST), log)
+    return walk_steps(course, log)
 
 
 def walk_steps(course: Course, log: StepLog) -> Progress:
     """Step by step, in local variables."""
     cost, fixed_ns, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
     (intercept, per_token), (other, per_token_other) = (*cost.lines, cost.lines[0])[:2]
-    if len(cost.lines) > 2:
-        return _walk_with(course, log, lambda at: course.fixed_ns + cost.forward_at(at))
     fixed_ns += cost.forward_ns
     append_ns, append_blocks = log.dur_ns.append, log.kv_used.append
     size = len(needs)
@@ -82,83 +98,28 @@ def walk_steps(course: Course, log: StepLog) -> Progress:
     return Progress(count, now_ns, kv_used)
 
 
-def noisy_walk(noise: NoiseSource) -> Walk:
-    """A walk whose steps have a factor each: every section is rounded by itself, as ``StepCost.scaled`` does."""
-
-    def walk(course: Course, log: StepLog) -> Progress:
-        parts = [part for part in course.cost.rest.parts() if part]
-        forward_at, append = course.cost.forward_at, log.factors.append
-
-        def duration_ns(position: int) -> int:
-            factor = noise()
-            append(factor)
-            dur_ns = round(forward_at(position) * factor)
-            for part in parts:
-                dur_ns += round(part * factor)
-            return dur_ns
-
-        return _walk_with(course, log, duration_ns)
-
-    return walk
+def walk_in_arrays(course: Course, num_steps: int, log: StepLog) -> Progress:
+    """Up to ``num_steps`` at once."""
+    return _steps_in_bounds(course, course.fixed_ns + _forwards_ns(course, num_steps), log)
 
 
-def _walk_with(course: Course, log: StepLog, duration_ns: Callable[[int], int]) -> Progress:
-    """The same for any price, and where blocks may run out."""
-    x, now_ns, kv_used = course.position, course.now_ns, course.kv_used
-    append, append_blocks, size = log.dur_ns.append, log.kv_used.append, len(course.needs)
-    for count in range(1, course.num_steps + 1):
-        dur_ns = duration_ns(x)
-        append(dur_ns)
-        append_blocks(kv_used)
-        now_ns += dur_ns
-        x += course.slope
-        needed = course.needs[(course.step + count) % size]
-        if count == course.num_steps or now_ns >= course.until_ns or kv_used + needed > course.num_blocks:
-            return Progress(count, now_ns, kv_used)
-        kv_used += needed
-    raise ValueError("a walk has at least one step")
+def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
+    """Steps of a batch with guided rows, which were drawn: as many as ``counts`` has."""
+    cost = course.cost
+    if cost.scored_rest is None or cost.value_forward_ns is None:
+        raise TypeError("this price has no guided rows")
+    is_scored = counts.scored_rows > 0
+    value_ns = np.rint(cost.value_forward_ns(counts)).astype(np.int64)
+    scored_ns = cost.scored_rest.total_ns() - cost.rest.total_ns() + value_ns
+    dur_ns = course.fixed_ns + _forwards_ns(course, len(is_scored)) + np.where(is_scored, scored_ns, 0)
+    progress = _steps_in_bounds(course, dur_ns, log)
+    columns = (*counts, np.where(is_scored, value_ns, -1))
+    for column, values in zip(log.extra.values(), columns, strict=True):
+        column.frombytes(values[: progress.num_steps].tobytes())
+    return progress
 
 
-_SHORTEST: Final = 96
-"""Steps from which arrays are faster than a loop; measured, and of no influence on results."""
-_LONGEST: Final = 8192
-
-
-def walk_in_blocks(course: Course, log: StepLog) -> Progress:
-    """Run short courses step by step and long ones in arrays; both give the same integers."""
-    if course.num_steps < _SHORTEST or course.until_ns - course.now_ns < _SHORTEST * course.fixed_ns:
-        return walk_steps(course, log)
-    total = 0
-    while True:
-        first_ns = course.fixed_ns + course.cost.forward_at(course.position)
-        num_likely = min(course.num_steps, 1 + (course.until_ns - course.now_ns) // max(first_ns, 1))
-        if num_likely < _SHORTEST:
-            progress = walk_steps(course, log)
-            return progress._replace(num_steps=total + progress.num_steps)
-        size = min(num_likely, _LONGEST)
-        progress = _walk_block(course, size, log)
-        num_run, now_ns, kv_used = progress
-        total += num_run
-        step = course.step + num_run
-        kv_next = kv_used + course.needs[step % len(course.needs)]
-        is_cut = num_run < size or num_run == course.num_steps or now_ns >= course.until_ns
-        if is_cut or kv_next > course.num_blocks:
-            return progress._replace(num_steps=total)
-        course = course._replace(
-            position=course.position + course.slope * num_run,
-            now_ns=now_ns,
-            num_steps=course.num_steps - num_run,
-            step=step,
-            kv_used=kv_next,
-        )
-
-
-def _walk_block(course: Course, num_steps: int, log: StepLog) -> Progress:
-    """Run up to ``num_steps``."""
-    return steps_in_bounds(course, course.fixed_ns + forwards_ns(course, num_steps), log)
-
-
-def forwards_ns(course: Course, num_steps: int) -> Integers:
+def _forwards_ns(course: Course, num_steps: int) -> Integers:
     """model_forward of each of the next steps."""
     positions = course.position + course.slope * np.arange(num_steps)
     forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
@@ -166,7 +127,7 @@ def forwards_ns(course: Course, num_steps: int) -> Integers:
     return whole_ns
 
 
-def steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
+def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
     """Append the steps of these durations that are within the bounds of the course."""
     num_steps = len(dur_ns)
     ends_ns = course.now_ns + np.cumsum(dur_ns)
@@ -179,3 +140,25 @@ def steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
     log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
     log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
     return Progress(num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1]))
+
+
+def _walk_with_noise(course: Course, log: StepLog, noise: NoiseSource) -> Progress:
+    """Steps with a factor each: every section is rounded by itself, as ``StepCost.scaled`` does."""
+    cost, _, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
+    parts, forward_at, size = [part for part in cost.rest.parts() if part], cost.forward_at, len(needs)
+    for num_run in range(1, num_steps + 1):
+        factor = noise()
+        dur_ns = round(forward_at(x) * factor)
+        for part in parts:
+            dur_ns += round(part * factor)
+        log.factors.append(factor)
+        log.dur_ns.append(dur_ns)
+        log.kv_used.append(kv_used)
+        now_ns += dur_ns
+        x += slope
+        needed = needs[(step + num_run) % size]
+        if now_ns >= until_ns or kv_used + needed > num_blocks:
+            break
+        if num_run < num_steps:
+            kv_used += needed
+    return Progress(num_run, now_ns, kv_used)

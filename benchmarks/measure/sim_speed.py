@@ -170,11 +170,11 @@ def main() -> None:
     print(f"{'plain loop, codegen':<42} {steps[-1]:>10,} {plain_s:>8.3f} {steps[-1] / plain_s:>11,.0f}")
     print(f"{'BLIS, as published':<42} {'':>10} {'':>8} {BLIS_STEPS_PER_S:>11,}")
     for blocks in (7463, 65_352, 1 << 20):
-        config = SimConfig(**{**options(CODEGEN), "num_kv_blocks": blocks})
+        config = CODEGEN.model_copy(update={"num_kv_blocks": blocks})
         speed(f"codegen, {blocks:,} blocks", config, codegen(), 500_000)
-    speed("codegen with noise", SimConfig(**{**options(CODEGEN), "noise": "published"}), codegen(), None)
-    tight = {**options(CODEGEN), "num_kv_blocks": 500, "enable_prefix_caching": True}
-    speed("prefix cache and 500 blocks", SimConfig(**tight), shared_prefixes(), 200_000)
+    speed("codegen with noise", CODEGEN.model_copy(update={"noise": "published"}), codegen(), None)
+    tight = CODEGEN.model_copy(update={"num_kv_blocks": 500, "enable_prefix_caching": True})
+    speed("prefix cache and 500 blocks", tight, shared_prefixes(), 200_000)
     closed = {
         batch: speed(
             f"closed loop, batch {batch}, 15 steps a request",
@@ -200,10 +200,6 @@ def main() -> None:
     encoded = simulate(CODEGEN, [codegen()])
     log_s = cpu_s(lambda: [encode(step) for step in encoded.steps])
     print(f"steps of codegen as lines of a log: {len(encoded.log) / log_s:,.0f} a CPU second")
-
-
-def options(config: SimConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__slots__}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.sim.simulate import SimLoad, simulate
+from benchctl.sim.arrivals import SimLoad
+from benchctl.sim.simulate import simulate
 from benchmarks.common.table import show, text
 from benchmarks.steptime.real_run_picture import draw
 from benchmarks.steptime.run_folder import LoadCurve, RequestTimes, read_run

@@ -80,6 +80,6 @@ def test_a_sweep_of_loads_carries_the_warning(tmp_path: Path) -> None:
 
 def test_a_server_of_its_own_says_it_in_its_log(tmp_path: Path) -> None:
     profile_with(tmp_path, 1)
-    options = ("--cost-model", "fitted", "--step-time-model", str(tmp_path / "m.json"), "--acceptance", "0.8")
-    with sim_server(tmp_path, *options, "--num-speculative-tokens", "2", "--draft-cost", "0.1") as server:
+    fitted = {"cost_model": "fitted", "step_time_model": str(tmp_path / "m.json")}
+    with sim_server(tmp_path, **fitted, num_speculative_tokens=2, acceptance=0.8, draft_cost=0.1) as server:
         assert "a verification of 2 draft tokens has 3" in server.log.read_text(encoding="utf-8")

@@ -123,12 +123,11 @@ PROMPTS_ARE_REPEATED = {
     "workload.dataset": "synthetic", "workload.input_len": 200, "workload.output_len": 8, "workload.num_prompts": 6,
     "workload.samples_per_prompt": 2, "workload.samples_as": "requests", "blocks": 2,
 }  # fmt: skip
-CACHES = "--enable-prefix-caching"
 
 
 @pytest.mark.parametrize(("bypass", "state"), [("true", "done"), ("false", "suspect")])
 def test_a_live_server_with_a_cache_is_measured_again_and_again_at_equal_work(tmp_path, bypass, state):
-    with sim_server(tmp_path / "a", CACHES, time_scale=20.0) as server:
+    with sim_server(tmp_path / "a", enable_prefix_caching=True, time_scale=20.0) as server:
         settings = {"engine.options.url": server.client.base_url, "engine.options.bypass_prefix_cache": bypass}
         done = benchctl(tmp_path, **PROMPTS_ARE_REPEATED, **settings)
     runs = runs_of(tmp_path)
@@ -138,8 +137,10 @@ def test_a_live_server_with_a_cache_is_measured_again_and_again_at_equal_work(tm
 
 
 def test_that_one_of_two_live_servers_has_a_cache_is_noticed(tmp_path):
-    servers = (tmp_path / "caching", CACHES), (tmp_path / "plain",)
-    with sim_server(*servers[0], time_scale=20.0) as caching, sim_server(*servers[1], time_scale=20.0) as plain:
+    with (
+        sim_server(tmp_path / "caching", enable_prefix_caching=True, time_scale=20.0) as caching,
+        sim_server(tmp_path / "plain", time_scale=20.0) as plain,
+    ):
         settings = {
             "engine.options.url": caching.client.base_url,
             "variants.again.server.url": plain.client.base_url,
@@ -312,8 +313,10 @@ def test_two_equal_servers_of_others_are_called_equivalent(tmp_path):
 
 @pytest.mark.slow
 def test_servers_that_differ_in_more_than_their_address_are_refused_with_the_words_that_allow_it(tmp_path):
-    other = ("--model", "qwen2.5-1.5b")
-    with sim_server(tmp_path / "a", time_scale=50.0) as a, sim_server(tmp_path / "b", *other, time_scale=50.0) as b:
+    with (
+        sim_server(tmp_path / "a", time_scale=50.0) as a,
+        sim_server(tmp_path / "b", model="qwen2.5-1.5b", time_scale=50.0) as b,
+    ):
         urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
         assert benchctl(tmp_path, **urls).returncode == 0
     path = tmp_path / "results" / "aa" / "latest"

@@ -18,8 +18,8 @@ from benchctl.errors import EngineUnavailableError, RecordError, UsageError
 from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
 from benchctl.records.record import Message, PreparedRequest
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
-from benchctl.sim.__main__ import parser
-from benchctl.sim.config import SimConfig
+from benchctl.sim.__main__ import parser, read_config
+from benchctl.sim.virtual import config_of
 
 if TYPE_CHECKING:
     from benchctl.records.schema import ResultWarning
@@ -112,23 +112,14 @@ async def load(
         },
     ],
 )
-def test_the_server_understands_every_option_of_its_command_line(options: dict[str, Any]) -> None:
+def test_the_server_understands_every_option_of_the_engine(tmp_path: Path, options: dict[str, Any]) -> None:
     settings = settings_of(**options)
-    argv = ENGINE.argv(settings, LaunchSite(port=1234, directory=Path(), noise_seed=77))
-    understood = vars(parser().parse_args(argv[3:]))
+    argv = ENGINE.argv(settings, LaunchSite(port=1234, directory=tmp_path, noise_seed=77))
+    understood = parser().parse_args(argv[3:])
     assert argv[1:3] == ("-m", "benchctl.sim")
-    assert (understood["host"], understood["port"], understood["noise_seed"]) == ("127.0.0.1", 1234, 77)
-    assert understood["step_log"] == Path("steps.raw.jsonl")
-    assert understood["model"] == "qwen2.5-7b"
-    expected = settings.server.model_dump(exclude={"port"})
-    assert {name: understood[name] for name in expected} == expected
-
-
-def test_the_defaults_of_options_and_server_are_the_same() -> None:
-    config, options = SimConfig(), SimOptions()
-    for name in SimOptions.model_fields:
-        if name != "port":
-            assert getattr(options, name) == getattr(config, name), name
+    assert (understood.host, understood.port) == ("127.0.0.1", 1234)
+    assert understood.step_log == tmp_path / "steps.raw.jsonl"
+    assert read_config(understood.config) == config_of(settings, noise_seed=77)
 
 
 def test_a_request_is_asked_for_in_the_dialect_of_the_fork() -> None:
@@ -163,7 +154,7 @@ def test_announced_loads_give_the_same_steps_whatever_the_network_does(tmp_path:
     delays = [[0.0] * 6, [0.09, 0.02, 0.13, 0.0, 0.05, 0.11]]
     logs = []
     for life, delays_s in enumerate(delays):
-        with sim_server(tmp_path / str(life), "--value-model", VALUE_MODEL, time_scale=200.0) as server:
+        with sim_server(tmp_path / str(life), value_model=VALUE_MODEL, time_scale=200.0) as server:
             texts = asyncio.run(load(server, requests, delays_s=delays_s))
         logs.append(server.step_log.read_bytes())
         tokens = sum(events(text)[-1]["usage"]["completion_tokens"] for text in texts)
@@ -176,7 +167,7 @@ def test_a_closed_loop_gives_the_same_steps_twice(tmp_path: Path) -> None:
     requests = prepared(9, n=1)
     logs = []
     for life in range(2):
-        with sim_server(tmp_path / str(life), "--value-model", VALUE_MODEL, time_scale=100.0) as server:
+        with sim_server(tmp_path / str(life), value_model=VALUE_MODEL, time_scale=100.0) as server:
             asyncio.run(load(server, requests, max_concurrency=3, delays_s=[life * 0.01 * i for i in range(9)]))
         logs.append(server.step_log.read_bytes())
         assert max(step.num_seqs for step in ENGINE.read_steps(server.step_log.parent)) == 3
@@ -190,7 +181,7 @@ def test_a_warm_up_is_marked_in_the_steps(tmp_path: Path) -> None:
                 await ENGINE.announce(client, [request], max_concurrency=None, is_warmup=is_warmup)
                 await send(client, request, GUIDED)
 
-    with sim_server(tmp_path, "--value-model", VALUE_MODEL) as server:
+    with sim_server(tmp_path, value_model=VALUE_MODEL) as server:
         asyncio.run(both(server))
     assert [step.is_warmup for step in server.steps()] == [True] * 10 + [False] * 11
     loads = [step.is_warmup for step in server.steps() if "value_model_load" in step.sections_ns]
@@ -214,7 +205,7 @@ def test_an_announced_request_that_never_comes_ends_the_schedule_with_a_warning(
             await ENGINE.announce(client, [first, second], max_concurrency=None, is_warmup=False)
             return await send(client, second, GUIDED)
 
-    with sim_server(tmp_path, "--value-model", VALUE_MODEL, "--schedule-patience-s", "0.2") as server:
+    with sim_server(tmp_path, value_model=VALUE_MODEL, schedule_patience_s=0.2) as server:
         assert events(asyncio.run(one_of_two(server)))
         warnings: tuple[ResultWarning, ...] = ask(server, "after_load_warnings")
     assert "sim-schedule-lost" in [warning.code for warning in warnings]
@@ -222,7 +213,7 @@ def test_an_announced_request_that_never_comes_ends_the_schedule_with_a_warning(
 
 
 def test_a_simulator_that_falls_behind_says_so(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--value-model", VALUE_MODEL, time_scale=1e6) as server:
+    with sim_server(tmp_path, value_model=VALUE_MODEL, time_scale=1e6) as server:
         asyncio.run(load(server, prepared(4, max_tokens=200)))
         (warning,) = ask(server, "after_load_warnings")
     assert warning.code == "sim-lag"
@@ -239,7 +230,7 @@ def test_a_simulator_that_was_stopped_during_the_load_is_far_behind_and_the_run_
         server.process.send_signal(signal.SIGCONT)
         await sending
 
-    with sim_server(tmp_path, "--value-model", VALUE_MODEL, time_scale=4.0) as server:
+    with sim_server(tmp_path, value_model=VALUE_MODEL, time_scale=4.0) as server:
         asyncio.run(stopped_meanwhile(server))
         (warning,) = ask(server, "after_load_warnings")
     assert warning.code == "sim-far-behind"
@@ -247,15 +238,15 @@ def test_a_simulator_that_was_stopped_during_the_load_is_far_behind_and_the_run_
 
 
 def test_a_simulator_that_keeps_up_has_no_warnings(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--value-model", VALUE_MODEL, time_scale=4.0) as server:
+    with sim_server(tmp_path, value_model=VALUE_MODEL, time_scale=4.0) as server:
         asyncio.run(load(server, prepared(2, max_tokens=60)))
         assert ask(server, "after_load_warnings") == ()
 
 
 def test_two_servers_of_one_configuration_say_the_same_of_themselves(tmp_path: Path) -> None:
     told = []
-    for seed in ("1", "2"):
-        with sim_server(tmp_path / seed, "--noise", "published", "--noise-seed", seed) as server:
+    for seed in (1, 2):
+        with sim_server(tmp_path / str(seed), noise="published", noise_seed=seed) as server:
             told.append(ask(server, "effective_config"))
     assert told[0] == told[1]
     assert told[0]["noise"] == "published"

@@ -165,7 +165,7 @@ def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
     argv += ["--tokenizer", str(tiny_model(tmp_path)), "--random-input-len", "8", "--random-output-len", "4"]
     argv += ["--ignore-eos", "--num-prompts", "3", "--save-result", "--result-dir", str(tmp_path)]
     argv += ["--result-filename", "theirs.json", "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"]
-    with turn_of("vllm"), sim_server(tmp_path / "sim", "--model", "qwen2.5-0.5b") as server:
+    with turn_of("vllm"), sim_server(tmp_path / "sim", model="qwen2.5-0.5b") as server:
         done = subprocess.run(
             [*argv, "--base-url", str(server.client.base_url)],
             capture_output=True,

@@ -21,8 +21,7 @@ from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import plan_runs, variant_settings
 from benchctl.records.directory import run_directory_name
-from benchctl.sim.__main__ import parser
-from benchctl.sim.config import SimConfig
+from benchctl.sim.__main__ import parser, read_config
 from benchctl.sim.virtual import VirtualServer
 from benchctl.workload.natural_lengths import needs_lengths
 
@@ -89,9 +88,8 @@ def check_start(case: Case) -> None:
     engine, arms = engine_for("sim"), {(run.variant, str(run.cell)): run for run in plan_runs(profile).runs}
     for planned in arms.values():
         settings = variant_settings(profile, planned.variant, planned.cell)
-        site = LaunchSite(port=1, directory=Path(), noise_seed=noise_seed(profile, planned))
-        options = vars(parser().parse_args(engine.argv(settings, site)[3:]))
-        SimConfig(**{name: value for name, value in options.items() if name not in {"host", "port", "step_log"}})
+        site = LaunchSite(port=1, directory=Path.cwd(), noise_seed=noise_seed(profile, planned))
+        read_config(parser().parse_args(engine.argv(settings, site)[3:]).config)
         server = VirtualServer(settings, on_step=lambda _: None)
         for burst in warmup_bursts(requests, profile, settings):
             list(server.send_burst(burst))

@@ -168,4 +168,4 @@ def test_a_load_that_cannot_be_is_refused(fields: dict[str, Any], message: str) 
 def test_lengths_come_in_pairs() -> None:
     with pytest.raises(UsageError, match="2 prompt lengths for 1 output lengths"):
         CountedRequests([1, 2], [3])
-    assert [request.max_tokens for request in CountedRequests([1, 2, 3], [3, 4, 5])[1:]] == [4, 5]
+    assert [request.max_tokens for request in CountedRequests([1, 2, 3], [3, 4, 5])] == [3, 4, 5]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, decode_batch, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, decode_batch, request_of, run, sequences_of
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import roofline_ns, weight_read_bytes
@@ -43,7 +43,7 @@ def test_llm_mock_gives_each_request_a_last_step_without_a_token() -> None:
     simulation = run([request_of("r", prompt_tokens=100, max_tokens=1000, ignore_eos=False)], cost_model="llm-mock")
     assert len(simulation.steps) == 71
     assert [step.output_tokens for step in simulation.steps] == [1] * 70 + [0]
-    assert simulation.sequences[0].num_output == 70
+    assert sequences_of(simulation)[0].num_output == 70
     assert simulation.steps[0].dur_ns == mock_step_ns(1, 100, 100)
     assert simulation.steps[1].dur_ns == mock_step_ns(1, 101, 1)
     assert simulation.steps[-1].dur_ns == mock_step_ns(1, 170, 1)

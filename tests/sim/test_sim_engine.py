@@ -6,16 +6,24 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+from support.servers.simulator import (
+    FILTERED,
+    NEUTRAL,
+    VALUE_MODEL,
+    phase_of,
+    prompt_of,
+    request_of,
+    run,
+    sequences_of,
+)
 
 from benchctl.errors import UsageError
 from benchctl.records.files import encode
 from benchctl.records.schema import SECTION_PARENT, StepRecord
-from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import Request, SamplingParams
-from benchctl.sim.simulate import engine_for_config
 
 requests_strategy = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(1, 3), st.integers(0, 300)),
@@ -65,13 +73,11 @@ def test_every_load_ends_with_all_tokens_and_all_blocks_back(
     sizes: list[tuple[int, int, int, int]], limits: dict[str, int], is_guided: bool
 ) -> None:
     config = SimConfig(**limits, value_model=VALUE_MODEL if is_guided else None)
-    engine = engine_for_config(config)
+    engine = SimulatedEngine(config)
     core = Core(engine)
     requests = requests_from(sizes, config.block_size, is_guided=is_guided)
-    arrivals = [
-        AnnouncedRequest(r.request_id, size[3] * 1_000_000) for r, size in zip(requests, sizes, strict=True)
-    ]
-    core.announce(AnnouncedPhase(arrivals, max_concurrency=3, is_warmup=False))
+    names_ns = {r.request_id: size[3] * 1_000_000 for r, size in zip(requests, sizes, strict=True)}
+    core.announce(phase_of(names_ns, max_concurrency=3))
     for request in requests:
         core.submit(request)
     steps, finished = [], []
@@ -125,7 +131,7 @@ def test_the_same_load_gives_the_same_steps_byte_for_byte(
 def test_requests_begin_in_the_order_of_their_arrival() -> None:
     requests = [request_of(f"r{i}", prompt_tokens=5 + 7 * i % 40, max_tokens=4) for i in range(12)]
     simulation = run(requests, arrival_ns=[i * 1_000_000 for i in range(12)], max_num_seqs=2)
-    firsts = sorted(simulation.sequences, key=lambda seq: (seq.first_token_ns, seq.seq_id))
+    firsts = sorted(sequences_of(simulation), key=lambda seq: (seq.first_token_ns, seq.seq_id))
     assert [seq.request.request_id for seq in firsts] == [f"r{i}" for i in range(12)]
 
 
@@ -147,7 +153,7 @@ def test_the_last_to_arrive_is_preempted_and_computes_everything_again() -> None
     requests = [request_of(f"r{i}", prompt_tokens=16, max_tokens=30) for i in range(3)]
     simulation = run(requests, num_kv_blocks=7, block_size=8, max_num_seqs=4)
     assert sum(step.preempted or 0 for step in simulation.steps) > 0
-    assert [seq.request.request_id for seq in simulation.sequences] == ["r0", "r1", "r2"]
+    assert [seq.request.request_id for seq in sequences_of(simulation)] == ["r0", "r1", "r2"]
     assert sum(step.output_tokens or 0 for step in simulation.steps) == 90
     # 48 prompt tokens, and what the preempted had computed before
     assert sum(step.num_prefill_tokens or 0 for step in simulation.steps) > 48
@@ -181,7 +187,7 @@ def test_a_cached_prefix_is_given_up_when_its_blocks_are_needed() -> None:
 
 
 def test_an_aborted_request_leaves_its_blocks_and_the_others_alone() -> None:
-    engine = engine_for_config(SimConfig(max_num_seqs=2))
+    engine = SimulatedEngine(SimConfig(max_num_seqs=2))
     for name in ("a", "b", "c"):
         engine.add_request(request_of(name, n=1, max_tokens=50))
     for _ in range(3):
@@ -214,7 +220,7 @@ def test_a_batch_is_greedy_only_when_all_its_rows_are() -> None:
 def test_a_request_that_can_never_fit_is_refused(
     prompt_tokens: int, max_tokens: int, config: dict[str, int], message: str
 ) -> None:
-    engine = engine_for_config(SimConfig(**config))
+    engine = SimulatedEngine(SimConfig(**config))
     with pytest.raises(UsageError, match=message):
         engine.check_servable(request_of("r", prompt_tokens=prompt_tokens, max_tokens=max_tokens))
 
@@ -255,7 +261,7 @@ def test_requests_that_come_to_an_idle_server_join_at_once_and_together() -> Non
 
 
 def test_a_request_that_waits_to_join_can_be_aborted() -> None:
-    engine = engine_for_config(SimConfig(async_scheduling=True))
+    engine = SimulatedEngine(SimConfig(async_scheduling=True))
     engine.add_request(request_of("early", prompt_tokens=4, max_tokens=2))
     engine.step()
     engine.add_request(request_of("late", prompt_tokens=4))
@@ -267,7 +273,7 @@ def test_a_request_that_waits_to_join_can_be_aborted() -> None:
 
 
 def test_a_request_joins_although_all_others_are_aborted() -> None:
-    engine = engine_for_config(SimConfig(async_scheduling=True))
+    engine = SimulatedEngine(SimConfig(async_scheduling=True))
     engine.add_request(request_of("early", prompt_tokens=4, max_tokens=5))
     engine.step()
     engine.add_request(request_of("late", prompt_tokens=4, max_tokens=1))

@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run, sequences_of
 
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
@@ -117,7 +117,7 @@ def test_without_filters_every_row_has_top_k_candidates() -> None:
 def test_neutral_guidance_changes_no_token_and_a_tilt_does() -> None:
     def texts(guidance: GuidanceParams | None) -> list[str]:
         requests = [request_of("r", max_tokens=30, sampling=FILTERED, guidance=guidance)]
-        return [seq.answer.text() for seq in run(requests, value_model=VALUE_MODEL).sequences]
+        return [seq.answer.text() for seq in sequences_of(run(requests, value_model=VALUE_MODEL))]
 
     assert texts(NEUTRAL) == texts(None)
     assert texts(TILTED) != texts(None)

@@ -21,7 +21,7 @@ GUIDED = {"top_k": 5, "min_p": 0.01, "custom_params": {"mode": "centered_exp", "
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimServer]:
-    with sim_server(tmp_path_factory.mktemp("sim"), "--value-model", VALUE_MODEL) as running:
+    with sim_server(tmp_path_factory.mktemp("sim"), value_model=VALUE_MODEL) as running:
         yield running
 
 
@@ -60,8 +60,8 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: SimServer) -> None:
 
 
 def test_a_stream_with_speculation_has_the_tokens_of_a_step_in_one_chunk(tmp_path: Path) -> None:
-    flags = ("--num-speculative-tokens", "3", "--acceptance", "0.9,0.6,0.3", "--draft-cost", "0.1")
-    with sim_server(tmp_path, *flags) as server:
+    drafting = {"num_speculative_tokens": 3, "acceptance": [0.9, 0.6, 0.3], "draft_cost": 0.1}
+    with sim_server(tmp_path, **drafting) as server:
         fields = {"n": 3, "max_tokens": 40, "return_token_ids": True}
         whole = complete(server, **fields).json()["choices"]
         chunks = events(complete(server, **fields, stream=True, stream_options={"include_usage": True}).text)
@@ -179,7 +179,7 @@ def test_custom_params_on_a_stock_server_are_refused(tmp_path: Path) -> None:
     with sim_server(tmp_path) as stock:
         response = complete(stock, **GUIDED)
         assert response.status_code == 400
-        assert "this server has no value model; start it with --value-model" in response.json()["error"]["message"]
+        assert "this server has no value model; start it with value_model" in response.json()["error"]["message"]
 
 
 def test_the_server_says_what_it_is(server: SimServer) -> None:
@@ -227,13 +227,13 @@ def test_a_client_that_leaves_frees_its_place(server: SimServer) -> None:
 
 
 def test_tokens_may_come_several_in_an_event(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--tokens-per-chunk", "5") as chunky:
+    with sim_server(tmp_path, tokens_per_chunk=5) as chunky:
         chunks = events(complete(chunky, stream=True, return_token_ids=True).text)
         assert [len(chunk["choices"][0]["token_ids"]) for chunk in chunks] == [5, 5, 2]
 
 
 def test_llm_mock_ends_a_stream_with_an_event_that_holds_no_token(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--cost-model", "llm-mock", time_scale=10_000) as mock:
+    with sim_server(tmp_path, cost_model="llm-mock", time_scale=10_000) as mock:
         chunks = events(complete(mock, stream=True, return_token_ids=True, max_tokens=3).text)
         assert [chunk["choices"][0]["token_ids"] for chunk in chunks[:3]] == [[i] for i in _ids(chunks[:3])]
         assert chunks[3]["choices"][0]["finish_reason"] == "length"
@@ -245,7 +245,7 @@ def _ids(chunks: list[dict[str, Any]]) -> list[int]:
 
 
 def test_cached_prompt_tokens_are_reported_with_prefix_caching(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--enable-prefix-caching") as caching:
+    with sim_server(tmp_path, enable_prefix_caching=True) as caching:
         prompt = " ".join(f"word{chr(97 + i % 26)}" for i in range(64))
         usages = [complete(caching, prompt=prompt).json()["usage"] for _ in range(2)]
         cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
@@ -268,7 +268,7 @@ def test_tokens_are_released_when_wall_time_reaches_their_step(tmp_path: Path) -
 
 
 def test_a_server_is_not_ready_before_its_start_delay(tmp_path: Path) -> None:
-    with sim_server(tmp_path, "--start-delay-s", "0.6", wait=False) as late:
+    with sim_server(tmp_path, start_delay_s=0.6, wait=False) as late:
         statuses = set()
         deadline = time.monotonic() + 10
         while 200 not in statuses and time.monotonic() < deadline:
@@ -322,18 +322,21 @@ def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "message"),
+    ("settings", "code", "message"),
     [
-        (["--model", "qwen9"], 1, "unknown model 'qwen9'"),
-        (["--hardware", "abacus"], 1, "unknown hardware 'abacus'"),
-        (["--max-num-seqs", "0"], 2, "--max-num-seqs is 0; it must be at least 1"),
-        (["--cost-model", "guess"], 2, "invalid choice: 'guess'"),
-        (["--speed", "9"], 2, "unrecognized arguments: --speed 9"),
+        ('{"model": "qwen9"}', 1, "unknown model 'qwen9'"),
+        ('{"hardware": "abacus"}', 2, "unknown hardware 'abacus'"),
+        ('{"max_num_seqs": 0}', 2, "max_num_seqs: Input should be greater than or equal to 1"),
+        ('{"cost_model": "guess"}', 2, "cost_model: Input should be 'lenvm-h100', 'roofline'"),
+        ('{"max_num_seqs": 9, "max_num_batched_tokens": 8}', 2, "tokens is 8, below max_num_seqs 9"),
+        ('{"speed": 9}', 2, "speed: Extra inputs are not permitted"),
+        ("[", 2, "Invalid JSON"),
     ],
 )
-def test_a_server_that_cannot_start_says_why(flags: list[str], code: int, message: str) -> None:
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, settings: str, code: int, message: str) -> None:
+    (tmp_path / "config.json").write_text(settings)
     ended = subprocess.run(
-        [sys.executable, "-m", "benchctl.sim", "--port", "1", *flags],
+        [sys.executable, "-m", "benchctl.sim", "--port", "1", "--config", str(tmp_path / "config.json")],
         check=False,
         capture_output=True,
         text=True,

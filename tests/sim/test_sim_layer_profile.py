@@ -11,8 +11,8 @@ from benchctl.errors import UsageError
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.simulate import simulate
-from benchctl.sim.start import engine_for_config
 from tests.support.layer_tables import attention_us, step_us, verification_us, write_tables
 
 LAYERS = 28
@@ -192,7 +192,7 @@ def test_a_simulation_of_unequal_rows_is_the_same_in_leaps_and_in_steps(skewed_f
     config = _config(skewed_folder)
     requests = tuple(request_of(f"r{i}", prompt_tokens=40 * i + 5, max_tokens=300 - 20 * i) for i in range(9))
     leaps = simulate(config, [SimLoad(requests=requests)])
-    engine = engine_for_config(config)
+    engine = SimulatedEngine(config)
     for request in requests:
         engine.add_request(request)
     steps = []

@@ -1,24 +1,32 @@
 """Leaping over stretches of decode steps changes nothing: an engine that runs them singly has the same steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, VALUE_MODEL, prompt_of, request_of, run
+from support.servers.simulator import (
+    FILTERED,
+    VALUE_MODEL,
+    announced_log_of,
+    prompt_of,
+    request_of,
+    run,
+    sequences_of,
+)
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
-from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest, SimLoad
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.costs.cost_model import NoiseSource
 from benchctl.sim.requests import Request, SamplingParams
-from benchctl.sim.simulate import simulate
-from benchctl.sim.start import engine_for_config
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.sim.steps import StepLog
-from benchctl.sim.walk import Course, Progress, walk_in_blocks, walk_steps
+from benchctl.sim.walk import Course, Progress, walk, walk_steps
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 sizes_strategy = st.lists(
@@ -61,25 +69,26 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
     return SimLoad(requests=requests, arrival_ns=arrival_ns, max_concurrency=limit)
 
 
-def walk_singly(course: Course, log: StepLog) -> Progress:
-    return walk_steps(course._replace(num_steps=1), log)
+Walk = Callable[[Course, StepLog, NoiseSource | None], Progress]
 
 
-def log_of(config: SimConfig, load: SimLoad, **options: Any) -> list[bytes]:
-    return [encode(step) for step in simulate(config, [load], **options).steps]
+def walk_singly(course: Course, log: StepLog, noise: NoiseSource | None) -> Progress:
+    return walk(course._replace(num_steps=1), log, noise)
 
 
-def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
-    """The steps of a server to which the load is announced, one at a time."""
-    core = Core(engine_for_config(config))
-    arrivals = [
-        AnnouncedRequest(request.request_id, at)
-        for request, at in zip(load.requests, load.arrival_ns or (), strict=True)
-    ]
-    core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
-    for request in load.requests:
-        core.submit(request)
-    return [encode(output.record) for output in iter(core.next_step, None)]
+def walk_in_a_loop(course: Course, log: StepLog, _: NoiseSource | None) -> Progress:
+    return walk_steps(course, log)
+
+
+def simulated(config: SimConfig, load: SimLoad, walk: Walk = walk) -> Simulation:
+    """A simulation whose stretches are run by ``walk``."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("benchctl.sim.engine.walk", walk)
+        return simulate(config, [load])
+
+
+def log_of(config: SimConfig, load: SimLoad, walk: Walk = walk) -> list[bytes]:
+    return [encode(step) for step in simulated(config, load, walk).steps]
 
 
 @settings(max_examples=80, deadline=None)
@@ -92,7 +101,7 @@ def test_a_simulation_has_the_steps_of_a_server_that_is_told_the_same_load(
     load = load_of(sizes, config, limit)
     steps = log_of(config, load)
     assert steps == announced_log_of(config, load)
-    assert steps == log_of(config, load, walk=walk_singly)
+    assert steps == log_of(config, load, walk_singly)
 
 
 @settings(max_examples=30, deadline=None)
@@ -111,7 +120,7 @@ def test_arrays_and_the_loop_walk_the_same_steps(
     config = SimConfig(
         cost_model=cost_model, block_size=block_size, num_kv_blocks=rows * (tokens + 100) // block_size
     )
-    logs = [simulate(config, [load], walk=walk).log for walk in (walk_in_blocks, walk_steps)]
+    logs = [simulated(config, load, walk).log for walk in (walk, walk_in_a_loop)]
     assert logs[0].dur_ns == logs[1].dur_ns
     assert logs[0].kv_used == logs[1].kv_used
 
@@ -155,7 +164,7 @@ def test_a_priority_of_a_lower_number_goes_first() -> None:
     ]
     ended = {
         scheduling: [
-            seq.request.request_id for seq in run(requests, max_num_seqs=1, scheduling=scheduling).sequences
+            seq.request.request_id for seq in sequences_of(run(requests, max_num_seqs=1, scheduling=scheduling))
         ]
         for scheduling in ("fcfs", "priority")
     }
@@ -168,7 +177,7 @@ def test_the_lowest_priority_loses_its_memory_first() -> None:
         for i, priority in enumerate([2, 0, 1])
     ]
     simulation = run(requests, num_kv_blocks=7, block_size=8, max_num_seqs=4, scheduling="priority")
-    preempted = {seq.request.request_id: seq.num_preemptions for seq in simulation.sequences}
+    preempted = {seq.request.request_id: seq.num_preemptions for seq in sequences_of(simulation)}
     assert preempted["r0"] > 0
     assert preempted["r1"] == 0
-    assert next(seq.request.request_id for seq in simulation.sequences) == "r1"
+    assert next(seq.request.request_id for seq in sequences_of(simulation)) == "r1"

@@ -6,29 +6,29 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.simulator import request_of
+from support.servers.simulator import phase_of, request_of
 
 from benchctl.records.files import encode
-from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest
+from benchctl.sim.arrivals import Phase
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.simulate import engine_for_config
+from benchctl.sim.engine import SimulatedEngine
 
 MS = 1_000_000
 
 
-def core_with(*phases: AnnouncedPhase) -> Core:
-    core = Core(engine_for_config(SimConfig()))
+def core_with(*phases: Phase) -> Core:
+    core = Core(SimulatedEngine(SimConfig()))
     for phase in phases:
         core.announce(phase)
     return core
 
 
-def phase_of(
+def phase_at(
     *arrival_ms: int, prefix: str = "r", max_concurrency: int | None = None, is_warmup: bool = False
-) -> AnnouncedPhase:
-    arrivals = [AnnouncedRequest(f"{prefix}{i}", at * MS) for i, at in enumerate(arrival_ms)]
-    return AnnouncedPhase(arrivals, max_concurrency=max_concurrency, is_warmup=is_warmup)
+) -> Phase:
+    names_ns = {f"{prefix}{i}": at * MS for i, at in enumerate(arrival_ms)}
+    return phase_of(names_ns, max_concurrency=max_concurrency, is_warmup=is_warmup)
 
 
 def log_of(core: Core) -> list[bytes]:
@@ -45,7 +45,7 @@ def test_steps_do_not_depend_on_when_requests_come_in(
     requests: list[tuple[int, int]], limit: int | None, chance: random.Random
 ) -> None:
     def steps(*, is_late: bool) -> list[bytes]:
-        core = core_with(phase_of(*(at for at, _ in requests), max_concurrency=limit))
+        core = core_with(phase_at(*(at for at, _ in requests), max_concurrency=limit))
         coming = [request_of(f"r{i}", max_tokens=tokens) for i, (_, tokens) in enumerate(requests)]
         if is_late:
             chance.shuffle(coming)
@@ -63,7 +63,7 @@ def test_steps_do_not_depend_on_when_requests_come_in(
 
 
 def test_the_core_waits_for_a_request_that_is_due() -> None:
-    core = core_with(phase_of(0, 20))
+    core = core_with(phase_at(0, 20))
     core.submit(request_of("r0", max_tokens=10))
     assert len(log_of(core)) == 2  # two steps of 12.8 ms pass 20 ms
     assert core.missing() == "r1"
@@ -75,13 +75,13 @@ def test_the_core_waits_for_a_request_that_is_due() -> None:
 
 
 def test_virtual_time_jumps_over_idle_time_within_a_phase_only() -> None:
-    core = core_with(phase_of(0, 5000))
+    core = core_with(phase_at(0, 5000))
     core.submit(request_of("r0", max_tokens=1))
     core.submit(request_of("r1", max_tokens=1))
     assert len(log_of(core)) == 2
     end_ns = core.engine.now_ns
     assert end_ns == pytest.approx(5012.8 * MS, rel=0.001)
-    core.announce(phase_of(0, prefix="s"))
+    core.announce(phase_at(0, prefix="s"))
     assert core.missing() == "s0"
     core.submit(request_of("s0", max_tokens=1))
     output = core.next_step()
@@ -90,7 +90,7 @@ def test_virtual_time_jumps_over_idle_time_within_a_phase_only() -> None:
 
 
 def test_a_slot_frees_when_a_request_with_all_its_choices_ends() -> None:
-    core = core_with(phase_of(0, 0, 0, max_concurrency=1))
+    core = core_with(phase_at(0, 0, 0, max_concurrency=1))
     for name, tokens in (("r0", 3), ("r1", 2), ("r2", 1)):
         core.submit(request_of(name, max_tokens=tokens, n=2))
     sizes = [output.record.num_seqs for output in iter(core.next_step, None)]
@@ -98,7 +98,7 @@ def test_a_slot_frees_when_a_request_with_all_its_choices_ends() -> None:
 
 
 def test_requests_enter_in_the_order_of_their_arrival_times() -> None:
-    core = core_with(phase_of(30, 0))
+    core = core_with(phase_at(30, 0))
     core.submit(request_of("r0", max_tokens=1))
     core.submit(request_of("r1", max_tokens=1))
     finished = [output.finished_requests for output in iter(core.next_step, None)]
@@ -106,7 +106,7 @@ def test_requests_enter_in_the_order_of_their_arrival_times() -> None:
 
 
 def test_steps_of_a_warm_up_phase_say_so() -> None:
-    core = core_with(phase_of(0, prefix="w", is_warmup=True))
+    core = core_with(phase_at(0, prefix="w", is_warmup=True))
     core.submit(request_of("w0", max_tokens=2))
     warm = [output.record.is_warmup for output in iter(core.next_step, None)]
     core.submit(request_of("unannounced", max_tokens=2))
@@ -115,7 +115,7 @@ def test_steps_of_a_warm_up_phase_say_so() -> None:
 
 
 def test_a_refused_request_frees_its_slot_as_it_enters() -> None:
-    core = core_with(phase_of(0, 0, 1000, max_concurrency=1))
+    core = core_with(phase_at(0, 0, 1000, max_concurrency=1))
     core.refuse("r0")
     core.submit(request_of("r1", max_tokens=1))
     core.refuse("r2")
@@ -126,7 +126,7 @@ def test_a_refused_request_frees_its_slot_as_it_enters() -> None:
 
 
 def test_a_request_that_goes_before_or_after_it_entered_frees_its_slot() -> None:
-    core = core_with(phase_of(0, 0, 0, max_concurrency=1))
+    core = core_with(phase_at(0, 0, 0, max_concurrency=1))
     for name in ("r0", "r1", "r2"):
         core.submit(request_of(name, max_tokens=4))
     assert core.next_step() is not None
@@ -137,7 +137,7 @@ def test_a_request_that_goes_before_or_after_it_entered_frees_its_slot() -> None
 
 
 def test_an_abandoned_phase_lets_in_what_has_come() -> None:
-    core = core_with(phase_of(0, 0, 1000))
+    core = core_with(phase_at(0, 0, 1000))
     core.submit(request_of("r1", max_tokens=1))
     core.submit(request_of("r2", max_tokens=1))
     assert core.next_step() is None
@@ -150,9 +150,9 @@ def test_an_abandoned_phase_lets_in_what_has_come() -> None:
 
 
 def test_a_new_phase_replaces_one_whose_requests_do_not_come() -> None:
-    core = core_with(phase_of(0, 0))
+    core = core_with(phase_at(0, 0))
     core.submit(request_of("r1", max_tokens=3))
-    core.announce(phase_of(0, prefix="s"))
+    core.announce(phase_at(0, prefix="s"))
     assert len(log_of(core)) == 3  # r1 runs alone, then the core waits for the new phase
     core.submit(request_of("s0", max_tokens=1))
     assert len(log_of(core)) == 1
@@ -160,7 +160,7 @@ def test_a_new_phase_replaces_one_whose_requests_do_not_come() -> None:
 
 
 def test_an_unannounced_request_runs_beside_a_phase() -> None:
-    core = core_with(phase_of(0))
+    core = core_with(phase_at(0))
     core.submit(request_of("stranger", max_tokens=1))
     core.submit(request_of("r0", max_tokens=1))
     output = core.next_step()
@@ -169,10 +169,10 @@ def test_an_unannounced_request_runs_beside_a_phase() -> None:
 
 
 def test_an_announced_request_may_come_before_its_phase_begins() -> None:
-    core = core_with(phase_of(0))
+    core = core_with(phase_at(0))
     core.submit(request_of("r0", max_tokens=2))
     assert core.next_step() is not None
-    core.announce(phase_of(0, prefix="s"))
+    core.announce(phase_at(0, prefix="s"))
     core.submit(request_of("s0", max_tokens=1))
     sizes = [output.record.num_seqs for output in iter(core.next_step, None)]
     assert sizes == [1, 1]

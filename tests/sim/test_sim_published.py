@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 from support.datasets import GSM8K
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_request
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, measured_steps, question_request
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.schema import StepRecord
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import Request, SamplingParams
-from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.datasets.made import problems
 
 TOLERANCE = 0.03
@@ -85,7 +86,7 @@ def test_the_baseline_takes_19_22_seconds(source: str) -> None:
 @sources
 def test_the_guided_run_takes_87_44_seconds(source: str) -> None:
     simulation = guided(source)
-    steps = simulation.measured_steps()
+    steps = measured_steps(simulation)
     assert simulation.makespan_ns() / 1e9 == pytest.approx(87.44, rel=TOLERANCE)
     published = {
         "sampler_total": 50.31,
@@ -105,7 +106,7 @@ def test_the_guided_run_takes_87_44_seconds(source: str) -> None:
 
 def test_the_overhead_is_flat_in_top_k() -> None:
     walls = [guided("generated-0", top_k=k).makespan_ns() for k in (2, 3, 4, 5)]
-    applies = [mean_ms(guided("generated-0", top_k=k).measured_steps(), "lvm_apply_outer") for k in (2, 3, 4, 5)]
+    applies = [mean_ms(measured_steps(guided("generated-0", top_k=k)), "lvm_apply_outer") for k in (2, 3, 4, 5)]
     assert max(walls) / min(walls) < 1.01
     assert all(45.9 <= apply <= 51.2 for apply in applies)
 
@@ -119,7 +120,7 @@ def test_top_k_1_is_greedy_and_costs_no_more_than_the_baseline() -> None:
 def test_a_half_billion_value_model_saves_a_fifth_of_the_wall_time() -> None:
     small = guided("generated-0", value_model="qwen2.5-0.5b")
     assert small.makespan_ns() / guided("generated-0").makespan_ns() == pytest.approx(0.80, abs=0.01)
-    steps = small.measured_steps()
+    steps = measured_steps(small)
     host_ms = mean_ms(steps, "lvm_build_pending") + mean_ms(steps, "lvm_apply_guidance")
     assert host_ms == pytest.approx(12.25 + 5.29, rel=0.01)
 
@@ -131,12 +132,12 @@ def test_the_optimised_revision_takes_80_02_seconds() -> None:
 
 def test_a_strong_tilt_shortens_the_answers_by_a_fifth() -> None:
     def tokens(scale: float) -> int:
-        return sum(step.output_tokens or 0 for step in guided("generated-0", scale=scale).measured_steps())
+        return sum(step.output_tokens or 0 for step in measured_steps(guided("generated-0", scale=scale)))
 
     assert tokens(-100.0) / tokens(0.0) == pytest.approx(278.905 / 353.2875, rel=0.005)
 
 
 def test_the_value_model_prefills_every_sample() -> None:
-    steps = guided("generated-0").measured_steps()
+    steps = measured_steps(guided("generated-0"))
     prompts = sum(request.prompt.num_tokens for request in requests_for("generated-0", FILTERED, NEUTRAL))
     assert sum(step.value_prefill_tokens or 0 for step in steps) == 16 * prompts

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.servers.simulator import decode_batch, prompt_of, request_of
+from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, sequences_of
 
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
-from benchctl.sim.arrivals import AnnouncedPhase, AnnouncedRequest, SimLoad
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests, SamplingParams
 from benchctl.sim.simulate import simulate
-from benchctl.sim.start import engine_for_config
 from benchctl.sim.virtual import chunk_ends
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 
@@ -72,19 +72,6 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
     return SimLoad(requests=requests, arrival_ns=tuple(at * 1_000_000 for *_, at in sizes), max_concurrency=limit)
 
 
-def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
-    """The steps of a server to which the load is announced, one at a time."""
-    core = Core(engine_for_config(config))
-    arrivals = [
-        AnnouncedRequest(request.request_id, at)
-        for request, at in zip(load.requests, load.arrival_ns or (), strict=True)
-    ]
-    core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=False))
-    for request in load.requests:
-        core.submit(request)
-    return [encode(output.record) for output in iter(core.next_step, None)]
-
-
 def count(value: int | None) -> int:
     assert value is not None
     return value
@@ -97,7 +84,7 @@ def test_tokens_and_blocks_are_conserved_whatever_is_drafted(
 ) -> None:
     config = SimConfig(**options)
     simulation = simulate(config, [load_of(sizes, config, limit)])
-    ended = {(seq.request.request_id, seq.choice): seq.num_output for seq in simulation.sequences}
+    ended = {(seq.request.request_id, seq.choice): seq.num_output for seq in sequences_of(simulation)}
     assert ended == {(f"r{i}", c): output for i, (_, output, n, _) in enumerate(sizes) for c in range(n)}
     steps = list(simulation.steps)
     assert sum(count(step.output_tokens) for step in steps) == sum(output * n for _, output, n, _ in sizes)
@@ -155,7 +142,7 @@ def test_the_drafts_of_a_request_do_not_depend_on_the_rows_beside_it(sampling: S
     others = [request_of(f"r{i}", prompt_tokens=9 * i + 1, max_tokens=80, seed=i) for i in range(20)]
     num_steps = []
     for requests in ([own], [own, *others], [*others, own]):
-        core = Core(engine_for_config(SimConfig(**DRAFTING)))
+        core = Core(SimulatedEngine(SimConfig(**DRAFTING)))
         for request in requests:
             core.submit(request)
         outputs = iter(core.next_step, None)
@@ -231,7 +218,7 @@ def test_acceptance_by_position_is_that_of_the_option() -> None:
 def test_requests_differ_by_the_spread_of_acceptance_and_keep_its_mean() -> None:
     def accepted_shares(spread: float) -> np.ndarray:
         options = {**DRAFTING, "num_speculative_tokens": 1, "acceptance": (0.7,), "acceptance_spread": spread}
-        core = Core(engine_for_config(SimConfig(**options)))
+        core = Core(SimulatedEngine(SimConfig(**options)))
         for i in range(400):
             core.submit(request_of(f"r{i}", max_tokens=101, seed=i))
         num_steps: dict[str, int] = {}
@@ -339,7 +326,7 @@ def test_a_profile_with_a_value_model_and_drafts_is_refused_by_name() -> None:
 
 
 def test_a_request_whose_last_drafts_never_fit_is_refused() -> None:
-    engine = engine_for_config(SimConfig(**DRAFTING, num_kv_blocks=2, block_size=16))
+    engine = SimulatedEngine(SimConfig(**DRAFTING, num_kv_blocks=2, block_size=16))
     engine.check_servable(request_of("fits", prompt_tokens=20, max_tokens=10))
     with pytest.raises(UsageError, match="need 3 blocks of key-value memory with 3 draft tokens"):
         engine.check_servable(request_of("does-not", prompt_tokens=20, max_tokens=12))

@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.simulator import request_of
+from support.servers.simulator import request_of, sequences_of
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import SamplingParams
-from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.steptime.queueing import (
     RequestSize,
     ServerLimits,
@@ -58,7 +59,7 @@ def simulated(prompt: int, output: int, num: int, *, rate: float = 0, concurrenc
 
 def steady(simulation: Simulation) -> tuple[float, float, float]:
     """Completed requests per second, requests in the server and time per output token, of the middle half."""
-    sequences = sorted(simulation.sequences, key=lambda sequence: sequence.arrival_ns)
+    sequences = sorted(sequences_of(simulation), key=lambda sequence: sequence.arrival_ns)
     quarter = len(sequences) // 4
     middle = sequences[quarter : 3 * quarter]
     e2el_s = sum(s.last_token_ns - s.arrival_ns for s in middle) / len(middle) / NS  # type: ignore[operator]
@@ -99,7 +100,7 @@ def test_a_rate_above_the_predicted_capacity_builds_a_queue_and_one_below_does_n
     most = load_at_rate(1, size, roofline_s).max_requests_per_s
     waits_s = []
     for share in (0.8, 1.25):
-        sequences = simulated(1024, 32, 1000, rate=share * most).sequences
+        sequences = sequences_of(simulated(1024, 32, 1000, rate=share * most))
         waits_s.append((sequences[-1].first_token_ns - sequences[-1].arrival_ns) / NS)  # type: ignore[operator]
         assert load_at_rate(share * most, size, roofline_s).is_saturated == (share > 1)
     assert waits_s[1] > 10 * waits_s[0]

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +25,9 @@ from benchctl.engines.engine import (
     streamed,
 )
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.sim.options import SimOptions
+from benchctl.engines.sim.options import COST_MODELS, SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.layer_profile import find_tables
-from benchctl.profile.choices import COST_MODELS
-from benchctl.profile.engine_options import Flag, option_text
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
@@ -97,11 +94,11 @@ class SimEngine(OpenAiServer):
         check_chats(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
-        argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
-        options = own_options(settings, SimOptions)
-        values = {name: option_text(getattr(options, name)) for name in SimOptions.model_fields if name != "port"}
-        return (*argv, *chain.from_iterable(Flag().words(*option) for option in values.items()))
+        """The command line, which names the file of the server's settings; writes that file."""
+        options = own_options(settings, SimOptions).model_dump(mode="json", exclude={"port"})
+        site.description.write_bytes(encode({**options, "model": settings.model, "noise_seed": site.noise_seed}))
+        argv = (sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port))
+        return (*argv, "--step-log", str(site.step_log), "--config", str(site.description))
 
     def time_scale(self, settings: VariantSettings) -> float:
         return own_options(settings, SimOptions).time_scale

@@ -1,28 +1,69 @@
-"""Options of the engine ``sim``."""
+"""Options of the engine ``sim``, and the table of its cost models."""
 
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from benchctl.guided.params import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import (
-    COST_MODELS,
     MOST,
     BlockCount,
     BlockTokens,
     Concurrency,
     ContextLength,
-    CostModelName,
     DeviceCount,
     DraftTokens,
     Factor,
     Port,
     Probability,
     TokenCount,
-    simulation_error,
+    check_rules,
 )
 from benchctl.profile.engine_options import DraftSource, ServerOptions
-from benchctl.steptime.work import Backfill
+
+
+@dataclass(frozen=True, slots=True)
+class CostModelChoice:
+    """A cost model of the simulator: a module with a function ``cost_model``, and the facts that options depend on.
+
+    ``uses_shapes`` is False where step times depend on neither the models' shapes nor the device. Such a cost model
+    serves models of any name. ``verifies_drafts`` is True where steps with several new tokens of a decoding row
+    have a price, ``prices_other_models`` where a draft model has one beside the model. ``file_option`` is the
+    option that names the measurements that it prices steps by.
+    """
+
+    module: str
+    uses_shapes: bool = True
+    prices_value_model: bool = True
+    verifies_drafts: bool = True
+    prices_other_models: bool = True
+    file_option: str | None = None
+
+
+COST_MODELS: Final = {
+    "lenvm-h100": CostModelChoice("benchctl.sim.costs.lenvm"),
+    "roofline": CostModelChoice("benchctl.sim.costs.roofline"),
+    "llm-mock": CostModelChoice(
+        "benchctl.sim.costs.llm_mock", uses_shapes=False, prices_value_model=False, verifies_drafts=False
+    ),
+    "layer-profile": CostModelChoice(
+        "benchctl.sim.costs.layer_profile",
+        prices_value_model=False,
+        prices_other_models=False,
+        file_option="layer_profile",
+    ),
+    "fitted": CostModelChoice("benchctl.sim.costs.fitted", file_option="step_time_model"),
+}
+"""Values of the option ``cost_model``."""
+
+if TYPE_CHECKING:
+    CostModelName: TypeAlias = str
+else:  # the same names for pydantic, which lists them in its errors
+    CostModelName = Literal[tuple(COST_MODELS)]
+
+Rule: TypeAlias = tuple[bool, str]
+"""Whether it is broken, and the problem in words."""
 
 
 class SimOptions(ServerOptions):
@@ -69,8 +110,6 @@ class SimOptions(ServerOptions):
     """JSON Lines of prompts, whose most frequent beginnings fill a prefix cache that never changes (llm-mock's)."""
     cached_prompt_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = 500
     """Tokens that this cache keeps."""
-    scheduling: Literal["fcfs", "priority"] = "fcfs"
-    """Order of requests: by arrival, or by priority and then by arrival."""
     guided_rows: Literal["exact", "aggregate"] = "exact"
     """Draws of guided rows: each row from a stream of its own, or all rows together, which is fast and has the same
     distribution."""
@@ -88,7 +127,7 @@ class SimOptions(ServerOptions):
     """Time of one drafting pass as a share of the model's own decode step, in place of ``draft_model``."""
     bonus_token: bool = True
     """A step whose drafts are all accepted yields one token more, which its verification has computed anyway."""
-    backfill: Backfill = "none"
+    backfill: Literal["none", "expansion", "prefill"] = "none"
     """The draft model's pass over the token before a bonus token: free, as more rows of its next pass, or as a
     prefill pass of its own."""
     tokens_per_chunk: TokenCount = 1
@@ -100,14 +139,85 @@ class SimOptions(ServerOptions):
 
     @model_validator(mode="after")
     def _can_be_served(self) -> "SimOptions":
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
-                "a step must have room for one token of each sequence; raise the former or lower the latter"
-            )
-        if problem := simulation_error(**self.model_dump()):
-            raise ValueError(" ".join(problem))
+        budget = (
+            f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: a "
+            "step must have room for one token of each sequence; raise the former or lower the latter"
+        )
+        drafting = self._drafting_rules() if self.num_speculative_tokens else ()
+        check_rules((self.max_num_batched_tokens < self.max_num_seqs, budget), *self._pricing_rules(), *drafting)
         return self
+
+    def _pricing_rules(self) -> tuple[Rule, ...]:
+        name, choice, devices = self.cost_model, COST_MODELS[self.cost_model], self.tensor_parallel_size
+        owners = {each.file_option: name for name, each in COST_MODELS.items() if each.file_option is not None}
+        guides = " or ".join(name for name, each in COST_MODELS.items() if each.prices_value_model)
+        measured = " or ".join(owners.values())
+        return (
+            (
+                self.value_model is not None and not choice.prices_value_model,
+                f"cost_model {name} cannot price a value model; drop the value model, or take {guides}",
+            ),
+            *(
+                (
+                    option == choice.file_option and getattr(self, option) is None,
+                    f"cost_model {name} prices steps by measurements; name them with {option}",
+                )
+                for option in owners
+            ),
+            *(
+                (
+                    option != choice.file_option and getattr(self, option) is not None,
+                    f"cost_model {name} does not read {option}; drop it, or take {owner}",
+                )
+                for option, owner in owners.items()
+            ),
+            (
+                self.noise == "fitted" and choice.file_option != "step_time_model",
+                f"noise fitted is the uncertainty of a fitted model, which {name} is not; take none or published",
+            ),
+            (
+                devices > 1 and choice.file_option is None,
+                f"tensor_parallel_size is {devices}, and {name} prices one device; drop it, or take {measured}",
+            ),
+        )
+
+    def _drafting_rules(self) -> tuple[Rule, ...]:
+        name, choice, num_positions = self.cost_model, COST_MODELS[self.cost_model], len(self.acceptances)
+        drafts = f"num_speculative_tokens is {self.num_speculative_tokens}"
+        verifies = " or ".join(name for name, each in COST_MODELS.items() if each.verifies_drafts)
+        guided = "guides one token at a time and cannot score drafts; drop either"
+        source = "whose passes the cost model prices, or draft_cost, their share of the model's own step"
+        one_model = f"{name} has the times of one model; give draft_cost instead"
+        return (
+            (
+                self.value_model is not None,
+                f"{drafts}, and value_model is {self.value_model}: a value model {guided}",
+            ),
+            (
+                not choice.verifies_drafts,
+                f"cost_model {name} cannot price the verification of drafts; take {verifies}",
+            ),
+            (not num_positions, f"{drafts}; state with acceptance how many drafts are accepted"),
+            (
+                1 < num_positions < self.num_speculative_tokens,
+                f"acceptance has {num_positions} positions, and {drafts}; give one for each, or one number for all",
+            ),
+            (
+                (self.draft_model is None) == (self.draft_cost is None),
+                f"{drafts}; name either draft_model, {source}",
+            ),
+            (
+                self.draft_model is not None and not choice.prices_other_models,
+                f"draft_model is {self.draft_model}, and {one_model}",
+            ),
+        )
+
+    @property
+    def acceptances(self) -> tuple[float, ...]:
+        """The acceptance of each position; a single one holds for all."""
+        if self.acceptance is None:
+            return ()
+        return self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,)
 
     @property
     def fixed_port(self) -> int | None:

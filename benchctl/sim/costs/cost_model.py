@@ -2,48 +2,39 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.profile.choices import COST_MODELS
+from benchctl.engines.sim.options import COST_MODELS
+from benchctl.records.columns import Floats, Integers
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
 from benchctl.workload.seeded import named_stream
 
+_LOAD_BYTES_PER_S: Final = 1e9
+"""3.1 s for the 1.5B value model, an assumption."""
 _BASELINE_CV: Final = 0.14
 _GUIDED_CV: Final = 0.018
 _STEP_CV: Final = 0.02
 
-NoiseSource: TypeAlias = Callable[[], float]
-"""Draws the factor of the next step."""
+
+class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of guidance in one step. ``fused`` is None if nothing was scored or the revision cannot fuse."""
+
+    wanted_rows: int = 0
+    scored_rows: int = 0
+    candidates: int = 0
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    fused: bool | None = None
 
 
-def published_noise(seed: int, *, has_value_model: bool) -> NoiseSource:
-    """Factors of one server life. Streams: ``<seed>:server`` for the life, ``<seed>:steps`` for the steps."""
-    sigma, mu = _lognormal(_GUIDED_CV if has_value_model else _BASELINE_CV)
-    life = named_stream(seed, "server").lognormvariate(mu, sigma)
-    step_sigma, step_mu = _lognormal(_STEP_CV)
-    draw = named_stream(seed, "steps").lognormvariate
-    return lambda: life * draw(step_mu, step_sigma)
-
-
-def _lognormal(cv: float) -> tuple[float, float]:
-    """Sigma and mu of the log-normal distribution of mean 1: s^2 = ln(1 + cv^2), mu = -s^2 / 2."""
-    variance = math.log1p(cv * cv)
-    return math.sqrt(variance), -variance / 2
-
-
-if TYPE_CHECKING:
-    from benchctl.records.columns import Floats, Integers
-
-_LOAD_BYTES_PER_S: Final = 1e9
-"""3.1 s for the 1.5B value model, an assumption."""
+UNGUIDED: Final = GuidedStep()
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +42,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     ``context_tokens`` is the sum of the contexts after the step, ``attended_positions`` the positions that all
     new tokens see together. ``is_greedy`` is None when no row samples. ``longest_context`` and
-    ``most_new_tokens`` are maxima over the rows, and 0 unless the cost model ``pads_batches``.
+    ``most_new_tokens`` are maxima over the rows, and 0 unless the server ``pads_batches``.
     """
 
     num_seqs: int
@@ -91,6 +82,10 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         return self.decode_context - self.draft_tokens + self.draft_positions
 
 
+LVM_PARTS: Final = ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance")
+"""Sections inside of lvm_apply_outer, in the order of a record."""
+
+
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one step in nanoseconds; the parts do not overlap, so they add up.
 
@@ -116,18 +111,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_forwards(self) -> "StepCost":
         """The same sections, with model_forward and lvm_forward of no time where they exist."""
-        return StepCost(
-            schedule=self.schedule,
-            model_forward=0,
-            sampler_rest=self.sampler_rest,
-            pre_lvm=self.pre_lvm,
-            sample=self.sample,
-            lvm_rest=self.lvm_rest,
-            lvm_build_pending=self.lvm_build_pending,
-            lvm_forward=None if self.lvm_forward is None else 0,
-            lvm_apply_guidance=self.lvm_apply_guidance,
-            value_model_load=self.value_model_load,
-        )
+        return msgspec.structs.replace(self, model_forward=0, lvm_forward=None if self.lvm_forward is None else 0)
 
     def parts(self) -> list[int]:
         """The times of the sections that exist."""
@@ -148,7 +132,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             total += self.pre_lvm
         if self.lvm_rest is not None:
             outer = self.lvm_rest
-            for name in ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance"):
+            for name in LVM_PARTS:
                 part: int | None = getattr(self, name)
                 if part is not None:
                     sections[name] = part
@@ -162,21 +146,38 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return sections
 
 
+class GuidedCounts(NamedTuple):
+    """Counts of guidance in steps of a stretch, as in GuidedStep; ``fused`` is 1, 0, or -1 for None."""
+
+    scored_rows: Integers
+    candidates: Integers
+    value_prefill_tokens: Integers
+    value_extend_tokens: Integers
+    fused: Integers
+
+
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of unguided decode steps of one batch, as long as its rows stay: all that changes is its context.
+    """The price of decode steps of one batch, as long as its rows stay: all that changes is its context.
 
     model_forward = ``forward_ns`` + round(max over ``lines`` of intercept + slope x), with x the sum of the
-    contexts, or the longest context where the cost model ``pads_batches``. It holds for ``since`` <= x < ``until``,
+    contexts, or the longest context where the server ``pads_batches``. It holds for ``since`` <= x < ``until``,
     so that a price with bends in it is given piece by piece. A stretch of steps needs no call of the model.
+
+    With guided rows, that is the price of a step that scores none of them; one that does has the sections
+    ``scored_rest`` and the time ``value_forward_ns`` in place of ``rest``.
     """
 
     rest: StepCost
     """Every section but model_forward, which is 0 here."""
     lines: tuple[tuple[float, float], ...]
-    """Intercept and slope of each, in ns and ns per token."""
+    """Intercept and slope of one line or two, in ns and ns per token."""
     forward_ns: int = 0
     since: int = 0
     until: int | None = None
+    scored_rest: StepCost | None = None
+    """Every section of a step that scores rows; model_forward and lvm_forward are 0."""
+    value_forward_ns: Callable[[GuidedCounts], Floats] | None = None
+    """lvm_forward of such steps."""
 
     def holds_at(self, position: int) -> bool:
         """True if this is the price at x = ``position``."""
@@ -191,52 +192,35 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.rest, model_forward=self.forward_at(position))
 
 
-class GuidedCounts(NamedTuple):
-    """Counts of guidance in steps of a stretch, as in GuidedStep: one value a step, or one step."""
-
-    scored_rows: "Integers"
-    candidates: "Integers"
-    value_prefill_tokens: "Integers"
-    value_extend_tokens: "Integers"
-    is_fused: "Integers"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuidedDecodeCost:
-    """The price of decode steps of one batch with guided rows: a line as in DecodeCost, and the value forward.
+class ServerRules:
+    """Ways in which an emulated server schedules and answers unlike the simulator's own."""
 
-    ``decode`` is the price of steps that score no row. A step that scores has ``scored_ns`` and the value forward
-    besides, and its sections are those of ``scored_rest``, in which both forwards are 0.
-    """
-
-    decode: DecodeCost
-    scored_rest: StepCost
-    scored_ns: int
-    value_forward_ns: "Callable[[GuidedCounts], Floats]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """The price of a step, and the ways in which the emulated server schedules unlike the simulator's own."""
-
-    price: Callable[[StepBatch], StepCost]
-    decode: Callable[[StepBatch], DecodeCost] | None = None
-    """The price of steps like this one, which has decoding rows only and none of them guided; it has to agree with
-    ``price`` to the nanosecond. None where no lines describe it: ``price`` is then called for each step."""
-    guided_decode: Callable[[StepBatch], GuidedDecodeCost] | None = None
-    """The same for steps of decoding rows of which some are guided, once the value model is loaded."""
     max_num_seqs: int | None = None
     """Sequences in one batch at most, below the configured limit."""
     is_unlimited: bool = False
     """Whether tokens in one step and key-value memory have no limit."""
     pads_batches: bool = False
-    """Whether ``price`` needs the longest row and the largest chunk of a batch, which take time to find."""
-    reads_contexts: bool = False
-    """Whether ``price`` and ``decode`` need the shortest and the longest context of the decoding rows."""
+    """Whether a batch is padded to its longest row: ``price`` then needs that row and the largest chunk."""
     has_closing_step: bool = False
     """Whether a sequence stays for one more step after its last token."""
     answer_length: Callable[[int], int] | None = None
     """Tokens of a natural answer to a prompt of so many tokens; None takes the published distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """The price of a step, and the rules of the server that is emulated."""
+
+    price: Callable[[StepBatch], StepCost]
+    decode: Callable[[StepBatch], DecodeCost] | None = None
+    """The price of steps like this one, which has decoding rows only; it has to agree with ``price`` to the
+    nanosecond. None where no lines describe it: ``price`` is then called for each step."""
+    decodes_guided: bool = False
+    """Whether ``decode`` has a price for guided rows, too, once the value model is loaded."""
+    reads_contexts: bool = False
+    """Whether ``price`` and ``decode`` need the shortest and the longest context of the decoding rows."""
+    rules: ServerRules = field(default_factory=ServerRules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,3 +250,27 @@ def cost_model_for(config: SimConfig) -> CostModel:
 def value_model_load_ns(shape: ModelShape) -> int:
     """Extra time of the first guided step on a server that loads its value model lazily: weights / 1 GB/s."""
     return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
+
+
+NoiseSource: TypeAlias = Callable[[], float]
+"""Draws the factor of the next step."""
+
+
+def published_noise(seed: int, *, has_value_model: bool) -> NoiseSource:
+    """Run-to-run variation of step times, of the published size: factors of one server life.
+
+    Five identical baselines of the k sweep have a coefficient of variation of 14 %, four guided runs with k >= 2
+    one of 1.8 %. Each server life draws one log-normal factor of mean 1 and that variation (stream
+    ``<seed>:server``), each step a small one on top (``<seed>:steps``).
+    """
+    sigma, mu = _lognormal(_GUIDED_CV if has_value_model else _BASELINE_CV)
+    life = named_stream(seed, "server").lognormvariate(mu, sigma)
+    step_sigma, step_mu = _lognormal(_STEP_CV)
+    draw = named_stream(seed, "steps").lognormvariate
+    return lambda: life * draw(step_mu, step_sigma)
+
+
+def _lognormal(cv: float) -> tuple[float, float]:
+    """Sigma and mu of the log-normal distribution of mean 1: s^2 = ln(1 + cv^2), mu = -s^2 / 2."""
+    variance = math.log1p(cv * cv)
+    return math.sqrt(variance), -variance / 2

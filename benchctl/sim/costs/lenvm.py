@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.roofline import Quantity
@@ -30,7 +31,6 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import (
     CostModel,
     DecodeCost,
-    GuidedDecodeCost,
     StepBatch,
     StepCost,
     served_models,
@@ -92,8 +92,18 @@ def cost_model(config: SimConfig) -> CostModel:
         return unguided_rest(batch.is_greedy, forward_ns)
 
     def decode(batch: StepBatch) -> DecodeCost:
-        return DecodeCost(
+        cost = DecodeCost(
             rest=unguided_rest(batch.is_greedy, 0), forward_ns=forward.launch_ns, lines=forward.decode_lines(batch)
+        )
+        if guided is None or not batch.guided.wanted_rows:
+            return cost
+        return msgspec.structs.replace(
+            cost,
+            rest=guided.rest(batch, schedule_ns, 0, is_scored=False),
+            scored_rest=guided.rest(batch, schedule_ns, 0, is_scored=True),
+            value_forward_ns=lambda counts: guided.value_ns(
+                np.maximum(counts.fused, 0).astype(float), counts.value_prefill_tokens.astype(float)
+            ),
         )
 
     def unguided_rest(is_greedy: bool | None, forward_ns: int) -> StepCost:
@@ -110,20 +120,7 @@ def cost_model(config: SimConfig) -> CostModel:
             sample=_SAMPLE_NS,
         )
 
-    def guided_decode(batch: StepBatch) -> GuidedDecodeCost:
-        if guided is None:
-            raise TypeError("this server has no value model")
-        rest, scored = (guided.rest(batch, schedule_ns, 0, is_scored=is_scored) for is_scored in (False, True))
-        return GuidedDecodeCost(
-            decode=DecodeCost(rest=rest, forward_ns=forward.launch_ns, lines=forward.decode_lines(batch)),
-            scored_rest=scored,
-            scored_ns=scored.total_ns() - rest.total_ns(),
-            value_forward_ns=lambda counts: guided.value_ns(
-                counts.is_fused.astype(float), counts.value_prefill_tokens.astype(float)
-            ),
-        )
-
-    return CostModel(price=price, decode=decode, guided_decode=None if guided is None else guided_decode)
+    return CostModel(price=price, decode=decode, decodes_guided=guided is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

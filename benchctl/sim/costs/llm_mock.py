@@ -8,7 +8,7 @@ batch is padded to the longest row and the largest chunk. Its scheduler runs at 
 from typing import Final
 
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
+from benchctl.sim.costs.cost_model import CostModel, DecodeCost, ServerRules, StepBatch, StepCost
 from benchctl.units import NS_PER_S
 
 _MAX_NUM_SEQS: Final = 10
@@ -18,17 +18,19 @@ _FIXED_S: Final = 120 / 2000
 
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model, of which a configuration changes only the size of the batch (``BATCH_SIZE``)."""
-    is_set = config.max_num_seqs != SimConfig.__dataclass_fields__["max_num_seqs"].default
+    is_set = config.max_num_seqs != SimConfig.model_fields["max_num_seqs"].default
     return CostModel(
         price=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
             model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens)
         ),
         decode=_decode,
-        max_num_seqs=config.max_num_seqs if is_set else _MAX_NUM_SEQS,
-        is_unlimited=True,
-        pads_batches=True,
-        has_closing_step=True,
-        answer_length=mock_length,
+        rules=ServerRules(
+            max_num_seqs=config.max_num_seqs if is_set else _MAX_NUM_SEQS,
+            is_unlimited=True,
+            pads_batches=True,
+            has_closing_step=True,
+            answer_length=mock_length,
+        ),
     )
 
 

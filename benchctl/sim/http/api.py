@@ -168,7 +168,7 @@ def _guidance(body: Body, sampling: SamplingParams, config: SimConfig) -> Guidan
         return None
     if config.value_model is None:
         raise UsageError(
-            "custom_params: this server has no value model; start it with --value-model or leave them out"
+            "custom_params: this server has no value model; start it with value_model or leave them out"
         )
     return parse_custom_params(body.custom_params, top_k=sampling.top_k, revision=config.revision)
 
@@ -194,7 +194,7 @@ def parse_custom_params(params: Mapping[str, Any], *, top_k: int, revision: str)
     if guidance.has_target and revision == "V4":
         raise UsageError(
             "custom_params: revision V4 has no hard constraints; drop target_value and target_length or start the "
-            "server with --revision V1 or V2"
+            "server with revision V1 or V2"
         )
     return guidance
 
@@ -210,15 +210,13 @@ class Reply:
     the rest comes with the event that ends it.
     """
 
-    def __init__(
-        self, body: CompletionBody | ChatBody, request: Request, *, model: str, created: int, tokens_per_chunk: int
-    ) -> None:
+    def __init__(self, body: CompletionBody | ChatBody, request: Request, config: SimConfig, created: int) -> None:
         self.request: Final = request
         self.is_streaming: Final = bool(body.stream)
         self._is_chat: Final = isinstance(body, ChatBody)
         self._options: Final = body.stream_options or _NO_OPTIONS
         self._with_ids: Final = bool(body.return_token_ids)
-        self._tokens_per_chunk: Final = tokens_per_chunk
+        self._config: Final = config
         self._sent: Final = [0] * request.n
         self._finished: Final[dict[int, Sequence]] = {}
         self._num_output = 0
@@ -229,7 +227,7 @@ class Reply:
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request.request_id}",
             "object": ("chat.completion" if self._is_chat else "text_completion"),
             "created": created,
-            "model": model,
+            "model": config.model,
         }
         chunk = self._identity | ({"object": "chat.completion.chunk"} if self._is_chat else {})
         self._head: Final = b"data: " + _encode(chunk)[:-1] + b',"choices":'
@@ -243,15 +241,15 @@ class Reply:
     def has_ended(self, seq: Sequence) -> bool:
         return seq.choice in self._finished
 
-    def add(self, seq: Sequence, *, reports_cached: bool) -> None:
+    def add(self, seq: Sequence) -> None:
         """Take in a sequence that has one more token, or has ended, or both."""
         has_ended = seq.status is SequenceStatus.FINISHED
         sent = self._sent[seq.choice]
-        if reports_cached and self._cached_tokens is None:
+        if self._config.has_cache and self._cached_tokens is None:
             self._cached_tokens = seq.num_cached
         if has_ended:
             self._finished[seq.choice] = seq
-        if self.is_streaming and (has_ended or seq.num_output - sent >= self._tokens_per_chunk):
+        if self.is_streaming and (has_ended or seq.num_output - sent >= self._config.tokens_per_chunk):
             self._add_event(seq, sent, has_ended=has_ended)
             self._sent[seq.choice] = seq.num_output
         if self.is_done:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, measured_steps, request_of, run
 
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms, logarithmic_mean
 from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, floor_of
@@ -103,7 +103,7 @@ def test_the_floor_of_a_step_is_the_time_of_an_engine_that_is_nothing_but_a_roof
         cost_model="roofline",
         noise="none",
     )
-    steps = simulation.measured_steps()
+    steps = measured_steps(simulation)
     floor = floor_of(columns_from(steps), WORK)
     for name, ours_s in (("model_forward", floor.parts[OF_BASE]), ("lvm_forward", floor.parts[OF_VALUE])):
         simulated_s = sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
@@ -126,7 +126,7 @@ def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(
         cost_model="roofline",
         noise="none",
     )
-    steps = simulation.measured_steps()
+    steps = measured_steps(simulation)
     drafting = replace(WORK, value_shape=None)
     floor = floor_of(columns_from(steps), drafting, draft=shape_for("qwen2.5-0.5b"))
     verify_s, draft_s = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import cli
 from support.results.builders import edit_manifest, write_results
-from support.servers.simulator import FILTERED, request_of, run
+from support.servers.simulator import FILTERED, measured_steps, request_of, run
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.estimate import Split
@@ -136,7 +136,7 @@ def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but
             noise="none",
             revision=revision,
         )
-        steps = [step for step in simulation.measured_steps() if step.phase == "decode"]
+        steps = [step for step in measured_steps(simulation) if step.phase == "decode"]
         means[name] = fmean(step.dur_ns for step in steps)
         value = VALUE.as_value_model() if guidance else None
         floor = floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=value, hardware=H200))

@@ -7,20 +7,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.files import read_jsonl
+from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Message
 from benchctl.records.schema import StepRecord
+from benchctl.sim.answers import Answer, PlannedAnswers
+from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import StepBatch
+from benchctl.sim.core import Core
+from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import Prompt, Request, SamplingParams
-from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.tokenizers import tokenize_chat
 
 FILTERED = SamplingParams(top_k=5, min_p=0.01)
@@ -73,6 +77,65 @@ def run(requests: Sequence[Request], *, arrival_ns: Sequence[int] | None = None,
     return simulate(SimConfig(**config), [load])
 
 
+@dataclass(frozen=True)
+class FinishedSequence:
+    """One choice of a request after its end, in the order of RequestColumns; times are virtual ns."""
+
+    simulation: Simulation
+    request: Request
+    choice: int
+    seq_id: int
+    arrival_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    prompt_tokens: int
+    num_output: int
+    num_cached: int
+    num_preemptions: int
+
+    @property
+    def answer(self) -> Answer:
+        rules = cost_model_for(self.simulation.config).rules
+        return PlannedAnswers(self.request, rules.answer_length).answer(self.choice)
+
+
+def sequences_of(simulation: Simulation) -> list[FinishedSequence]:
+    """Finished sequences in the order of their end."""
+    columns = simulation.requests
+    values = zip(*(getattr(columns, field.name).tolist() for field in fields(columns)), strict=True)
+    return [
+        FinishedSequence(simulation, simulation.loads[load].requests[index], *others)
+        for load, index, *others in values
+    ]
+
+
+def measured_steps(simulation: Simulation) -> list[StepRecord]:
+    """The steps of the load without those of the warm-up."""
+    return [step for step in simulation.steps if not step.is_warmup]
+
+
+def phase_of(names_ns: dict[str, int], *, max_concurrency: int | None = None, is_warmup: bool = False) -> Phase:
+    """A phase whose requests are announced, each with its arrival."""
+    load = SimLoad(
+        announced=list(names_ns),
+        arrival_ns=list(names_ns.values()),
+        max_concurrency=max_concurrency,
+        is_warmup=is_warmup,
+    )
+    return Phase(load)
+
+
+def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
+    """The steps of a server to which the load is announced, one at a time."""
+    core = Core(SimulatedEngine(config))
+    arrivals_ns = load.arrival_ns or (0,) * len(load.requests)
+    names_ns = {request.request_id: at for request, at in zip(load.requests, arrivals_ns, strict=True)}
+    core.announce(phase_of(names_ns, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
+    for request in load.requests:
+        core.submit(request)
+    return [encode(output.record) for output in iter(core.next_step, None)]
+
+
 def question_request(index: int, question: str, *, n: int, seed: int, **fields: Any) -> Request:
     """A question as the published experiment asks it, up to 6,000 tokens of natural length."""
     messages = [
@@ -113,12 +176,16 @@ class SimServer:
 
 
 @contextmanager
-def sim_server(directory: Path, *flags: str, time_scale: float = 100.0, wait: bool = True) -> Iterator[SimServer]:
+def sim_server(
+    directory: Path, *, time_scale: float = 100.0, wait: bool = True, **settings: Any
+) -> Iterator[SimServer]:
     """``python -m benchctl.sim`` on a free port, ended with the block."""
     directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "config.json"
+    config.write_text(json.dumps({"time_scale": time_scale, **settings}))
     port, step_log, log = free_port(), directory / "steps.raw.jsonl", directory / "server.log"
     argv = [sys.executable, "-m", "benchctl.sim", "--port", str(port), "--step-log", str(step_log)]
-    argv += ["--time-scale", str(time_scale), *flags]
+    argv += ["--config", str(config)]
     with log.open("wb") as sink:
         process = subprocess.Popen(argv, stdout=sink, stderr=subprocess.STDOUT)
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
