@@ -16,9 +16,8 @@ from benchctl.errors import OutOfTimeError, OwnedError, RecordError, UsageError,
 from benchctl.measure.durations import seconds_by_arm
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
 from benchctl.measure.interrupt import warned_by_scheduler
-from benchctl.measure.journal import utc_now
 from benchctl.measure.machine import job_name, node_name
-from benchctl.measure.measured_run import ignore
+from benchctl.measure.measured_run import ignore, utc_now
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import measure_run

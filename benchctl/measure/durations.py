@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchctl.errors import RecordError
-from benchctl.measure.journal import utc_now
+from benchctl.measure.measured_run import utc_now
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings

@@ -9,7 +9,6 @@ nothing in memory while it sends; afterwards the run is read back and judged lik
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -71,105 +70,73 @@ def load_server(
     ``on_progress`` is called with the number of requests that have ended. A load of which nothing completed is a
     record with state ``failed``. Raises KeyboardInterrupt on SIGINT or SIGTERM; the records then say so.
     """
-    load = _SingleLoad(results, profile, on_progress, limits_ms or {})
+    from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
+
+    (planned,) = results.plan().runs
+    run = MeasuredRun(profile, planned, results.run(planned.run_id), engine=AttachEngine(), node=this_node())
     with sole_writer(results.path):
         try:
-            load.measure()
+            with run.begun(can_resume=False):
+                error = run.perform(_send(run, results, on_progress))
+                loaded = load_run(run.directory)
+                if error is None:
+                    _judge(run, results, loaded)
         finally:
             with suppress(OSError, MemoryError):  # a full disk has been reported as what it did to the run
-                set_state(results, load.record.state)
-                record_run(results, load.record.run_id)
-    return load.result()
+                set_state(results, run.record.state)
+                record_run(results, run.record.run_id)
+    arrival = profile.workload.arrival
+    return LoadResult(
+        manifest=results.manifest(),
+        record=run.record,
+        figures=load_figures(replace(loaded, record=run.record), arrival, limits_ms or {}),
+        arrival=arrival,
+    )
 
 
-class _SingleLoad:
-    """One load in progress."""
+async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callable[[int], None]) -> None:
+    """Ask the server for its configuration, warm it up and send the load.
 
-    def __init__(
-        self,
-        results: ResultDirectory,
-        profile: Profile,
-        on_progress: Callable[[int], None],
-        limits_ms: Mapping[str, float],
-    ) -> None:
-        (planned,) = results.plan().runs
-        self._results = results
-        self._profile = profile
-        directory = results.run(planned.run_id)
-        self._run = MeasuredRun(profile, planned, directory, AttachEngine(), on_progress, node=this_node())
-        self._limits_ms = limits_ms
+    Raises LoadError when none of the warm-up's requests completes: the load would fail the same way.
+    """
+    profile, count = run.profile, run.profile.workload.num_warmups
+    async with StreamClient(run.engine.base_url(run.settings, 0), profile.timeouts) as client:
+        target = ServerUnderTest(run, client, on_progress=on_progress)
+        reported = await target.record_configuration(LaunchSite(port=0, directory=run.directory.path))
+        target.settings = _with_served_model(run.settings, reported.get("served_model"))
+        first = tuple(islice(results.prepared_requests(), count))
+        if first:
+            is_forced = profile.stop == "forced"
+            again = [
+                msgspec.structs.replace(request, ignore_eos=is_forced) for request in warmup_requests(first, count)
+            ]
+            run.begin_warmup()
+            warmup = await target.send_bursts([again])
+            if warmup.num_failed == warmup.num_sent:
+                remedy = "correct the address, --model or --dialect, or ask the server's owner"
+                message = f"the server generates nothing ({warmup.first_error}), so no load was sent; {remedy}"
+                raise LoadError(message, cause="no-first-generation")
+            run.judge_warmup(warmup)
+        await target.send_load(results.prepared_requests(), size_of(results.prepared_requests()))
 
-    @property
-    def record(self) -> RunRecord:
-        return self._run.journal.record
 
-    def measure(self) -> None:
-        with self._run.begun(can_resume=False):
-            self._run.perform(self._send())
-
-    def result(self) -> LoadResult:
-        from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
-
-        arrival, loaded = self._profile.workload.arrival, replace(self._loaded, record=self.record)
-        return LoadResult(
-            manifest=self._results.manifest(),
-            record=self.record,
-            figures=load_figures(loaded, arrival, self._limits_ms),
-            arrival=arrival,
+def _judge(run: MeasuredRun, results: ResultDirectory, loaded: LoadedRun) -> None:
+    """The verdict on a load that went to its end; its requests are read from the file, not kept in memory."""
+    completed = [request for request in measured(loaded.requests) if is_completed(request)]
+    run.warn(NOT_FRESH)
+    if cached := total([request.cached_tokens for request in completed]):
+        prompt = total([request.prompt_tokens for request in completed])
+        message = (
+            f"{cached}{'' if prompt is None else f' of {prompt}'} prompt tokens came from the server's prefix "
+            "cache: ttft is that of a warm cache; another --seed asks other prompts"
         )
-
-    @cached_property
-    def _loaded(self) -> LoadedRun:
-        """The records of the whole load, to be read after its end."""
-        return load_run(self._results.run(self.record.run_id))
-
-    async def _send(self) -> None:
-        run, profile = self._run, self._profile
-        async with StreamClient(run.engine.base_url(run.settings, 0), profile.timeouts) as client:
-            site = LaunchSite(port=0, directory=self._results.run(self.record.run_id).path)
-            reported = await run.record_configuration(client.control, site)
-            settings = _with_served_model(run.settings, reported.get("served_model"))
-            target = ServerUnderTest(engine=run.engine, settings=settings, client=client)
-            await self._warm_up(target)
-            requests = self._results.prepared_requests()
-            await run.send_load(target, requests, size_of(self._results.prepared_requests()))
-        self._judge()
-
-    async def _warm_up(self, target: ServerUnderTest) -> None:
-        """Raises LoadError when none of the warm-up's requests completes: the load would fail the same way."""
-        count = self._profile.workload.num_warmups
-        requests = [
-            msgspec.structs.replace(request, ignore_eos=self._profile.stop == "forced")
-            for request in warmup_requests(tuple(islice(self._results.prepared_requests(), count)), count)
-        ]
-        if not requests:
-            return
-        self._run.begin_warmup()
-        warmup = await self._run.send_bursts(target, [requests])
-        if warmup.num_failed == warmup.num_sent:
-            remedy = "correct the address, --model or --dialect, or ask the server's owner"
-            message = f"the server generates nothing ({warmup.first_error}), so no load was sent; {remedy}"
-            raise LoadError(message, cause="no-first-generation")
-        self._run.judge_warmup(warmup)
-
-    def _judge(self) -> None:
-        """The verdict on a load that went to its end."""
-        run, journal, loaded = self._run, self._run.journal, self._loaded
-        completed = [request for request in measured(loaded.requests) if is_completed(request)]
-        journal.warn(NOT_FRESH)
-        if cached := total([request.cached_tokens for request in completed]):
-            prompt = total([request.prompt_tokens for request in completed])
-            message = (
-                f"{cached}{'' if prompt is None else f' of {prompt}'} prompt tokens came from the server's prefix "
-                "cache: ttft is that of a warm cache; another --seed asks other prompts"
-            )
-            journal.warn(ResultWarning(code="prefix-cache", message=message))
-        run.judge_client(loaded)
-        if (check := check_client_tokens(completed)).ok is False:
-            journal.suspect("check-failed", f"usage and what arrived count different tokens: {check.detail}")
-        run.judge_answers(self._results.prepared_requests(), loaded)
-        run.judge_failures()
-        run.conclude()
+        run.warn(ResultWarning(code="prefix-cache", message=message))
+    run.judge_client(loaded)
+    if (check := check_client_tokens(completed)).ok is False:
+        run.suspect("check-failed", f"usage and what arrived count different tokens: {check.detail}")
+    run.judge_answers(results.prepared_requests(), loaded)
+    run.judge_failures()
+    run.conclude()
 
 
 def _with_served_model(settings: VariantSettings, served_model: object) -> VariantSettings:

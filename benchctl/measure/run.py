@@ -10,17 +10,14 @@ import gc
 import hashlib
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import msgspec
 
-from benchctl.analysis.validity.checks import underfilled_batch_warnings
 from benchctl.analysis.validity.machines import chooses_devices
-from benchctl.analysis.validity.usable import clock_warnings
-from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
+from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import num_processes, num_workers, size_of
@@ -38,12 +35,11 @@ from benchctl.measure.telemetry.gpus import (
     open_gpu,
     wait_memory_returned,
 )
-from benchctl.measure.telemetry.reading import GpuReader
+from benchctl.measure.telemetry.reading import VARIABLE, GpuReader
 from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, PreparedRequest, RunFailure, RunRecord
 from benchctl.records.schema import ResultWarning, StepRecord
 
@@ -79,10 +75,10 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
 def decline_run(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
 ) -> RunRecord:
-    engine = context.engine or engine_for(context.profile.engine.kind)
-    run = MeasuredRun(context.profile, planned, directory, engine, node=this_node())
-    run.journal.begin()
-    return run.close("failed", failure)
+    """Record a run as failed that is not tried."""
+    run = MeasuredRun(context.profile, planned, directory, engine=context.engine, node=this_node())
+    with run.begun():
+        return run.fail(failure.cause, failure.message)
 
 
 def noise_seed(profile: Profile, planned: PlannedRun) -> int:
@@ -92,18 +88,14 @@ def noise_seed(profile: Profile, planned: PlannedRun) -> int:
 
 
 class _ExperimentRun:
-    """The parts of one run around its load: its server, its devices, its steps, and the verdict."""
+    """The parts of one run around its load: its server, its devices, its steps."""
 
     def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory) -> None:
         self._context = context
         self._profile = context.profile
-        self._planned = planned
-        self._directory = directory
-        self._engine = context.engine or engine_for(context.profile.engine.kind)
-        self._run = MeasuredRun(
-            context.profile, planned, directory, self._engine, context.on_progress, node=this_node()
-        )
-        self._journal, self._settings = self._run.journal, self._run.settings
+        self._run = MeasuredRun(context.profile, planned, directory, engine=context.engine, node=this_node())
+        self._engine, self._settings = self._run.engine, self._run.settings
+        self._noise_seed = noise_seed(context.profile, planned)
         self._load_size = size_of(context.requests)
         option, arrival = self._profile.load.workers, self._profile.workload.arrival
         # The number of processes is that of a load with all cores that benchctl may use.
@@ -111,38 +103,37 @@ class _ExperimentRun:
         self._cores = split_cores(self._settings.server.client_cores_kept, num_processes(count))
 
     def measure(self) -> RunRecord:
-        with self._run.begun():
-            error = self._run.perform(self._serve_and_measure())
+        run = self._run
+        with run.begun():
+            error = run.perform(self._serve_and_measure())
             if error is None:
-                return self._end()
+                return run.judge(self._context.requests)
         if isinstance(error, ServerStartError) and error.is_profile_error:
-            raise UsageError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
-        return self._journal.record
+            raise UsageError(f"{run.record.run_id}: {error}", log_tail=error.log_tail) from error
+        return run.record
 
     async def _serve_and_measure(self) -> None:
-        engine, settings = self._engine, self._settings
+        engine, settings, run = self._engine, self._settings, self._run
         engine.check_available(settings)
         port = choose_port(settings.server.fixed_port) if engine.is_launched else 0
-        site = LaunchSite(
-            port=port, directory=self._directory.path, noise_seed=noise_seed(self._profile, self._planned)
-        )
+        site = LaunchSite(port=port, directory=run.directory.path, noise_seed=self._noise_seed)
         env = server_env(os.environ, engine.env(settings, site), settings.request.variables)
         with ExitStack() as stack:
-            gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
+            gpu = self._open_gpu(stack, env.get(VARIABLE))
             gpus = () if gpu is None else gpu.described()
-            self._journal.update(node=this_node(gpus, engine.build(settings)))
+            run.update(node=this_node(gpus, engine.build(settings)))
             empty = gpu if engine.is_launched else None  # one that we attach to is on its devices all the time
             if empty is not None:
-                self._journal.warn(*foreign_processes(empty, "before the server was started"))
+                run.warn(*foreign_processes(empty, "before the server was started"))
             held_bytes = memory_used_bytes(empty) if empty is not None else {}
             try:
                 await self._measure_server(self._server(site, env), site, gpu)
             finally:
-                self._count_redactions(redact_file(site.description, self._run.redactor))
+                run.count_redactions(redact_file(site.description, run.redactor))
                 self._write_steps()
             if empty is not None:
-                self._journal.warn(*wait_memory_returned(empty, held_bytes))
-                self._journal.warn(*foreign_processes(empty, "after the server was stopped", FORGOTTEN_LIMIT_S))
+                run.warn(*wait_memory_returned(empty, held_bytes))
+                run.warn(*foreign_processes(empty, "after the server was stopped", FORGOTTEN_LIMIT_S))
 
     def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
         """Open the devices of a server that we start; a simulator uses none, and those of an attached one are
@@ -150,69 +141,77 @@ class _ExperimentRun:
         """
         if self._engine.clock == "virtual" or not (self._engine.is_launched or chooses_devices(self._settings)):
             return None
-        warn = self._journal.warn if self._profile.telemetry.gpu_hz else ignore
+        warn = self._run.warn if self._profile.telemetry.gpu_hz else ignore
         return stack.enter_context(open_gpu(visible, warn=warn))
 
     def _server(self, site: LaunchSite, env: dict[str, str]) -> AnyServer:
-        settings, engine, timeouts = self._settings, self._engine, self._profile.timeouts
+        run, settings, engine, timeouts = self._run, self._settings, self._engine, self._profile.timeouts
         health_path = engine.health_path(settings)
         if not engine.is_launched:
             return AttachedServer(engine.base_url(settings, site.port), health_path, timeouts.ready_s)
         argv = engine.argv(settings, site)
-        redactor = self._run.redactor
-        recorded = recorded_env(env, engine.env(settings, site), redactor)
-        self._journal.update(argv=redacted_argv(argv, redactor), env=recorded)
+        recorded = recorded_env(env, engine.env(settings, site), run.redactor)
+        run.update(argv=redacted_argv(argv, run.redactor), env=recorded)
         return ServerProcess(
             Launch(
                 argv=argv,
                 env=env,
                 port=site.port,
                 health_path=health_path,
-                log=self._directory.server_log,
+                log=run.directory.server_log,
                 timeouts=timeouts,
                 diagnose=engine.diagnose,
                 essential_processes=engine.essential_processes,
                 cores=self._cores.server if self._cores else None,
                 on_log_line=self._context.on_log_line,
                 keeps_raw_log=self._context.keeps_raw_logs,
-                sent=self._run.secrets,
+                sent=run.secrets,
             )
         )
 
-    def _count_redactions(self, counts: Mapping[str, int]) -> None:
-        if counts:
-            total = Counter(self._journal.record.redactions) + Counter(counts)
-            self._journal.update(redactions=dict(total.most_common()))
-
     async def _measure_server(self, server: AnyServer, site: LaunchSite, gpu: GpuReader | None) -> None:
-        base_url = self._engine.base_url(self._settings, site.port)
+        run, timeouts = self._run, self._profile.timeouts
         try:
             with server, process_on(self._cores.client if self._cores else None):
-                self._journal.time(launch_ns=server.launch_ns)
-                async with StreamClient(base_url, self._profile.timeouts) as client:
+                run.time(launch_ns=server.launch_ns)
+                async with StreamClient(self._engine.base_url(self._settings, site.port), timeouts) as client:
                     ready_ns = await server.wait_ready(client.control)
                     target = ServerUnderTest(
-                        engine=self._engine,
-                        settings=self._settings,
-                        client=client,
-                        server=server,
-                        stall_s=self._profile.timeouts.stall_s,
+                        run, client, server, stall_s=timeouts.stall_s, on_progress=self._context.on_progress
                     )
                     if self._engine.needs_first_generation:
                         ready_ns = await self._first_generation(target, server)
-                    self._journal.time(ready_ns=ready_ns)
+                    run.time(ready_ns=ready_ns)
                     async with control_errors(server):
-                        cores = self._cores.as_config() if self._cores else {}
-                        await self._run.record_configuration(client.control, site, cores)
+                        await target.record_configuration(site, self._cores.as_config() if self._cores else {})
                     await self._warm_up(target)
-                    await self._send_load(target, server, gpu)
+                    with self._sampling(server, client, gpu) as sampler_warnings:
+                        await target.send_load(self._context.requests, self._load_size)
+                    run.warn(*sampler_warnings)
                     async with control_errors(server):
-                        self._journal.warn(*await self._engine.after_load_warnings(client.control))
+                        run.warn(*await self._engine.after_load_warnings(client.control))
                     server.check_alive()
         finally:
-            self._journal.warn(*server.warnings)
-            self._journal.time(stop_ns=server.stop_ns)
-            self._count_redactions(server.redactions)
+            run.warn(*server.warnings)
+            run.time(stop_ns=server.stop_ns)
+            run.count_redactions(server.redactions)
+
+    def _sampling(
+        self, server: AnyServer, client: StreamClient, gpu: GpuReader | None
+    ) -> AbstractContextManager[list[ResultWarning]]:
+        path = self._engine.metrics_path(self._settings)
+        sampled = SampledServer(
+            processes=server.processes if self._engine.is_launched else None,
+            gpu=gpu,
+            metrics_url=None if path is None else str(client.control.base_url.join(path)),
+            counts_late=self._run.record.clock != "virtual",
+        )
+        return sampling(self._run.directory.path, self._profile.telemetry, sampled)
+
+    async def _warm_up(self, target: ServerUnderTest) -> None:
+        if bursts := warmup_bursts(self._context.requests, self._profile, self._settings):
+            self._run.begin_warmup()
+            self._run.judge_warmup(await target.send_bursts(bursts))
 
     async def _first_generation(self, target: ServerUnderTest, server: AnyServer) -> int:
         """Request one short answer as the load will; returns when it was complete.
@@ -222,57 +221,29 @@ class _ExperimentRun:
         """
         (request,) = warmup_requests(self._context.requests, 1)
         request = msgspec.structs.replace(request, request_id="first-generation", n=1)
-        summary = await self._run.send_bursts(target, [(request,)])
+        summary = await target.send_bursts([(request,)])
         if summary.num_failed:
             raise _no_first_generation(str(summary.first_error), server.log_tail(), self._engine)
         return time.monotonic_ns()
 
-    async def _warm_up(self, target: ServerUnderTest) -> None:
-        bursts = warmup_bursts(self._context.requests, self._profile, self._settings)
-        if bursts:
-            self._run.begin_warmup()
-            self._run.judge_warmup(await self._run.send_bursts(target, bursts))
-
-    async def _send_load(self, target: ServerUnderTest, server: AnyServer, gpu: GpuReader | None) -> None:
-        path = self._engine.metrics_path(self._settings)
-        sampled = SampledServer(
-            processes=server.processes if self._engine.is_launched else None,
-            gpu=gpu,
-            metrics_url=None if path is None else str(target.client.control.base_url.join(path)),
-            counts_late=self._journal.record.clock != "virtual",
-        )
-        with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
-            await self._run.send_load(target, self._context.requests, self._load_size)
-        self._journal.warn(*sampler_warnings)
-
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""
+        run = self._run
         if not self._engine.has_steps(self._settings):
             message = f"engine {self._engine.kind!r} records no steps: time per step is unknown"
-            self._journal.warn(ResultWarning(code="steps-unknown", message=message))
+            run.warn(ResultWarning(code="steps-unknown", message=message))
             return
-        raw, count = raw_step_log(self._directory.path), 0
-        first_send_ns = self._run.load_summary.first_send_ns
+        raw, count = raw_step_log(run.directory.path), 0
+        first_send_ns = run.summarize().first_send_ns
         try:
-            with self._directory.append("steps") as writer:
-                for step in self._engine.read_steps(self._directory.path):
+            with run.directory.append("steps") as writer:
+                for step in self._engine.read_steps(run.directory.path):
                     writer.write(_with_warmup_mark(step, first_send_ns))
                     count += 1
         except RecordError as error:
-            self._journal.suspect("steps-damaged", f"the step log ends after {count} steps: {error}")
-        if not count and self._run.has_sent_load:
-            self._journal.suspect("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
-
-    def _end(self) -> RunRecord:
-        self._run.judge_failures()
-        if self._run.has_no_answer:
-            return self._run.conclude()
-        self._journal.count(self._run.load_summary)
-        loaded = load_run(self._directory)
-        self._run.judge_records(loaded, self._context.requests)
-        self._run.judge_client(loaded)
-        self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
-        return self._run.conclude()
+            run.suspect("steps-damaged", f"the step log ends after {count} steps: {error}")
+        if not count and first_send_ns is not None:
+            run.suspect("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:

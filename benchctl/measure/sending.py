@@ -1,25 +1,33 @@
-"""Sending requests to a server: announced to it, in its engine's dialect, while it is watched."""
+"""A server that is up, and the requests that are sent to it for a run, while it is watched."""
 
 import asyncio
+import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Engine
-from benchctl.errors import OWN_LIMITS, LoadError
+from benchctl.engines.engine import LaunchSite
+from benchctl.errors import OWN_LIMITS, LoadError, RequestRefusedError
 from benchctl.load.client import StreamClient
+from benchctl.load.demand import LoadSize
 from benchctl.load.control import underlying
+from benchctl.load.process import steady_interpreter
+from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary
-from benchctl.load.workers import AnyLoad
-from benchctl.profile.model import Arrival, VariantSettings
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.load.workers import AnyLoad, load_for, prioritized
+from benchctl.measure.measured_run import MeasuredRun, ignore
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import PriorityOption
+from benchctl.records.record import Call, PreparedRequest, RequestRecord
+from benchctl.records.schema import ResultWarning
+from benchctl.untrusted.http import fetch_json, recordable
 from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
@@ -39,55 +47,122 @@ _DRAIN_WAIT_S: Final = 8.0
 """The same for one that refuses connections: it was asked to end, and ends when it has drained."""
 _BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error", "finish-error", "finish-abort"})
 _UNREACHABLE: Final = frozenset({"connect-refused", "connect-timeout", "connect-failed"})
+_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUnderTest:
-    """A server that is up, and how to speak to it."""
+    """A server that is up, as the requests of one run are sent to it.
 
-    engine: Engine
-    settings: VariantSettings
-    client: StreamClient
-    server: "AnyServer | None" = None
-    """Watched while requests are open; None for a server that is only sent requests."""
-    stall_s: float = math.inf
-    """Without anything arriving for an open request, until a watched server counts as hung."""
-
-
-def calls_of(
-    engine: Engine, settings: VariantSettings, requests: Iterable[PreparedRequest], *, is_warmup: bool
-) -> Iterator[Call]:
-    """``requests`` in the engine's dialect, each made when it is needed."""
-    for request in requests:
-        call = engine.request_call(request, settings)
-        yield replace(call, is_warmup=True) if is_warmup else call
-
-
-async def send_requests(
-    target: ServerUnderTest,
-    load: AnyLoad,
-    requests: Iterable[PreparedRequest],
-    *,
-    is_warmup: bool,
-    arrival: Arrival | None = None,
-) -> None:
-    """Send ``requests`` through ``load``, whose schedule is ``arrival``; None for a burst without limits.
-
-    Raises ServerDiedError when a watched server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
+    ``server`` is watched while requests are open; None for a server that is only sent requests. ``stall_s`` is the
+    time without anything arriving for an open request until a watched server counts as hung.
     """
-    if target.server is None:
-        await load.drive(calls_of(target.engine, target.settings, requests, is_warmup=is_warmup))
-        return
-    announced = tuple(requests)
-    async with control_errors(target.server):
-        await target.engine.announce(
-            target.client.control,
-            announced if arrival is None else _as_launched(announced, arrival),
-            max_concurrency=None if arrival is None else arrival.max_concurrency,
-            is_warmup=is_warmup,
-        )
-    calls = calls_of(target.engine, target.settings, announced, is_warmup=is_warmup)
-    await _drive_watched(load, calls, target.server, target.stall_s)
+
+    def __init__(
+        self,
+        run: MeasuredRun,
+        client: StreamClient,
+        server: "AnyServer | None" = None,
+        *,
+        stall_s: float = math.inf,
+        on_progress: Callable[[int], None] = ignore,
+    ) -> None:
+        self._run, self._client, self._server = run, client, server
+        self._stall_s, self._on_progress = stall_s, on_progress
+        self.settings = run.settings
+        """Those by which requests are made."""
+
+    async def record_configuration(
+        self, site: LaunchSite, extra: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Record what the server reports of itself beside what it will be sent; returns what it reports."""
+        run, control = self._run, self._client.control
+        stated = await run.engine.effective_config(control, run.settings, site)
+        reported = {name: recordable(value) for name, value in stated.items()}
+        run.note_configuration(reported, extra)
+        if unknown := await undescribed_fields(control, run.settings.request.extra_body):
+            fields = ", ".join(f"request.extra_body.{name}" for name in unknown)
+            message = (
+                f"the server's description of its requests does not have {fields}: it may ignore them silently"
+            )
+            run.warn(ResultWarning(code="request-field-unknown", message=message))
+        return reported
+
+    async def send_bursts(self, bursts: Iterable[Sequence[PreparedRequest]]) -> LoadSummary:
+        """Send requests of the warm-up, each burst when the one before has ended.
+
+        Raises RequestRefusedError when the server refuses all of them for what the profile puts into them.
+        """
+        with self._run.directory.append("requests") as writer:
+            load = Load(self._client, Arrival(kind="burst"), writer.write)
+            for requests in bursts:
+                await self._send(load, requests)
+        self._check_accepted(load.summary())
+        return load.summary()
+
+    async def send_load(self, requests: Iterable[PreparedRequest], size: LoadSize) -> None:
+        """Send the load, by the schedule of the profile; every record and sample is on disk as it comes.
+
+        Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
+        """
+        run, num_ended = self._run, itertools.count(1)
+        with run.directory.append("requests") as writer, run.directory.append("client") as samples:
+
+            def keep(record: RequestRecord) -> None:
+                writer.write(record)
+                self._on_progress(next(num_ended))
+
+            # A simulator steps in its own time, which no delay of ours changes.
+            priority: PriorityOption = "none" if run.record.clock == "virtual" else run.profile.load.priority
+            load = load_for(
+                self._client,
+                run.profile,
+                size,
+                keep,
+                priority=priority,
+                time_scale=run.record.time_scale,
+                on_sample=samples.write,
+            )
+            run.summarize = load.summary
+            with (
+                steady_interpreter(),
+                prioritized(load, priority, lambda granted: run.update(client_priority=granted)),
+            ):
+                await self._send(load, requests, run.profile.workload.arrival)
+        self._check_accepted(load.summary())
+
+    def _check_accepted(self, load: LoadSummary) -> None:
+        keys = self._run.keys_in_requests()
+        if keys and 0 < load.num_refused == load.num_sent:
+            raise RequestRefusedError(
+                f"variant {self.settings.variant!r}: the server refuses every request ({load.first_refusal}); "
+                f"correct what the profile puts into them: {', '.join(keys)}"
+            )
+
+    async def _send(
+        self, load: AnyLoad, requests: Iterable[PreparedRequest], arrival: Arrival | None = None
+    ) -> None:
+        """Send ``requests`` through ``load``, whose schedule is ``arrival``; None for a burst of the warm-up.
+
+        Raises ServerDiedError when a watched server ends meanwhile, and LoadError of cause ``hung`` when it hangs.
+        """
+        if self._server is None:
+            await load.drive(self._calls(requests, is_warmup=arrival is None))
+            return
+        announced = tuple(requests)
+        async with control_errors(self._server):
+            await self._run.engine.announce(
+                self._client.control,
+                announced if arrival is None else _as_launched(announced, arrival),
+                max_concurrency=None if arrival is None else arrival.max_concurrency,
+                is_warmup=arrival is None,
+            )
+        await _drive_watched(load, self._calls(announced, is_warmup=arrival is None), self._server, self._stall_s)
+
+    def _calls(self, requests: Iterable[PreparedRequest], *, is_warmup: bool) -> Iterator[Call]:
+        """``requests`` in the engine's dialect, each made when it is needed."""
+        for request in requests:
+            call = self._run.engine.request_call(request, self.settings)
+            yield replace(call, is_warmup=True) if is_warmup else call
 
 
 def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Sequence[PreparedRequest]:
@@ -157,3 +232,30 @@ async def control_errors(server: "AnyServer") -> AsyncIterator[None]:
             cause="bad-answer",
             log_tail=server.log_tail(),
         ) from error
+
+
+async def undescribed_fields(client: httpx.AsyncClient, names: Collection[str]) -> tuple[str, ...]:
+    """Those of ``names`` that no request of the server has; none where it does not describe its requests.
+
+    vLLM and other servers ignore unknown fields without a word: a misspelt one changes nothing and nobody notices.
+    """
+    if not names:
+        return ()
+    try:
+        document = await fetch_json(client, "/openapi.json")
+    except httpx.HTTPError:
+        return ()
+    described = {field for path in _PATHS for field in _fields(document, path)}
+    return tuple(name for name in names if name not in described) if described else ()
+
+
+def _fields(document: Any, path: str) -> Collection[str]:
+    """The fields of a request to ``path`` in an OpenAPI document, whose schemas may refer to one another."""
+    try:
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        if "$ref" in body:
+            body = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+        properties = body["properties"]
+    except (KeyError, TypeError, AttributeError):
+        return ()
+    return properties if isinstance(properties, dict) else ()

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from benchctl import __version__
 from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.engines.engine import engine_for
 from benchctl.errors import RunError, UsageError
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.experiment import MeasureRun
@@ -31,7 +29,6 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
-from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.sim.arrivals import SimLoad
@@ -71,72 +68,49 @@ def simulate_run(
     Raises UsageError where the simulator cannot serve these settings, and KeyboardInterrupt on SIGINT or SIGTERM;
     in both cases the record says so.
     """
-    return _SimulatedRun(context, planned, directory, keep).simulate()
-
-
-class _SimulatedRun:
-    """A run on its way, and the files that its steps and requests go to."""
-
-    def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory, keep: Kept) -> None:
-        self._context: Final = context
-        self._directory: Final = directory
-        self._keeps_steps: Final = keep == "all"
-        self._noise_seed: Final = noise_seed(context.profile, planned)
-        self._run: Final = MeasuredRun(
-            context.profile, planned, directory, engine_for(context.profile.engine.kind), node=None
-        )
-
-    def simulate(self) -> RunRecord:
-        with self._run.begun(can_resume=False):
-            self._run.journal.update(time_scale=1.0)  # requests and steps are on one clock
-            error = self._run.perform(self._serve())
-            return self._end() if error is None else self._run.journal.record
-
-    async def _serve(self) -> None:
-        profile, run = self._context.profile, self._run
-        with ExitStack() as files:
-            keep_step = files.enter_context(self._directory.append("steps")).write if self._keeps_steps else ignore
-            server = VirtualServer(run.settings, noise_seed=self._noise_seed, on_step=keep_step)
-            run.note_configuration({"version": __version__, **server.config.server_info()})
-            writer = files.enter_context(self._directory.append("requests"))
-            if bursts := warmup_bursts(self._context.requests, profile, run.settings):
-                run.begin_warmup(server.now_ns)
-                warmup = LoadSummary()
-                for burst in bursts:
-                    await self._record(server.send_burst(burst), writer, warmup)
-                run.judge_warmup(warmup)
-            run.simulated = LoadSummary()
-            load = server.send_load(self._context.requests, profile.workload.arrival)
-            await self._record(load, writer, run.simulated, shows_progress=True)
-            run.journal.time(stop_ns=server.now_ns)
-
-    async def _record(
-        self,
-        records: Iterable[RequestRecord],
-        writer: JsonlWriter,
-        counts: LoadSummary,
-        *,
-        shows_progress: bool = False,
-    ) -> None:
-        for number, record in zip(count(1), records):
-            writer.write(record)
-            counts.count(record)
-            if shows_progress:
-                self._context.on_progress(number)
-            await asyncio.sleep(0)  # where an interrupt ends the run
-
-    def _end(self) -> RunRecord:
-        run = self._run
-        run.judge_failures()
-        if run.has_no_answer:
-            return run.conclude()
-        run.journal.count(run.load_summary)
-        loaded = load_run(self._directory)
-        if not self._keeps_steps:
+    profile, keeps_steps, seed = context.profile, keep == "all", noise_seed(context.profile, planned)
+    run = MeasuredRun(profile, planned, directory)
+    with run.begun(can_resume=False):
+        run.update(time_scale=1.0)  # requests and steps are on one clock
+        if run.perform(_simulate_server(run, context, seed, keeps_steps=keeps_steps)) is not None:
+            return run.record
+        if not keeps_steps and not run.has_no_answer:
             message = "the steps were not kept (--keep requests): time per step is unknown"
-            run.journal.warn(ResultWarning(code="steps-unknown", message=message))
-        run.judge_records(loaded, self._context.requests)
-        return run.conclude()
+            run.warn(ResultWarning(code="steps-unknown", message=message))
+        return run.judge(context.requests, has_client=False)
+
+
+async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, keeps_steps: bool) -> None:
+    """The life of the server of one run."""
+    with ExitStack() as files:
+        keep_step = files.enter_context(run.directory.append("steps")).write if keeps_steps else ignore
+        server = VirtualServer(run.settings, noise_seed=seed, on_step=keep_step)
+        run.note_configuration({"version": __version__, **server.config.server_info()})
+        writer = files.enter_context(run.directory.append("requests"))
+        if bursts := warmup_bursts(context.requests, context.profile, run.settings):
+            run.begin_warmup(server.now_ns)
+            warmup = LoadSummary()
+            for burst in bursts:
+                await _record(server.send_burst(burst), writer, warmup)
+            run.judge_warmup(warmup)
+        load = LoadSummary()
+        run.summarize = lambda: load
+        sent = server.send_load(context.requests, context.profile.workload.arrival)
+        await _record(sent, writer, load, context.on_progress)
+        run.time(stop_ns=server.now_ns)
+
+
+async def _record(
+    records: Iterable[RequestRecord],
+    writer: JsonlWriter,
+    counts: LoadSummary,
+    on_progress: Callable[[int], None] = ignore,
+) -> None:
+    for number, record in enumerate(records, start=1):
+        writer.write(record)
+        counts.count(record)
+        on_progress(number)
+        await asyncio.sleep(0)  # where an interrupt ends the run
 
 
 _INTERRUPTED: Final = 130

@@ -6,7 +6,6 @@ A run below its floor is a failed one, whatever else is asked for: it measured s
 """
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -20,9 +19,8 @@ from benchctl.engines.engine import own_options
 from benchctl.engines.environment import build_versions
 from benchctl.engines.micro.options import MicroOptions
 from benchctl.errors import RunError
-from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.machine import this_node
-from benchctl.measure.measured_run import ignore
+from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.samplers import SampledServer, sampling
 from benchctl.micro.peaks import Peaks
@@ -31,8 +29,8 @@ from benchctl.profile.choices import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
-from benchctl.records.record import PlannedRun, RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, ResultWarning, StepRecord
+from benchctl.records.record import PlannedRun, RunRecord
+from benchctl.records.schema import ResultWarning, StepRecord
 from benchctl.units import us_from_ns
 
 BELOW_FLOOR: Final = "below-floor"
@@ -85,21 +83,8 @@ def measure_passes(
     """
     settings = variant_settings(profile, planned.variant, planned.cell)
     options = own_options(settings, MicroOptions)
-    record = RunRecord(
-        schema_version=SCHEMA_VERSION,
-        **msgspec.structs.asdict(planned),
-        state="running",
-        engine=profile.engine.kind,
-        host=platform.node(),
-        node=this_node(),
-        started_at=utc_now(),
-    )
-    journal = Journal(directory, record)
-
-    def fail(cause: str, message: str, log_tail: str = "") -> RunRecord:
-        return journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
-
-    with journal.begun(fail):
+    journal = MeasuredRun(profile, planned, directory, node=this_node())
+    with journal.begun():
         try:
             worker = workers.of(planned.block)
             shape, (point, _) = shape_for(settings.model), options.forward_pass
@@ -111,7 +96,7 @@ def measure_passes(
             times = _replays(worker, options, profile, directory, journal)
         except RunError as error:  # after which the next run may succeed, with a worker of its own
             workers.end()
-            return fail(error.cause, str(error), error.log_tail)
+            return journal.fail(error.cause, str(error), error.log_tail)
         with directory.append("steps") as writer:
             for step in steps_of(point, times):
                 writer.write(step)
@@ -121,7 +106,7 @@ def measure_passes(
         if problem is None:
             return journal.close("done")
         journal.suspect(BELOW_FLOOR, problem)
-        return fail(BELOW_FLOOR, problem)
+        return journal.fail(BELOW_FLOOR, problem)
 
 
 def _configuration(options: MicroOptions, info: WorkerInfo) -> dict[str, Any]:
@@ -133,7 +118,7 @@ def _configuration(options: MicroOptions, info: WorkerInfo) -> dict[str, Any]:
 
 
 def _replays(
-    worker: Worker, options: MicroOptions, profile: Profile, directory: RunDirectory, journal: Journal
+    worker: Worker, options: MicroOptions, profile: Profile, directory: RunDirectory, journal: MeasuredRun
 ) -> ForwardTimes:
     """Measure and sample; recorded are the operators of the pass, and what disturbed its replays."""
     samples_gpu = options.device != "cpu" and profile.telemetry.gpu_hz

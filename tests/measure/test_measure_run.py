@@ -442,7 +442,7 @@ def test_an_interrupt_in_mid_run_leaves_records_and_no_process(tmp_path, number)
 def test_an_interrupt_before_the_verdict_is_recorded_and_one_after_it_leaves_it(tmp_path, number):
     def interrupted(name, *states):
         directory = RunDirectory(tmp_path / name)
-        run = MeasuredRun(profile(), planned(), directory, PacedEngine(truth=tmp_path / "truth.jsonl"), node=None)
+        run = MeasuredRun(profile(), planned(), directory)
         with run.begun():
             for state in states:
                 run.close(state)

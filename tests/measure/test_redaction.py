@@ -2,30 +2,28 @@
 
 import httpx
 import pytest
+from support.servers.paced_engine import planned, profile
 
 from benchctl.errors import RunError
-from benchctl.measure.journal import Journal
+from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.redaction import redact_file, redacted_tree
 from benchctl.records.directory import RunDirectory
-from benchctl.records.record import RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.records.record import RunFailure
+from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.secrets import Redactor, environment_redactor
 
 KEY = "sk-abcdefghijklmnopqrstuvwx"
 
 
 @pytest.fixture
-def journal(tmp_path):
-    record = RunRecord(
-        schema_version=SCHEMA_VERSION, index=0, run_id="r", block=0, position=0, variant="a", state="running"
-    )
-    return Journal(RunDirectory(tmp_path / "r"), record)
+def run(tmp_path):
+    return MeasuredRun(profile(), planned(), RunDirectory(tmp_path / "r"))
 
 
-def test_every_text_of_a_run_record_is_written_without_secrets(journal, tmp_path):
-    journal.update(effective_config={"server.api_key": "tiny", "server.note": [f"uses {KEY}"], "server.n": 3})
-    journal.warn(ResultWarning(code="port-held", message=f"GET http://u:p4ss@host/?token={KEY}"))
-    journal.close("failed", RunFailure(cause="x", message=f"Bearer {KEY}", log_tail=f"a\n{KEY}\n"))
+def test_every_text_of_a_run_record_is_written_without_secrets(run, tmp_path):
+    run.update(effective_config={"server.api_key": "tiny", "server.note": [f"uses {KEY}"], "server.n": 3})
+    run.warn(ResultWarning(code="port-held", message=f"GET http://u:p4ss@host/?token={KEY}"))
+    run.close("failed", RunFailure(cause="x", message=f"Bearer {KEY}", log_tail=f"a\n{KEY}\n"))
     text = (tmp_path / "r" / "run.json").read_text()
     assert KEY not in text
     assert "p4ss" not in text
@@ -37,15 +35,11 @@ def test_every_text_of_a_run_record_is_written_without_secrets(journal, tmp_path
     }
 
 
-def test_an_exception_that_ends_a_run_leaves_its_words_without_the_secrets_in_its_url(journal):
+def test_an_exception_that_ends_a_run_leaves_its_words_without_the_secrets_in_its_url(run):
     error = httpx.ConnectError(f"cannot reach https://me:hunter2hunter2@host/v1?api_key={KEY}")
-
-    def fail(cause, message):
-        journal.close("failed", RunFailure(cause=cause, message=message))
-
-    with pytest.raises((httpx.ConnectError, RunError)), journal.begun(fail):
+    with pytest.raises((httpx.ConnectError, RunError)), run.begun():
         raise error
-    assert journal.record.failure.message.endswith(
+    assert run.record.failure.message.endswith(
         "cannot reach https://[redacted: password in a URL]@host/v1?api_key=[redacted: API key]"
     )
 

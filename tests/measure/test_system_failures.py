@@ -7,15 +7,14 @@ import resource
 import msgspec
 import pytest
 from support.results.builders import write_results
+from support.servers.paced_engine import planned, profile
 
 from benchctl.errors import RunError, UsageError, address_space_shortfall, as_usage_error, system_failure
-from benchctl.measure.journal import Journal
+from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.server.health import limit_in_log, start_refusal
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results
-from benchctl.records.record import RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.writers import current_manifest, is_held, sole_writer
 from benchctl.report.export import list_directories
 
@@ -35,23 +34,13 @@ REFUSALS = [
 ]
 
 
-def journal_in(path):
-    record = RunRecord(
-        schema_version=SCHEMA_VERSION, index=0, run_id="r", block=0, position=0, variant="a", state="running"
-    )
-    return Journal(RunDirectory(path / "runs" / "r"), record)
-
-
 def ended_by(path, error):
     """The error with which a run ends in which ``error`` is raised, and its record on disk."""
-    journal = journal_in(path)
-
-    def fail(cause, message):
-        return journal.close("failed", RunFailure(cause=cause, message=message))
-
-    with pytest.raises(type(error) if isinstance(error, KeyError) else RunError) as caught, journal.begun(fail):
+    directory = RunDirectory(path / "runs" / "r")
+    run = MeasuredRun(profile(), planned(), directory)
+    with pytest.raises(type(error) if isinstance(error, KeyError) else RunError) as caught, run.begun():
         raise error
-    return caught.value, RunDirectory(path / "runs" / "r").read()
+    return caught.value, directory.read()
 
 
 @pytest.mark.parametrize(
@@ -112,22 +101,6 @@ def test_a_refusal_in_the_words_of_python_is_recognised(tmp_path, error, cause):
 )
 def test_other_errors_are_no_refusals(error):
     assert system_failure(error) is None
-
-
-def test_a_mistake_is_recorded_as_one_even_where_closing_the_record_fails(tmp_path):
-    journal = journal_in(tmp_path)
-
-    def fail(_cause, _message):
-        raise NameError("another")
-
-    with pytest.raises(KeyError), journal.begun(fail):
-        raise KeyError("planted")
-    record = RunDirectory(tmp_path / "runs" / "r").read()
-    assert (record.state, record.failure.cause, record.failure.message) == (
-        "failed",
-        "internal-error",
-        "KeyError: 'planted'",
-    )
 
 
 def test_the_log_of_a_server_names_a_limit_and_a_program_that_is_missing_is_to_be_installed():

@@ -15,7 +15,7 @@ from support.servers.parts_server import Writer, serving, writing
 
 import benchctl
 from benchctl.load.control import control_client
-from benchctl.measure.described_fields import undescribed_fields
+from benchctl.measure.sending import undescribed_fields
 from benchctl.measure.telemetry.samplers import prometheus_samples
 from benchctl.profile.sections import Timeouts
 from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
