@@ -16,8 +16,8 @@ import msgspec
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import OWN_LIMITS, LoadError, RequestRefusedError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import LoadSize
 from benchctl.load.control import underlying
+from benchctl.load.demand import LoadSize
 from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary
