@@ -70,8 +70,6 @@ def load_server(
     ``on_progress`` is called with the number of requests that have ended. A load of which nothing completed is a
     record with state ``failed``. Raises KeyboardInterrupt on SIGINT or SIGTERM; the records then say so.
     """
-    from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
-
     (planned,) = results.plan().runs
     run = MeasuredRun(profile, planned, results.run(planned.run_id), engine=AttachEngine(), node=this_node())
     with sole_writer(results.path):
@@ -85,6 +83,8 @@ def load_server(
             with suppress(OSError, MemoryError):  # a full disk has been reported as what it did to the run
                 set_state(results, run.record.state)
                 record_run(results, run.record.run_id)
+    from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
+
     arrival = profile.workload.arrival
     return LoadResult(
         manifest=results.manifest(),

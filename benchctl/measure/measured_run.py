@@ -19,7 +19,6 @@ import msgspec
 from benchctl.analysis.metrics.arrivals import bunching_warnings
 from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
-from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, engine_for
 from benchctl.errors import KEPT, OWN_LIMITS, BenchctlError, RunError, as_run_error, is_of_the_system
 from benchctl.load.tally import LoadSummary
@@ -196,6 +195,7 @@ class MeasuredRun:
             underfilled_batch_warnings,
             value_model_warnings,
         )
+        from benchctl.analysis.validity.usable import clock_warnings  # noqa: PLC0415 - as above
 
         self.judge_failures()
         if self.has_no_answer:

@@ -394,10 +394,10 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
 ) -> None:
     code = (
         "import sys\nfrom benchctl.cli.app import app\n"
-        "from benchctl.measure.single_load import single_load\nread = single_load.load_run\n"
+        "from benchctl.measure import load_only\nread = load_only.load_run\n"
         "def read_back(directory):\n    print('imported', *sys.modules, file=sys.stderr)\n"
         "    return read(directory)\n"
-        "single_load.load_run = read_back\napp(prog_name='benchctl')\n"
+        "load_only.load_run = read_back\napp(prog_name='benchctl')\n"
     )
     with answering(Answers()) as url:
         args = ["load", url, "--num-prompts", "1", "--output-len", "1"]
