@@ -1,9 +1,9 @@
 """Acceptance of drafts in a real vLLM beside the acceptance that the weights of both models make.
 
-A pair of ``benchctl models make-tiny --draft`` is served by the preset vllm-cpu with drafts that are drawn, with
-the draft's likeliest tokens, and with vLLM's own sampling, which on a CPU is not put right. Requests draw at
-temperature 1; the server's counters give drafts and those accepted by position. ``p`` is the chance of counts as
-far from the law as these, by chi-square over the numbers of accepted tokens.
+A pair of a known law (``tests/support/known_draft.py``) is served by the preset vllm-cpu with drafts that are
+drawn, with the draft's likeliest tokens, and with vLLM's own sampling, which on a CPU is not put right. Requests
+draw at temperature 1; the server's counters give drafts and those accepted by position. ``p`` is the chance of
+counts as far from the law as these, by chi-square over the numbers of accepted tokens.
 
     python -m benchmarks.measure.known_draft [--tokens 4] [--requests 32] [--output-len 300] [--acceptance 0.7]
 """
@@ -12,20 +12,22 @@ import argparse
 import asyncio
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 import httpx
 import numpy as np
 from scipy.stats import chisquare
+from support.known_draft import make_known_pair
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import LaunchSite
-from benchctl.engines.tiny_models.draft_law import PositionLaw, draft_law
-from benchctl.engines.tiny_models.draft_pair import make_draft_pair
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.measure.server.resources import choose_port
@@ -101,8 +103,8 @@ def lengths_of(survivors: Sequence[float]) -> np.ndarray:
     return -np.diff(np.append(np.asarray(survivors, float), 0.0))
 
 
-def chance_of(survivors: Sequence[int], law: Sequence[PositionLaw]) -> float:
-    expected = np.array([1.0, *(position.survival for position in law)]) * survivors[0]
+def chance_of(survivors: Sequence[int], acceptance: float) -> float:
+    expected = acceptance ** np.arange(len(survivors)) * survivors[0]
     return float(chisquare(lengths_of(survivors), lengths_of(expected)).pvalue)
 
 
@@ -116,18 +118,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         recipe = Recipe(arch="qwen2", shape=SHAPE, context=4096, dtype="float32", seed=0)
-        make_draft_pair(directory / "pair", recipe, recipe, acceptance=given.acceptance)
-        law = draft_law(directory / "pair" / "base", directory / "pair" / "draft", given.tokens)
+        law = make_known_pair(directory / "pair", recipe, recipe, acceptance=given.acceptance)
         for case in CASES:
             with serving(directory / "pair", case, given.tokens, directory) as base_url:
                 model = str(directory / "pair" / "base")
                 usage = asyncio.run(burst(base_url, model, given.requests, given.output_len))
                 survivors = survivors_of(httpx.get(f"{base_url}/metrics").text)
-            positions = law.sampled if case.sampling == "probabilistic" else law.greedy_draft
-            print(f"{case.name}: {usage} tokens, {survivors[0]} drafts, p {chance_of(survivors, positions):.2g}")
-            for position, (accepted, each) in enumerate(zip(survivors[1:], positions, strict=True), start=1):
+            once = law.drawn if case.sampling == "probabilistic" else law.likeliest
+            print(f"{case.name}: {usage} tokens, {survivors[0]} drafts, p {chance_of(survivors, once):.2g}")
+            for position, accepted in enumerate(survivors[1:], start=1):
                 share = accepted / survivors[0]
-                print(f"  first {position} accepted: {accepted:6d} = {share:.4f}, law {each.survival:.4f}")
+                print(f"  first {position} accepted: {accepted:6d} = {share:.4f}, law {once**position:.4f}")
 
 
 if __name__ == "__main__":

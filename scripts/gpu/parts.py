@@ -161,7 +161,7 @@ def _engine(setup: Setup) -> list[Command]:
 
 
 def _speculation(setup: Setup) -> list[Command]:
-    """One server with a draft model and one without, of random weights with a planted acceptance."""
+    """One server with a draft model and one without, of random weights."""
     pair = setup.directory / "draft-pair"
     settings = (
         f"model={pair / 'base'}",
@@ -171,7 +171,7 @@ def _speculation(setup: Setup) -> list[Command]:
     )
     return [
         setup.tool(
-            "models", "make-tiny", "--draft", "--draft-layers", "1", "--dtype", "float32", "--force", str(pair)
+            "models", "make-tiny", "--draft", "--dtype", "float32", "--force", str(pair)
         ),
         setup.tool(
             "run", "--profile", "speculation", "--engine", setup.preset("vllm"), "--blocks", "1", "--quiet",

@@ -8,16 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from support.known_draft import draw_waves, make_known_pair, write_circle_model
 from support.servers.real_engines import measured, needs
 from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.speculation import draft_counts
 from benchctl.costs.shapes import ModelShape
-from benchctl.engines.tiny_models.circle import circle_draw, circle_specs, draw_waves
-from benchctl.engines.tiny_models.draft_law import draft_law
-from benchctl.engines.tiny_models.draft_pair import make_draft_pair
-from benchctl.engines.tiny_models.files import train_tokenizer, write_model_files, write_tensors
 from benchctl.engines.tiny_models.recipe import Recipe
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
@@ -61,7 +58,7 @@ RECIPE = Recipe(arch="qwen2", shape=SHAPE, context=1024, dtype="float32", seed=5
 def _pair(tmp_path_factory):
     """A base model and a draft of which seven of ten tokens are accepted."""
     directory = tmp_path_factory.mktemp("pair")
-    make_draft_pair(directory, RECIPE, RECIPE, acceptance=0.7)
+    make_known_pair(directory, RECIPE, RECIPE, acceptance=0.7)
     return directory
 
 
@@ -75,8 +72,7 @@ def sure_model(directory):
     sure = replace(waves, coefficients=20 / len(angles) * np.exp(1j * angles))
     second, first = np.sort(sure.logits())[-2:]
     assert first - second > 1
-    write_model_files(directory, RECIPE, train_tokenizer(SHAPE.vocab))
-    write_tensors(directory / "model.safetensors", RECIPE, circle_specs(RECIPE), circle_draw(sure))
+    write_circle_model(directory, RECIPE, sure)
     return directory
 
 
@@ -138,12 +134,12 @@ def test_tokens_are_those_of_drafts_and_of_one_sample_per_step_but_for_what_the_
             assert counts.draft_tokens == counts.drafts * NUM_DRAFTED
 
 
-def test_acceptance_by_position_follows_the_law_of_the_stored_weights(drawn, pair):
-    law = [1.0, *(each.survival for each in draft_law(pair / "base", pair / "draft", NUM_DRAFTED).sampled)]
+def test_acceptance_by_position_follows_the_law_of_the_pair(drawn):
+    law = 0.7 ** np.arange(NUM_DRAFTED + 1)
     counts = counts_of(runs_of(drawn)["speculative"])
     survivors = [counts.drafts, *counts.accepted_by_position]
     assert counts.drafts > 1500
-    assert chisquare(lengths_of(survivors), lengths_of(np.array(law) * counts.drafts)).pvalue > 1e-4
+    assert chisquare(lengths_of(survivors), lengths_of(law * counts.drafts)).pvalue > 1e-4
     other = 0.62 ** np.arange(NUM_DRAFTED + 1)
     assert chisquare(lengths_of(survivors), lengths_of(other * counts.drafts)).pvalue < 1e-4, "too few to tell"
 

@@ -7,43 +7,39 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from benchctl.cli.options import AsJson, with_options
-from benchctl.cli.screen import tell
+from benchctl.cli.options import with_options
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.engines.tiny_models.draft_law import draft_law
-from benchctl.engines.tiny_models.draft_pair import make_draft_pair
-from benchctl.engines.tiny_models.make import make_lora_pair, make_model, make_value_pair, num_adapter_params
+from benchctl.engines.tiny_models.make import (
+    adapter_specs,
+    make_draft_pair,
+    make_lora_pair,
+    make_model,
+    make_value_pair,
+)
 from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
-from benchctl.report.table import table_of
 from benchctl.units import megabytes
 
-app = typer.Typer(
-    add_completion=False,
-    help="Make small models with random weights, to try real engines with.",
-    no_args_is_help=True,
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 _DEFAULTS: Final = {"hidden": 128, "layers": 2, "heads": 4, "kv-heads": 2, "vocab": 2048}
 _LARGEST: Final = {"layers": MAX_LAYERS, "vocab": 1 << 20}
-_DEFAULT_ACCEPTANCE: Final = 0.7
 _DEFAULT_RANK: Final = 8
 _BELONG: Final = {
     "--value-model": ("a value model", ("--value-layers", "--value-shape", "--constant-value")),
-    "--draft": ("a draft", ("--draft-layers", "--draft-acceptance")),
+    "--draft": ("a draft", ("--draft-layers",)),
     "--lora": ("an adapter", ("--lora-rank",)),
 }
 """The thing that each of these options makes, and the options that say nothing without it."""
-_OF_WEIGHTS: Final = "{} and {} exclude each other: the law of a pair is that of its weights; leave one out"
 _OF_TWO: Final = "{} and {} exclude each other; make two directories"
 _EXCLUDED: Final = (
     ("--gguf", "--no-weights", "{} and {} contradict each other; a GGUF file consists of weights"),
     ("--gguf", "--value-model", "{} and {} contradict each other: llama.cpp loads no value model"),
     ("--value-shape", "--value-layers", "{} sets all dimensions and excludes {}; leave one out"),
-    ("--draft", "--value-model", _OF_WEIGHTS),
-    ("--draft", "--gguf", _OF_WEIGHTS),
-    ("--draft", "--no-weights", _OF_WEIGHTS),
+    ("--draft", "--value-model", _OF_TWO),
+    ("--draft", "--gguf", _OF_TWO),
+    ("--draft", "--no-weights", _OF_TWO),
     ("--lora", "--value-model", _OF_TWO),
     ("--lora", "--gguf", _OF_TWO),
     ("--lora", "--no-weights", _OF_TWO),
@@ -122,21 +118,12 @@ class ModelOptions:
         bool,
         typer.Option(
             "--draft",
-            help="Write a pair for speculative decoding whose acceptance is known: DIR/base, and its draft "
-            "DIR/draft.",
+            help="Write a pair for speculative decoding: DIR/base, and a draft of its first layers, DIR/draft.",
         ),
     ] = False
     draft_layers: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_LAYERS, metavar="N", help="Layers of the draft.", show_default="--layers"),
-    ] = None
-    draft_acceptance: Annotated[
-        float | None,
-        typer.Option(
-            metavar="A",
-            help="Probability at temperature 1 that a token that the draft draws is accepted.",
-            show_default=str(_DEFAULT_ACCEPTANCE),
-        ),
+        typer.Option(min=1, max=MAX_LAYERS, metavar="N", help="Layers of the draft.", show_default="1"),
     ] = None
     lora: Annotated[
         bool,
@@ -181,14 +168,18 @@ class ModelOptions:
         return Recipe(arch=self.arch, shape=shape, context=self.context, dtype=self.dtype, seed=self.seed)
 
 
+@app.callback()
+def models() -> None:
+    """Make small models with random weights, to try real engines with."""
+
+
 @app.command("make-tiny")
 @with_options
 def make_tiny(options: ModelOptions) -> None:
     """Write a causal language model with random weights that vLLM, transformers and llama.cpp can load.
 
     With --value-model, write two: the model, and a value model that guides it. With --draft, a model and a draft
-    for it, whose next tokens follow a law that is known, and the acceptance that follows from the stored weights.
-    With --lora, a model and an adapter of all its linear layers.
+    for it, of its first layers. With --lora, a model and an adapter of all its linear layers.
     The network is not used. The same options give the same bytes.
     """
     files, num_params = _written(options, options.recipe())
@@ -211,14 +202,13 @@ def _written(options: ModelOptions, recipe: Recipe) -> tuple[Sequence[Path], lis
         pair = make_value_pair(directory, recipe, value, constant=constant, weights=weights, replace=force)
         return pair, [shape.num_params(), value.shape.as_value_model().num_params()]
     if options.draft:
-        draft = replace(recipe, shape=replace(shape, layers=options.draft_layers or shape.layers))
-        share = _DEFAULT_ACCEPTANCE if options.draft_acceptance is None else options.draft_acceptance
-        pair = make_draft_pair(directory, recipe, draft, acceptance=share, replace=force)
-        return pair, [replace(each.shape, tied_embeddings=False).num_params() for each in (recipe, draft)]
+        layers = options.draft_layers or 1
+        pair = make_draft_pair(directory, recipe, layers, replace=force)
+        return pair, [shape.num_params(), replace(shape, layers=layers).num_params()]
     if options.lora:
         rank = options.lora_rank or _DEFAULT_RANK
         pair = make_lora_pair(directory, recipe, rank=rank, replace=force)
-        return pair, [shape.num_params(), num_adapter_params(recipe, rank)]
+        return pair, [shape.num_params(), sum(spec.size for spec in adapter_specs(recipe, rank))]
     files = make_model(directory, recipe, weights=not options.no_weights, gguf=options.gguf, replace=force)
     return files, [shape.num_params()]
 
@@ -247,25 +237,3 @@ def _shape(name: str | None, dimensions: dict[str, int], arch: Architecture) -> 
         qkv_bias=arch == "qwen2",
         qk_norm=arch == "qwen3",
     )
-
-
-@app.command("acceptance")
-def acceptance(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the served model.")],
-    draft: Annotated[Path, typer.Argument(metavar="DRAFT", help="Directory of the model that drafts.")],
-    draft_tokens: Annotated[int, typer.Option(min=1, max=32, metavar="K", help="Drafted tokens of a step.")] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Compute from the stored weights which drafts are accepted, for a pair that make-tiny --draft wrote.
-
-    A token drawn from the draft's distribution q is accepted with probability sum of min(p, q), p being that of the
-    served model; all probabilities are float64, at temperature 1 without top_k and top_p, and at temperature 0.
-    """
-    law = draft_law(base, draft, draft_tokens)
-    title = "probability that the first drafts are all accepted, after any token: mean (lowest to highest)"
-    ways = {"draft drawn": law.sampled, "likeliest drafted": law.greedy_draft, "temperature 0": law.temperature_0}
-    rows: list[list[str]] = []
-    for number, laws in enumerate(zip(*ways.values(), strict=True), start=1):
-        rows.append([str(number), *(f"{one.survival:.5f} ({one.lowest:.5f} to {one.highest:.5f})" for one in laws)])
-    rows.append(["tokens", *(f"{1 + sum(one.survival for one in laws):.4f}" for laws in ways.values())])
-    tell(law, title, table_of(("drafts", *ways), rows, left=ways), as_json=as_json)

@@ -1,13 +1,21 @@
-"""The files of a model directory: configuration, tokenizer, safetensors and GGUF."""
+"""The files of a model directory: tokenizer, configuration, safetensors, and the same model as GGUF.
+
+* The tokenizer is byte-level BPE of any size, trained on text that benchctl generates. It does not depend on the
+  seed of the weights: models of one vocabulary size share their tokens, as a draft or a value model must with its
+  base.
+* Keys of the configuration are those that both older and newer loaders read: ``torch_dtype``, ``rope_theta``, and
+  the generic tokenizer class, which takes tokenizer.json as it is.
+* Safetensors are written block by block: the library of that name wants all tensors in memory at once and has no
+  bfloat16 for numpy. The GGUF file for llama.cpp has the very values of the safetensors.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from benchctl.engines.tiny_models.recipe import (
     BYTES_PER_WEIGHT,
@@ -17,7 +25,6 @@ from benchctl.engines.tiny_models.recipe import (
     TensorSpec,
     WeightType,
     draw_blocks,
-    gguf_name,
     interleave_rotary_rows,
     stored,
     tensor_specs,
@@ -27,6 +34,7 @@ from benchctl.errors import UsageError
 from benchctl.workload.datasets.made import problems
 
 if TYPE_CHECKING:
+    from gguf import GGUFWriter
     from tokenizers import Tokenizer
 
 PAD: Final = "<|endoftext|>"
@@ -56,6 +64,19 @@ _SPLIT_PATTERN: Final = (
 family put this in place of what the file says, so anything else would be cut differently by different engines."""
 _CONSONANTS: Final = "bdfghjklmnprstvwxyz"
 _VOWELS: Final = "aeiou"
+
+ROPE_THETA: Final = 10_000.0
+NORM_EPSILON: Final = 1e-6
+_CLASSES: Final[dict[Architecture, str]] = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
+_TOKEN_IDS: Final = {"bos_token_id": PAD_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
+_LENGTH_BYTES: Final = 8
+_TYPE_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Of tensors, in safetensors and in GGUF."""
+_FILE_TYPE_NAMES: Final = {"bfloat16": "MOSTLY_BF16", "float16": "MOSTLY_F16", "float32": "ALL_F32"}
 
 
 def train_tokenizer(vocab: int) -> "Tokenizer":
@@ -105,19 +126,6 @@ def _invented_word(number: int) -> str:
         rest, digit = divmod(rest, len(_CONSONANTS) * len(_VOWELS))
         syllables += _CONSONANTS[digit // len(_VOWELS)] + _VOWELS[digit % len(_VOWELS)]
     return syllables
-
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-ROPE_THETA: Final = 10_000.0
-NORM_EPSILON: Final = 1e-6
-_CLASSES: Final[dict[Architecture, str]] = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-}
-_TOKEN_IDS: Final = {"bos_token_id": PAD_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
 
 
 def write_model_files(
@@ -184,52 +192,13 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-Draw: TypeAlias = Callable[[TensorSpec, int], Iterator[npt.NDArray[np.float32]]]
-"""Draws the values of a tensor from a seed, flat and in blocks."""
-
-SHARD_BYTES: Final = 4_000_000_000
-"""Largest file of weights, unless a single tensor is larger."""
-_LENGTH_BYTES: Final = 8
-_TYPE_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-
-def write_safetensors(directory: Path, recipe: Recipe, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write ``model.safetensors``, or shards of at most ``shard_bytes`` with the index that lists them."""
-    shards = _shards(recipe, shard_bytes)
-    if len(shards) == 1:
-        write_tensors(directory / "model.safetensors", recipe, shards[0])
-        return
-    file_of_tensor: dict[str, str] = {}
-    for number, specs in enumerate(shards, start=1):
-        filename = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_tensors(directory / filename, recipe, specs)
-        file_of_tensor |= {spec.name: filename for spec in specs}
-    num_bytes = sum(_num_bytes(spec, recipe) for specs in shards for spec in specs)
-    index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of_tensor}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
-    """Tensors in their order, as many to a file as fit; every file has at least one."""
-    shards: list[list[TensorSpec]] = [[]]
-    room = shard_bytes
-    for spec in tensor_specs(recipe):
-        num_bytes = _num_bytes(spec, recipe)
-        if num_bytes > room and shards[-1]:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(spec)
-        room -= num_bytes
-    return shards
-
-
-def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec], draw: Draw = draw_blocks) -> None:
+def write_safetensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> None:
     """Write one file of these tensors, in the type and from the seed of the recipe."""
     # Some loaders refuse a file that does not name the framework of its layout.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in specs:
-        start, end = end, end + _num_bytes(spec, recipe)
+        start, end = end, end + spec.size * BYTES_PER_WEIGHT[recipe.dtype]
         header[spec.name] = {
             "dtype": _TYPE_NAMES[recipe.dtype],
             "shape": spec.dims,
@@ -240,62 +209,46 @@ def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec], draw:
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
         for spec in specs:
-            for block in draw(spec, recipe.seed):
+            for block in draw_blocks(spec, recipe.seed):
                 file.write(stored(block, recipe.dtype).data)
-
-
-def _num_bytes(spec: TensorSpec, recipe: Recipe) -> int:
-    return spec.size * BYTES_PER_WEIGHT[recipe.dtype]
-
-
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
-    from tokenizers import Tokenizer
 
 
 def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
     """Write the model; memory holds one tensor at a time."""
-    import gguf  # noqa: PLC0415
+    import gguf  # noqa: PLC0415 - few models get such a file
 
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[recipe.arch.upper()], recipe.shape.layers)
     writer = gguf.GGUFWriter(path, recipe.arch)
     try:
         _add_dimensions(writer, recipe)
         _add_tokenizer(writer, tokenizer)
-        specs = tensor_specs(recipe)
-        for spec in specs:
-            _announce(writer, spec, recipe)
+        for spec in tensor_specs(recipe):
+            name, dtype = names.get_name(spec.name, try_suffixes=(".weight", ".bias")), _gguf_type(spec, recipe)
+            assert name is not None  # noqa: S101 - for the type checker
+            kind = gguf.GGMLQuantizationType[_TYPE_NAMES[dtype]]
+            num_bytes = spec.size * BYTES_PER_WEIGHT[dtype]
+            # Its type is what the last argument says; the one before would matter for types that numpy knows.
+            writer.add_tensor_info(name, spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        _write_tensors(writer, specs, recipe)
+        # The writer's own method ends in ``numpy.tofile``, which reports nothing where the disk has no room.
+        (file,) = writer.fout or []
+        writer.write_padding(file, file.tell())
+        for spec in tensor_specs(recipe):
+            values = np.ascontiguousarray(_gguf_values(spec, recipe))
+            file.write(values.data)
+            writer.write_padding(file, values.nbytes)
     finally:
         writer.close()
-
-
-def _write_tensors(writer: "GGUFWriter", specs: Sequence[TensorSpec], recipe: Recipe) -> None:
-    """Write the values that were announced, each filled up to the alignment.
-
-    The writer's own method ends in ``numpy.tofile``, which reports nothing where the disk has no room for the end.
-    """
-    (file,) = writer.fout or []
-    writer.write_padding(file, file.tell())
-    for spec in specs:
-        values = np.ascontiguousarray(gguf_values(spec, recipe))
-        file.write(values.data)
-        writer.write_padding(file, values.nbytes)
 
 
 def _add_dimensions(writer: "GGUFWriter", recipe: Recipe) -> None:
     from gguf import LlamaFileType  # noqa: PLC0415
 
-    file_types = {
-        "bfloat16": LlamaFileType.MOSTLY_BF16,
-        "float16": LlamaFileType.MOSTLY_F16,
-        "float32": LlamaFileType.ALL_F32,
-    }
     shape = recipe.shape
     writer.add_name(recipe.name)
-    writer.add_file_type(file_types[recipe.dtype])
+    writer.add_file_type(LlamaFileType[_FILE_TYPE_NAMES[recipe.dtype]])
     writer.add_context_length(recipe.context)
     writer.add_vocab_size(shape.vocab)
     writer.add_embedding_length(shape.hidden)
@@ -329,22 +282,7 @@ def _add_tokenizer(writer: "GGUFWriter", tokenizer: "Tokenizer") -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _announce(writer: "GGUFWriter", spec: TensorSpec, recipe: Recipe) -> None:
-    """Describe a tensor that follows later."""
-    from gguf import GGMLQuantizationType  # noqa: PLC0415
-
-    kinds = {
-        "bfloat16": GGMLQuantizationType.BF16,
-        "float16": GGMLQuantizationType.F16,
-        "float32": GGMLQuantizationType.F32,
-    }
-    dtype = _gguf_type(spec, recipe)
-    num_bytes = spec.size * BYTES_PER_WEIGHT[dtype]
-    # Its type is what the last argument says; the one before would matter for types that numpy knows.
-    writer.add_tensor_info(gguf_name(spec.name), spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kinds[dtype])
-
-
-def gguf_values(spec: TensorSpec, recipe: Recipe) -> Array:
+def _gguf_values(spec: TensorSpec, recipe: Recipe) -> Array:
     """The values of a tensor as the file holds them.
 
     Vectors are float32 in every GGUF file; they are rounded to the type of the model first, so that no engine

@@ -1,25 +1,23 @@
-"""Creation of a model directory or of a pair of them: whole or not at all."""
+"""Creation of a model directory, or of a pair of them: whole or not at all."""
 
 import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchctl.engines.tiny_models.files import (
-    train_tokenizer,
-    write_gguf,
-    write_model_files,
-    write_safetensors,
-    write_tensors,
-)
+from benchctl.engines.tiny_models.files import train_tokenizer, write_gguf, write_model_files, write_safetensors
 from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
-from benchctl.errors import UsageError, require_packages
+from benchctl.errors import UsageError
 
 _OWN_SUFFIXES: Final = frozenset({".json", ".safetensors", ".gguf"})
+_ADAPTER_EFFECT: Final = 0.5
+"""Spread of what an adapter adds to an output, relative to what the model's own matrix gives: enough to change
+tokens, and not so much that the model's own weights no longer matter."""
 
 
 def make_model(
@@ -28,101 +26,27 @@ def make_model(
     """Write the model directory that a recipe describes; return its files.
 
     ``gguf`` adds a file for llama.cpp, named like the directory. Without ``weights`` engines can load it only
-    with random ones of their own. An existing directory is replaced only when asked for, and only when it
-    holds nothing but the files of a model. Raises UsageError for that, and where nothing can be written;
-    MissingPackageError, a UsageError, before anything is created.
+    with random ones of their own. Refuses as ``make_directories`` does.
     """
-    name = directory.expanduser().resolve().name
-
-    def write(partial: Path) -> None:
-        write_model(partial, recipe, weights=weights, gguf=f"{name}.gguf" if gguf else None)
-
-    return make_directories({directory: write}, packages=("gguf",) if gguf else (), replace=replace)
+    name = f"{directory.expanduser().resolve().name}.gguf" if gguf else None
+    write = partial(write_model, recipe=recipe, weights=weights, gguf=name)
+    return make_directories({directory: write}, replace=replace)
 
 
-def write_model(directory: Path, recipe: Recipe, *, weights: bool = True, gguf: str | None = None) -> None:
-    """Fill a directory with the files of a model; ``gguf`` is the name of one for llama.cpp."""
-    tokenizer = train_tokenizer(recipe.shape.vocab)
-    write_model_files(directory, recipe, tokenizer)
-    if gguf is not None:
-        write_gguf(directory / gguf, recipe, tokenizer)
-    if weights:
-        write_safetensors(directory, recipe)
+def make_draft_pair(directory: Path, base: Recipe, layers: int, *, replace: bool = False) -> tuple[Path, ...]:
+    """Write ``directory/base`` and ``directory/draft``, its first ``layers`` layers; return their files.
 
-
-def make_directories(
-    writers: Mapping[Path, Callable[[Path], None]], *, packages: Sequence[str] = (), replace: bool
-) -> tuple[Path, ...]:
-    """Make directories that belong together, each filled by its writer in this order; return their files.
-
-    All or none: after any failure, an interrupt included, the place is as it was. ``packages`` are needed beside
-    ``tokenizers``. Refuses as ``make_model`` does.
+    The two share what both have, so that many of the tokens that one draws are those of the other. Raises
+    UsageError for more layers than the base has; refuses as ``make_directories`` does.
     """
-    require_packages(("tokenizers", *packages), "models cannot be made")
-    directories = [directory.expanduser().resolve() for directory in writers]
-    for directory in directories:
-        refuse_what_must_stay(directory, replace=replace)
-    try:
-        with ExitStack() as stack:
-            partials = [stack.enter_context(_replacing(directory)) for directory in directories]
-            for partial, write in zip(partials, writers.values(), strict=True):
-                write(partial)
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or directories[0]}: cannot be written ({error.strerror or error}); make room, "
-            "correct the permissions or name another directory"
-        ) from error
-    return tuple(path for directory in directories for path in sorted(directory.iterdir()))
-
-
-def refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
-    """Raise UsageError for a directory that a model must not replace."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: is a file; name a directory that is to be made")
-    files = sorted(directory.iterdir())
-    if files and not replace:
-        raise UsageError(
-            f"{directory}: exists and is not empty; name another directory or add --force to replace it"
-        )
-    foreign = [path.name for path in files if path.is_dir() or path.suffix not in _OWN_SUFFIXES]
-    if foreign:
-        raise UsageError(
-            f"{directory}: holds {', '.join(foreign[:3])}, which no model directory of benchctl has; it is not "
-            "replaced, so name another directory"
-        )
-
-
-@contextmanager
-def _replacing(directory: Path) -> Iterator[Path]:
-    """A temporary directory that replaces ``directory`` at the end, and leaves no trace after an error."""
-    partial, old = (directory.with_name(f".{directory.name}.{word}") for word in ("partial", "old"))
-    created = [parent for parent in directory.parents if not parent.exists()]
-    try:
-        for path in (partial, old):
-            shutil.rmtree(path, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        if directory.exists():
-            directory.replace(old)
-        partial.replace(directory)
-    finally:
-        if old.exists() and not directory.exists():
-            old.replace(directory)
-        for path in (partial, old):
-            shutil.rmtree(path, ignore_errors=True)
-        _remove_empty(created)
-
-
-def _remove_empty(directories: Iterable[Path]) -> None:
-    """Remove the directories, the innermost first, up to the first that holds anything."""
-    with suppress(OSError):
-        for directory in directories:
-            directory.rmdir()
-
-
-HEAD_FILE = "value_head.safetensors"
+    if layers > base.shape.layers:
+        raise UsageError(f"a draft has the first layers of its base: {layers} layers of the {base.shape.layers}")
+    draft = dataclasses.replace(base, shape=dataclasses.replace(base.shape, layers=layers))
+    writers = {
+        directory / "base": partial(write_model, recipe=base),
+        directory / "draft": partial(write_model, recipe=draft),
+    }
+    return make_directories(writers, replace=replace)
 
 
 def make_value_pair(
@@ -134,34 +58,29 @@ def make_value_pair(
     weights: bool = True,
     replace: bool = False,
 ) -> tuple[Path, ...]:
-    """Write ``directory/base`` and ``directory/value``; return their files.
+    """Write ``directory/base`` and ``directory/value``, a value model with the same tokens; return their files.
 
-    Both have the tokenizer of ``base``, so ``value`` must have as many tokens; UsageError otherwise. With
-    ``constant`` every token of every text has this value v, rounded to the type of the weights; otherwise the head
-    is random as well, and values spread over (0, 1).
+    With ``constant`` every token of every text has this value v, rounded to the type of the weights; otherwise the
+    head is random as well, and values spread over (0, 1). Refuses as ``make_directories`` does.
     """
-    if value.shape.vocab != base.shape.vocab:
-        raise UsageError(
-            f"the base model has {base.shape.vocab} tokens and the value model {value.shape.vocab}; a pair has one "
-            "tokenizer, so give both the same vocabulary"
-        )
-    head = head_specs(value, constant)
+    head = _head_specs(value, constant)
     # A value model has no use for logits, and its directory none for their weights.
     recipe = dataclasses.replace(value, shape=dataclasses.replace(value.shape, tied_embeddings=True))
 
-    def write_base(partial: Path) -> None:
-        write_model(partial, base, weights=weights)
-
-    def write_value(partial: Path) -> None:
-        write_model_files(partial, recipe, train_tokenizer(recipe.shape.vocab), is_value_model=True)
+    def write_value(target: Path) -> None:
+        write_model_files(target, recipe, train_tokenizer(recipe.shape.vocab), is_value_model=True)
         if weights:
-            write_safetensors(partial, recipe)
-            write_tensors(partial / HEAD_FILE, recipe, head)
+            write_safetensors(target / "model.safetensors", recipe, tensor_specs(recipe))
+            write_safetensors(target / "value_head.safetensors", recipe, head)
 
-    return make_directories({directory / "base": write_base, directory / "value": write_value}, replace=replace)
+    writers = {
+        directory / "base": partial(write_model, recipe=base, weights=weights),
+        directory / "value": write_value,
+    }
+    return make_directories(writers, replace=replace)
 
 
-def head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:
+def _head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:
     """The tensors of a value head: hidden to hidden, SiLU, hidden to one number z with v = 1 / (1 + exp(-z)).
 
     Random ones make values differ from token to token: halving the spread of the last map leaves z within a few
@@ -181,39 +100,16 @@ def head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]
     )
 
 
-_EFFECT: Final = 0.5
-"""Spread of what the adapter adds to an output, relative to what the model's own matrix gives: enough to change
-tokens, and not so much that the model's own weights no longer matter."""
-
-
 def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = False) -> tuple[Path, ...]:
-    """Write ``directory/base`` and ``directory/adapter``, which adapts every linear layer; return their files.
+    """Write ``directory/base`` and ``directory/adapter``, a LoRA adapter of every linear layer in PEFT's files.
 
-    As ``make_model`` refuses.
+    Returns the files of both. Refuses as ``make_directories`` does.
     """
     directory = directory.expanduser().resolve()
-
-    def write_base(partial: Path) -> None:
-        write_model(partial, base)
-
-    def write_adapter(partial: Path) -> None:
-        config = _config(base, rank, directory / "base")
-        (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        write_tensors(partial / "adapter_model.safetensors", base, tuple(_adapter_specs(base, rank)))
-
-    return make_directories({directory / "base": write_base, directory / "adapter": write_adapter}, replace=replace)
-
-
-def num_adapter_params(base: Recipe, rank: int) -> int:
-    """The weights of such an adapter."""
-    return sum(spec.size for spec in _adapter_specs(base, rank))
-
-
-def _config(base: Recipe, rank: int, base_directory: Path) -> dict[str, object]:
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base_directory),
+        "base_model_name_or_path": str(directory / "base"),
         "r": rank,
         "lora_alpha": rank,
         "lora_dropout": 0.0,
@@ -223,17 +119,90 @@ def _config(base: Recipe, rank: int, base_directory: Path) -> dict[str, object]:
         "target_modules": sorted({spec.name.split(".")[-2] for spec in _adapted(base)}),
     }
 
+    def write_adapter(target: Path) -> None:
+        (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_safetensors(target / "adapter_model.safetensors", base, adapter_specs(base, rank))
+
+    writers = {directory / "base": partial(write_model, recipe=base), directory / "adapter": write_adapter}
+    return make_directories(writers, replace=replace)
+
+
+def adapter_specs(base: Recipe, rank: int) -> tuple[TensorSpec, ...]:
+    """Two matrices for each adapted one, W + B A: A keeps the spread of a state, B brings the effect."""
+    specs = []
+    for spec in _adapted(base):
+        rows, columns = spec.dims
+        name = f"base_model.model.{spec.name.removesuffix('.weight')}"
+        effect = _ADAPTER_EFFECT * spec.scale * math.sqrt(columns / rank)
+        specs.append(TensorSpec(f"{name}.lora_A.weight", (rank, columns), 1 / math.sqrt(columns)))
+        specs.append(TensorSpec(f"{name}.lora_B.weight", (rows, rank), effect))
+    return tuple(specs)
+
 
 def _adapted(base: Recipe) -> Iterator[TensorSpec]:
     """The matrices of the model's layers."""
     return (spec for spec in tensor_specs(base) if spec.name.endswith("_proj.weight"))
 
 
-def _adapter_specs(base: Recipe, rank: int) -> Iterator[TensorSpec]:
-    """Two matrices for each adapted one, W + B A: A keeps the spread of a state, B brings the effect."""
-    for spec in _adapted(base):
-        rows, columns = spec.dims
-        name = f"base_model.model.{spec.name.removesuffix('.weight')}"
-        yield TensorSpec(f"{name}.lora_A.weight", (rank, columns), 1 / math.sqrt(columns))
-        effect = _EFFECT * spec.scale * math.sqrt(columns / rank)
-        yield TensorSpec(f"{name}.lora_B.weight", (rows, rank), effect)
+def write_model(directory: Path, recipe: Recipe, *, weights: bool = True, gguf: str | None = None) -> None:
+    """Fill a directory with the files of a model; ``gguf`` is the name of one for llama.cpp."""
+    tokenizer = train_tokenizer(recipe.shape.vocab)
+    write_model_files(directory, recipe, tokenizer)
+    if gguf is not None:
+        write_gguf(directory / gguf, recipe, tokenizer)
+    if weights:
+        write_safetensors(directory / "model.safetensors", recipe, tensor_specs(recipe))
+
+
+def make_directories(writers: Mapping[Path, Callable[[Path], None]], *, replace: bool) -> tuple[Path, ...]:
+    """Make directories that belong together, each filled by its writer in this order; return their files.
+
+    All or none: after any failure, an interrupt included, everything is as it was. An existing directory is
+    replaced only when asked for, and only when it holds nothing but the files of a model. Raises UsageError for
+    that, and where nothing can be written.
+    """
+    targets = {directory.expanduser().resolve(): write for directory, write in writers.items()}
+    for directory in targets:
+        _refuse_what_must_stay(directory, replace=replace)
+    created = [parent for parent in next(iter(targets)).parents if not parent.exists()]
+    partials = {directory: directory.with_name(f".{directory.name}.partial") for directory in targets}
+    try:
+        for directory, write in targets.items():
+            shutil.rmtree(partials[directory], ignore_errors=True)
+            partials[directory].mkdir(parents=True)
+            write(partials[directory])
+        for directory, finished in partials.items():
+            if directory.exists():
+                shutil.rmtree(directory)
+            finished.replace(directory)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or next(iter(targets))}: cannot be written ({error.strerror or error}); make room, "
+            "correct the permissions or name another directory"
+        ) from error
+    finally:
+        for unfinished in partials.values():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # up to the first that holds anything
+            for parent in created:
+                parent.rmdir()
+    return tuple(path for directory in targets for path in sorted(directory.iterdir()))
+
+
+def _refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
+    """Raise UsageError for a directory that a model must not replace."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: is a file; name a directory that is to be made")
+    files = sorted(directory.iterdir())
+    if files and not replace:
+        raise UsageError(
+            f"{directory}: exists and is not empty; name another directory or add --force to replace it"
+        )
+    foreign = [path.name for path in files if path.is_dir() or path.suffix not in _OWN_SUFFIXES]
+    if foreign:
+        raise UsageError(
+            f"{directory}: holds {', '.join(foreign[:3])}, which no model directory of benchctl has; it is not "
+            "replaced, so name another directory"
+        )

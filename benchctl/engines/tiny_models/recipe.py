@@ -1,11 +1,15 @@
-"""The recipe of a model of random weights, the tensors that follow from it, and their bytes; pure."""
+"""The recipe of a model of random weights, the tensors that follow from it, and their values; pure.
+
+Each tensor has a stream of its own, named by seed and tensor, so that its values do not depend on the tensors
+before it: a model with fewer layers and the same seed is the beginning of the one with more. Values are drawn in
+blocks: a model larger than memory can be made.
+"""
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +18,14 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 
 Architecture: TypeAlias = Literal["qwen2", "qwen3", "llama"]
+Array: TypeAlias = npt.NDArray[Any]
 WeightType: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 BYTES_PER_WEIGHT: Final[dict[WeightType, int]] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_SPREAD: Final = 0.1
 """Standard deviation of norm weights around 1. Were all of them 1, an engine could mix them up unseen."""
+BLOCK_VALUES: Final = 1 << 22
+"""Values drawn at a time: 16 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +43,6 @@ class Recipe:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        for field, value, choices in (("arch", self.arch, Architecture), ("dtype", self.dtype, WeightType)):
-            if value not in get_args(choices):
-                raise UsageError(f"{field} is {value!r}; choose {', '.join(get_args(choices))}")
-        if self.context < 1:
-            raise UsageError(f"context is {self.context}; give the longest sequence in tokens, 1 or more")
         if shape.head != "lm_head":
             raise UsageError(f"shape {shape.name!r} has a value head; name the backbone that it was made from")
         if shape.moe is not None or shape.latent is not None:
@@ -121,40 +123,6 @@ def _layer_specs(recipe: Recipe, prefix: str) -> Iterator[TensorSpec]:
 
 def _norm(name: str, size: int) -> TensorSpec:
     return TensorSpec(name, (size,), NORM_SPREAD, center=1.0)
-
-
-def gguf_name(name: str) -> str:
-    """The name that llama.cpp gives to the tensor that a Hugging Face checkpoint calls ``name``."""
-    outer = {"model.embed_tokens.": "token_embd.", "model.norm.": "output_norm.", "lm_head.": "output."}
-    for theirs, ours in outer.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(?:\w+\.)?(\w+)\.(weight|bias)", name)
-    if match is None:
-        raise ValueError(f"{name!r} is not a tensor of these models")
-    layer, part, kind = match.groups()
-    return f"blk.{layer}.{_GGUF_PARTS[part]}.{kind}"
-
-
-_GGUF_PARTS: Final = {
-    "input_layernorm": "attn_norm",
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-}
-
-
-Array: TypeAlias = npt.NDArray[Any]
-
-BLOCK_VALUES: Final = 1 << 22
-"""Values drawn at a time: 16 MiB of float32."""
 
 
 def stream_of(seed: int, name: str) -> np.random.Generator:
