@@ -29,6 +29,7 @@ from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_
 from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import NOT_MEASURED
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
@@ -64,7 +65,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             "Measure it again with more --blocks"
         )
     machines = machines_of(results)
-    if len(machines) > 1 and manifest.engine != "sim":  # the noise of a simulator is its own on any machine
+    if len(machines) > 1 and not is_virtual(manifest.engine):  # the noise of a simulator is its own on any machine
         raise NotComparableError(
             f"{results.path} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
             "Measure the A/A experiment on one"

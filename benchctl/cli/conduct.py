@@ -37,7 +37,7 @@ from benchctl.measure.resume.pending import pending_runs, repeated_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import check_simulated
-from benchctl.profile.engine_options import own_variables
+from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import BLOCKS, ResultDirectory
@@ -109,7 +109,7 @@ def prepare_experiment(
     settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
     for each in settings:
         engine_for(profile.engine.kind).check_requests(prepared.requests, each)
-    if profile.engine.kind == "sim":
+    if is_virtual(profile.engine.kind):
         check_simulated(settings, prepared.requests)
     for warning in prepared.warnings:
         warn(warning.message)
@@ -234,7 +234,7 @@ class _Course:
         else:
             parts += [visible_line(f"{each.code}: {each.message}") for each in record.warnings]
             num_left = self._num_runs - self._num_ended
-            if record.clock != "virtual" and self._num_ended == self._runs_per_block and num_left:
+            if not record.is_virtual and self._num_ended == self._runs_per_block and num_left:
                 block_s = now_s - self._started_s
                 left = duration(block_s / self._num_ended * num_left)
                 lines.append(f"the first block took {block_s:.0f} s: {left} left")

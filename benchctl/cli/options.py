@@ -20,7 +20,7 @@ from benchctl.cli.screen import warn
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
-from benchctl.profile.engine_options import ENGINES
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.files import preset_files, profile_files
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from benchctl.cli.screen import warn, wide_console
 from benchctl.engines.engine import engine_for
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs
 from benchctl.records.directory import arm_label, cell_name
@@ -61,7 +62,7 @@ def estimate_plan(
     ``visible`` names the devices of the servers, where CUDA_VISIBLE_DEVICES is another one for them. Raises
     UsageError for a step-time model that is damaged or of another hardware.
     """
-    gpus, is_simulated = [gpu.name for gpu in gpu_inventory(visible)], profile.engine.kind == "sim"
+    gpus, is_simulated = [gpu.name for gpu in gpu_inventory(visible)], is_virtual(profile.engine.kind)
     predicted = predict_plan(profile, requests, gpus, model)
     if model is None and profile.step_time_model is None and not is_simulated:
         earlier = estimate_durations(profile, requests, gpus)

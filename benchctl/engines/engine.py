@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from benchctl.engines.hub import context_of
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import ENGINES, ServerOptions, engine_spec, load_name
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_spec import load_name
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import encode
@@ -247,7 +249,7 @@ def engine_for(kind: str) -> Engine:
     """The engine of a kind, loaded when it is needed. Raises EngineUnavailableError for an unknown kind."""
     if kind not in ENGINES:
         raise EngineUnavailableError(f"unknown engine {kind!r}; choose one of {', '.join(ENGINES)}")
-    engine: Engine = load_name(engine_spec(kind).implementation)()
+    engine: Engine = load_name(ENGINES[kind].implementation)()
     return engine
 
 

@@ -17,7 +17,8 @@ from benchctl.load.demand import LoadSize, max_open, num_workers
 from benchctl.load.process import usable_open_files
 from benchctl.measure.telemetry.gpus import absent_gpu
 from benchctl.measure.telemetry.reading import VARIABLE
-from benchctl.profile.engine_options import LaunchedOptions, engine_spec
+from benchctl.profile.engine_options import LaunchedOptions
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.units import megabytes
@@ -119,7 +120,7 @@ def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
 
 
 def _remedy(kind: str) -> str:
-    preset = engine_spec(kind).preset_without_gpu
+    preset = ENGINES[kind].preset_without_gpu
     instead = "" if preset is None else f"measure small models without one: --engine {preset}; or "
     return (
         f"{instead}make a GPU visible ('benchctl doctor --gpu' says what is missing), or, where the engine is "

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from benchctl.profile.engine_options import own_variables
+from benchctl.profile.engine_table import own_variables
 from benchctl.records.files import write_bytes_atomic
 from benchctl.untrusted.files import is_file, read_file
 from benchctl.untrusted.secrets import Redactor, environment_redactor, is_secret_name, mark

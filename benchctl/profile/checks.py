@@ -5,7 +5,7 @@ from math import prod
 from typing import Any, Final
 
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.engine_options import ENGINES, OWN_PREFIX, engine_spec, options_class, own_variables
+from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
@@ -42,7 +42,7 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     workload, variants, kind = profile.workload, profile.variants, profile.engine.kind
     dataset, has_looks = workload.dataset, profile.stopping is not None
     has_lengths = workload.lengths_from is not None
-    serves = engine_spec(kind).serves_requests
+    serves = ENGINES[kind].serves_requests
     is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (

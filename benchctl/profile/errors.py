@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, Variant
 from benchctl.profile.yaml import LocatedError, Problem, Steps, follow, value_text

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import DEFAULT_MODEL
-from benchctl.profile.engine_options import ENGINES, engine_spec, guiding_kinds
+from benchctl.profile.engine_table import ENGINES, guiding_kinds
 from benchctl.profile.yaml import (
     Document,
     LocatedError,
@@ -275,7 +275,7 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
         for i, document in enumerate(documents)
     ]
     kind = preset.values.get("kind")
-    is_unguided = isinstance(kind, str) and kind in ENGINES and not engine_spec(kind).guides
+    is_unguided = isinstance(kind, str) and kind in ENGINES and not ENGINES[kind].guides
     engine = {"engine": preset.without("models").values} if preset.values else {}
     locations = {("engine", *path): location for path, location in preset.locations.items()}
     tree = Document(engine, {(): layers[0].location(()), **locations})

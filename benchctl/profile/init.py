@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from benchctl.errors import UsageError
-from benchctl.profile.engine_options import PLAIN_DIALECT, dialects, options_class
+from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects, options_class
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Sampling
 from benchctl.profile.sections import RequestOptions
@@ -84,8 +84,6 @@ workload:
   changed: {changed}
 {rest}"""
 _CACHE: Final = "  allow_prefix_cache_hits: true # the caches of a server that is attached cannot be emptied\n"
-_BYPASSED: Final = frozenset({"vllm", "sglang", "llamacpp"})
-"""Dialects in which requests can keep the server from using its prefix cache."""
 _ALLOWED: Final = {
     Change.BUILD: "'server.*'",
     Change.MODEL: "model, 'server.*'",
@@ -126,11 +124,16 @@ def new_profile(new: NewProfile) -> str:
         engine=engine,
         model=f"{model:<24} # {remark}",
         start="loads both servers in turn" if is_attached else "starts both servers afresh",
-        cache=_CACHE if is_attached and new.engine not in _BYPASSED else "",
+        cache=_CACHE if is_attached and not _bypasses_cache(new.engine) else "",
         baseline=baseline,
         changed=changed,
         rest=rest,
     )
+
+
+def _bypasses_cache(dialect: str) -> bool:
+    """True where requests in a dialect can keep the server from using its prefix cache."""
+    return dialect != PLAIN_DIALECT and ENGINES[dialect].cache_bypass is not None
 
 
 def _check_values(new: NewProfile) -> None:

@@ -16,7 +16,7 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
 from benchctl.profile.model import Profile

@@ -30,7 +30,8 @@ from benchctl.profile.choices import (
     TokenCount,
     check_rules,
 )
-from benchctl.profile.engine_options import ENGINES, ServerOptions
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.sections import (
     ClusterSettings,
     ComparisonRules,

@@ -28,7 +28,7 @@ from typing import Any, Final
 from pydantic import create_model
 
 from benchctl.guided.params import EXPONENTIAL_MODES
-from benchctl.profile.engine_options import guiding_kinds, options_class, request_fields
+from benchctl.profile.engine_table import guiding_kinds, options_class, request_fields
 from benchctl.profile.errors import validate
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import MAX_VARIANTS, Control, Guidance, Profile, Sampling, Variant, VariantSettings

@@ -448,14 +448,19 @@ class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
         return self.host if self.node is None else self.node.name
 
     @property
+    def is_virtual(self) -> bool:
+        """True if the times of its steps were computed and not measured."""
+        return self.clock == "virtual"
+
+    @property
     def is_simulated(self) -> bool:
         """True if neither a server nor a client ran: the requests have virtual times like the steps."""
-        return self.clock == "virtual" and not self.argv
+        return self.is_virtual and not self.argv
 
     @property
     def clock_factor(self) -> float:
         """Seconds of the engine's clock per second of the client's: ``time_scale`` on a virtual clock, else 1."""
-        return self.time_scale if self.clock == "virtual" else 1.0
+        return self.time_scale if self.is_virtual else 1.0
 
     @property
     def times_whole_steps(self) -> bool:

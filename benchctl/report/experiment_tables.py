@@ -14,6 +14,7 @@ from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
 from benchctl.analysis.validity.machines import machines_of, machines_text
+from benchctl.profile.engine_table import is_virtual
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
@@ -49,7 +50,7 @@ def counted_by(source: str, engine: str) -> str:
     if source == SERVER:
         return "counted by the server"
     if source == ESTIMATE:
-        return "counted as the simulator counts" if engine == "sim" else "estimated"
+        return "counted as the simulator counts" if is_virtual(engine) else "estimated"
     kind, _, digest = source.partition(" ")
     return f"counted by {kind} {digest[:8]}"  # of a SHA-256: enough to tell tokenizers apart
 
@@ -99,7 +100,7 @@ def headline(analysis: AnalyzedExperiment) -> str:
 def _requests_text(analysis: AnalyzedExperiment) -> str:
     """The request set; with the lengths of its prompts for servers whose tokenizer is not benchctl's own rule."""
     manifest, requests = analysis.results.manifest, analysis.results.requests
-    lengths = None if manifest.engine == "sim" else prompt_lengths_text(requests, manifest.engine)
+    lengths = None if is_virtual(manifest.engine) else prompt_lengths_text(requests, manifest.engine)
     prompts = "" if lengths is None else f" · prompts of {lengths}"
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
     limit = "" if rate is None else f" · at most {rate:g} launches per second"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import UsageError
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.load import load_profile, stored_profile
 from benchctl.profile.planning import arms
 from benchctl.profile.yaml import dump_document
@@ -126,8 +126,6 @@ def calibration_workload(name: str) -> CalibrationWorkload:
 
 
 _BASE: Final = "steptime-w1"
-_UNLIMITED_ENGINES: Final = ("transformers", "attach")
-"""Engines without a limit of the batch."""
 
 
 def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
@@ -215,8 +213,11 @@ def _document(
         document["allowed_differences"] = [_SETTINGS[factor] for factor in cells[0]]
         document["primary_metrics"] = ["step_ms", "wall_s"]
     if factors == {"max_num_seqs"}:
+        without_limit = {"variants": {"added": None}, "sweep": {"max_num_seqs": None}}
         document["per_engine"] = {
-            kind: {"variants": {"added": None}, "sweep": {"max_num_seqs": None}} for kind in _UNLIMITED_ENGINES
+            kind: without_limit
+            for kind, spec in ENGINES.items()
+            if spec.serves_requests and "max_num_seqs" not in spec.options_class.model_fields
         }
     if len(factors) > 1:
         document["cells"] = cells

@@ -11,7 +11,7 @@ from support.servers.recording_server import SentRequest, recording_server
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Message, PreparedRequest

@@ -20,7 +20,7 @@ from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.installing.recipes import INSTALLABLE, recipe_for
-from benchctl.profile.engine_options import engine_specs
+from benchctl.profile.engine_table import ENGINES
 
 ROOT = Path(__file__).parents[2]
 INSTALLERS = ROOT / "scripts" / "engines"
@@ -338,7 +338,7 @@ def test_the_list_names_what_is_installed_and_the_command_for_the_rest(place):
 
 
 def test_every_engine_that_names_our_installer_has_a_recipe_and_a_script():
-    commands = {spec.installed_by for spec in engine_specs() if spec.installed_by is not None}
+    commands = {spec.installed_by for spec in ENGINES.values() if spec.installed_by is not None}
     ours = sorted(command for command in commands if command.startswith("benchctl engines install "))
     assert sorted(INSTALLABLE) == [command.split()[-1] for command in ours]
     for kind in INSTALLABLE:

@@ -8,7 +8,7 @@ from support.nvml import FakeNvml
 from benchctl.analysis.planning import engine_sha256
 from benchctl.measure.limits import gpu_shortfalls
 from benchctl.measure.telemetry.gpus import absent_gpu
-from benchctl.profile.engine_options import engine_specs
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.load import load_profile, profile_sha256
 
 NEEDY = ("vllm-lenvm-gpu", "sglang", "sglang-lenvm")
@@ -63,7 +63,7 @@ def test_the_remedy_names_the_preset_that_needs_none():
     assert "--engine vllm-lenvm;" in needs("vllm-lenvm-gpu")[0][0]
     assert "--engine vllm-cpu;" in needs("vllm", "engine.options.needs_gpu=true")[0][0]
     assert "--engine" not in needs("sglang")[0][0]
-    presets = [spec.preset_without_gpu for spec in engine_specs() if spec.preset_without_gpu]
+    presets = [spec.preset_without_gpu for spec in ENGINES.values() if spec.preset_without_gpu]
     assert all(needs(preset) == [] for preset in presets)
 
 

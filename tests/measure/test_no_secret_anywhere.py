@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from dataclasses import dataclass, replace
 
-from benchctl.profile.engine_options import ENGINES, engine_spec
+from benchctl.profile.engine_table import ENGINES
 from support.servers.paced_engine import PacedEngine
 
 PROGRAM = {str(HERE / "support/servers/programs/leaking_server.py")!r}
@@ -34,8 +34,7 @@ FLAGS = sys.argv.pop(1).split()
 def engine():
     return Engine(truth=Path("truth.jsonl"))
 
-SPEC = replace(engine_spec("sim"), implementation="__main__:engine")
-ENGINES["sim"] = "__main__"
+ENGINES["sim"] = replace(ENGINES["sim"], implementation="__main__:engine")
 
 from benchctl.cli import main
 main()

@@ -5,7 +5,7 @@ from support.cli import benchctl
 
 from benchctl.errors import ProfileError
 from benchctl.measure.redaction import server_env
-from benchctl.profile.engine_options import own_variables
+from benchctl.profile.engine_table import own_variables
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 
 

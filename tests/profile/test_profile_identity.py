@@ -7,7 +7,7 @@ import pytest
 from support.results.builders import PROFILE_YAML
 
 from benchctl.profile.choices import Section
-from benchctl.profile.engine_options import ENGINES
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile, Workload

@@ -7,11 +7,11 @@ import pytest
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_options import ENGINES, engine_spec, guiding_kinds
+from benchctl.profile.engine_table import ENGINES, guiding_kinds
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning import arms, variant_settings
 
-UNGUIDING = sorted(kind for kind in ENGINES.keys() - guiding_kinds() if engine_spec(kind).serves_requests)
+UNGUIDING = sorted(kind for kind in ENGINES.keys() - guiding_kinds() if ENGINES[kind].serves_requests)
 URL = ("engine.options.url=http://127.0.0.1:1",)
 
 

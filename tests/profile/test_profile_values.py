@@ -7,7 +7,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_options import ENGINES
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.load import load_profile, profile_from_plain
 from benchctl.profile.planning import plan_runs

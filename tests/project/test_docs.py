@@ -183,7 +183,7 @@ def test_every_link_between_documents_leads_to_a_file() -> None:
 
 def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines() -> None:
 
-    from benchctl.profile.engine_options import ENGINES
+    from benchctl.profile.engine_table import ENGINES
 
     manual = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\S+)$", manual, re.MULTILINE)

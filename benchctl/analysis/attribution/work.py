@@ -15,6 +15,7 @@ from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.roofline import LOGIT_BYTES, pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Flags, Floats, StepColumns
@@ -48,7 +49,7 @@ def peaks_of(
     itself is taken at its word.
     """
     named = hardware_or_none(profile.hardware)
-    if results.manifest.engine == "sim":
+    if is_virtual(results.manifest.engine):
         own = variant_settings(profile, profile.baseline, {}).server.simulated_hardware
         return hardware_or_none(own or profile.hardware), ()
     if named is not None and named.measured_at is not None:

@@ -224,7 +224,7 @@ def _asks_for_json(side: Experiment) -> bool:
 
 
 def _is_simulated(pair: ArmPair) -> bool:
-    return any(run.record.clock == "virtual" for run in (*pair.a_runs, *pair.b_runs))
+    return any(run.record.is_virtual for run in (*pair.a_runs, *pair.b_runs))
 
 
 def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:

@@ -145,7 +145,7 @@ class Experiment:
     def hardware_of(self, record: RunRecord | PlannedRun | Arm) -> Hardware | None:
         """The device of a run or an arm: the one that its server simulates, else that of the machine."""
         settings = self.settings(record)
-        if settings is None or self.results.manifest.engine != "sim" or settings.server.simulated_hardware is None:
+        if settings is None or settings.server.simulated_hardware is None:
             return self.hardware
         return hardware_or_none(settings.server.simulated_hardware)
 

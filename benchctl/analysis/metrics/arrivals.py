@@ -199,7 +199,7 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
         return {}
     latencies = early = latencies_ns(completed)
     low, high = dict(latencies), dict(latencies)
-    if run.record.clock == "virtual":
+    if run.record.is_virtual:
         recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
         if recorded == evened:
             return {}
@@ -351,7 +351,7 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
 
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
-    if run.record.clock == "virtual":
+    if run.record.is_virtual:
         return ()
     requests = measured(run.requests)
     steps = run.columns if len(run.columns) and run.record.times_whole_steps else None

@@ -161,7 +161,7 @@ def tails_of_few(run: LoadedRun) -> dict[str, float]:
     Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
     """
     completed = [request for request in measured(run.requests) if is_completed(request)]
-    if run.record.clock != "virtual" or len(completed) >= smallest_sample(max(PERCENTS)):
+    if not run.record.is_virtual or len(completed) >= smallest_sample(max(PERCENTS)):
         return {}
     of_few, of_any = (
         latency_metrics(latencies_ns(completed), num_independent, run.record.clock_factor)

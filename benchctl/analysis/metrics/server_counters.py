@@ -10,12 +10,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.engine_options import ServerCounters, engine_specs
+from benchctl.profile.engine_spec import ServerCounters
+from benchctl.profile.engine_table import ENGINES
 from benchctl.records.schema import PrometheusSample
 
 _POSITION: Final = re.compile(r'[{,]position="([0-9]{1,3})"')
 """A draft has far fewer than a thousand tokens."""
-_COUNTERS: Final = tuple(spec.counters for spec in engine_specs())
+_COUNTERS: Final = tuple(spec.counters for spec in ENGINES.values())
 COUNTERS: Final = ServerCounters(
     generated_tokens=tuple(name for counters in _COUNTERS for name in counters.generated_tokens),
     prefix_hits=tuple(name for counters in _COUNTERS for name in counters.prefix_hits),

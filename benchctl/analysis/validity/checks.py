@@ -313,7 +313,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
     if not run.record.times_whole_steps:
         return None
     requests = measured(run.requests)
-    if run.record.clock == "virtual" or not all(map(is_completed, requests)):
+    if run.record.is_virtual or not all(map(is_completed, requests)):
         return None
     in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
     steps = run.columns

@@ -74,7 +74,7 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
 
     Of a lighter load the slots tell where they are known, otherwise the sends.
     """
-    if run.record.clock == "virtual":
+    if run.record.is_virtual:
         return ()
     requests = measured(run.requests)
     occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
@@ -94,7 +94,7 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
 
 def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
     """Warnings that leave the run as it is."""
-    requests, is_virtual = measured(run.requests), run.record.clock == "virtual"
+    requests, is_virtual = measured(run.requests), run.record.is_virtual
     sends = sends_of(requests, arrival)
     return warnings_of(
         {

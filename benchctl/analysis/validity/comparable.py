@@ -231,7 +231,7 @@ _MOST_NODES: Final = 4
 def hardware_parts(record: RunRecord) -> Mapping[str, str]:
     """The parts of a run's hardware by name; empty where its numbers do not depend on any, or none is recorded."""
     node = record.node
-    if node is None or record.clock == "virtual":
+    if node is None or record.is_virtual:
         return {}
     parts = {"GPUs": gpu_names_text(node.gpus) or "no visible GPU", "processor": node.cpu_model or "unknown"}
     if node.gpus:

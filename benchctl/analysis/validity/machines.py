@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import asdict
 
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import VariantSettings
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.record import RunRecord
@@ -48,7 +49,7 @@ def scattered_blocks(runs: Iterable[tuple[RunRecord, VariantSettings | None]]) -
     """
     by_block: dict[int, list[tuple[str, str, str | None]]] = {}
     for record, settings in runs:
-        if record.node is not None and record.clock != "virtual":
+        if record.node is not None and not record.is_virtual:
             uuids = sorted({gpu.uuid or f"GPU {gpu.index}" for gpu in record.node.gpus})
             devices = None if chooses_devices(settings) else ", ".join(uuids)
             by_block.setdefault(record.block, []).append((record.run_id, record.node.name, devices))
@@ -242,7 +243,7 @@ def other_machine_warning(noise: NoiseFloor, results: LoadedResults) -> ResultWa
     """
     machines = machines_of(results)
     is_one_of_them = any(noise.host == machine.hostname for machine in machines)
-    if results.manifest.engine == "sim" or is_one_of_them or not any(machine.blocks for machine in machines):
+    if is_virtual(results.manifest.engine) or is_one_of_them or not any(machine.blocks for machine in machines):
         return None
     message = (
         f"the noise floor is that of {noise.host}, and the runs were measured on {machines_text(machines)}: it is "
@@ -286,7 +287,7 @@ def side_by_side_warning(records: Iterable[RunRecord]) -> ResultWarning | None:
     spans: dict[str, list[tuple[float, float, int]]] = {}
     for record in records:
         launch_ns, stop_ns = record.times.launch_ns, record.times.stop_ns
-        if record.node is None or record.clock == "virtual" or launch_ns is None or stop_ns is None:
+        if record.node is None or record.is_virtual or launch_ns is None or stop_ns is None:
             continue
         try:
             begin_s = dt.datetime.fromisoformat(record.started_at or "").timestamp()

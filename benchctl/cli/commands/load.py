@@ -28,7 +28,7 @@ from benchctl.measure.load_only import LoadResult, create_load_directory, load_s
 from benchctl.measure.result_directory import Origin
 from benchctl.measure.tokens import prepare_counted, tokenizer_for
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
-from benchctl.profile.engine_options import dialects
+from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
 from benchctl.records.files import write_json_atomic
@@ -349,15 +349,8 @@ _CHECKED: Final = {
     ),
 }
 """Options of which only some values mean what ``load`` does anyway, and what is said of the others."""
-_DIALECTS: Final = {
-    "openai": "openai",
-    "openai-comp": "openai",
-    "openai-chat": "openai",
-    "vllm": "vllm",
-    "vllm-chat": "vllm",
-    "sglang": "sglang",
-    "sglang-oai": "sglang",
-    "llama.cpp": "llamacpp",
+_DIALECTS: Final = dict.fromkeys(("openai", "openai-comp", "openai-chat"), PLAIN_DIALECT) | {
+    name: kind for kind, spec in ENGINES.items() for name in spec.backend_names
 }
 """Values of ``--backend`` and the dialect of each; those in -chat send chats."""
 _ENDPOINTS: Final = {"/v1/completions": "--no-chat", "/v1/chat/completions": "--chat"}

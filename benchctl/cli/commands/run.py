@@ -49,6 +49,7 @@ from benchctl.measure.resume.extension import extend_experiment, extended_plan
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
 from benchctl.measure.tokens import tokenizer_for
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
@@ -227,7 +228,7 @@ def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> dict[str, 
             print(warning.message, flush=True)
         if warning.code.startswith("noise-"):
             warn(warning.message)
-    if profile.engine.kind != "sim" and not options.is_shared:  # a simulated one ends soon
+    if not is_virtual(profile.engine.kind) and not options.is_shared:  # a simulated one ends soon
         print(duration_text(profile, estimate_plan(profile, prepared.requests)), flush=True)
     return _measure_and_report(results, profile, prepared.requests, options)
 

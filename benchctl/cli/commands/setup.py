@@ -35,6 +35,7 @@ from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.software import NeededEngine, Needs, engine_checks, inspect_machine
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
@@ -149,7 +150,7 @@ def _answered(
     elif engine is None:
         engine = answer("Engine ('benchctl engines list' shows all)", installed_engine())
     kind = "attach" if is_server else load_profile(_ANY_PROFILE, engine=engine).engine.kind
-    if model is None and kind == "sim":
+    if model is None and is_virtual(kind):
         model = answer("Model", _SIMULATED_MODEL)
     elif model is None and not is_server:
         print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
@@ -209,7 +210,7 @@ def _ask_values(change: Change, kind: str) -> tuple[str, ...]:
     }
     if change in questions:
         return tuple(typer.prompt(question) for question in questions[change])
-    example = _EXAMPLES.get(change, _OTHER_SIMULATED_MODEL if kind == "sim" else None)
+    example = _EXAMPLES.get(change, _OTHER_SIMULATED_MODEL if is_virtual(kind) else None)
     return (typer.prompt(VALUES[change][0].upper() + VALUES[change][1:], example),)
 
 

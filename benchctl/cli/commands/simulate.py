@@ -50,6 +50,7 @@ from benchctl.measure.experiment import create_simulation
 from benchctl.measure.result_directory import Origin, renamed_when_complete
 from benchctl.measure.virtual import simulate_recorded, simulate_run, simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
@@ -133,7 +134,7 @@ def simulated_profile(
     if name is None:
         raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
     profile = load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
-    if profile.engine.kind != "sim":
+    if not is_virtual(profile.engine.kind):
         raise UsageError(
             f"profile {profile.name!r} is for engine {profile.engine.kind!r}, a real server: simulate it with "
             "--engine sim, and choose what stands for its times, such as --set engine.options.cost_model=roofline "

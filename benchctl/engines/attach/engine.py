@@ -27,7 +27,8 @@ from benchctl.engines.engine import (
     streamed,
 )
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_options import PLAIN_DIALECT, engine_spec, load_name
+from benchctl.profile.engine_spec import load_name
+from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
@@ -109,7 +110,7 @@ class AttachEngine(OpenAiServer):
         body: dict[str, Any] = msgspec.json.decode(call.body)
         if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
-        if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
+        if options.dialect != PLAIN_DIALECT and ENGINES[options.dialect].adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
         if not options.send_seed:
             body.pop("seed", None)
@@ -212,5 +213,5 @@ def _dialect(settings: VariantSettings) -> Dialect:
     dialect = own_options(settings, AttachOptions).dialect
     if dialect == PLAIN_DIALECT:
         return PlainOpenAi()
-    engine: Dialect = load_name(engine_spec(dialect).implementation)()
+    engine: Dialect = load_name(ENGINES[dialect].implementation)()
     return engine

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from benchctl.profile.engine_options import ServerOptions, dialects
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_table import dialects
 
 _ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 _SCHEMES: Final = ("http", "https")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.profile.engine_options import ENGINES, engine_spec
+from benchctl.profile.engine_table import ENGINES
 
 Device = Literal["cpu", "cuda"]
 _DEVICES: Final[dict[str, Device]] = {"cpu": "cpu", "cuda": "cuda"}
@@ -124,7 +124,7 @@ def recipe_for(kind: str, device: Device) -> Recipe:
         return _llamacpp(device)
     if environment == "sglang":
         return _sglang(device)
-    by_hand = engine_spec(kind).installed_by if kind in ENGINES else None
+    by_hand = ENGINES[kind].installed_by if kind in ENGINES else None
     remedy = f"install it by hand: {by_hand}" if by_hand else f"choose one of {', '.join(INSTALLABLE)}"
     raise UsageError(f"no recipe installs {kind!r}; {remedy}")
 

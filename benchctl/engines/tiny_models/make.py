@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from benchctl.engines.tiny_models.files import train_tokenizer, write_gguf, write_model_files, write_safetensors
 from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
 from benchctl.errors import UsageError
+
+Writers: TypeAlias = Mapping[Path, Callable[[Path], None]]
+"""Directories that belong together, and what fills each."""
 
 _OWN_SUFFIXES: Final = frozenset({".json", ".safetensors", ".gguf"})
 _ADAPTER_EFFECT: Final = 0.5
@@ -42,7 +45,7 @@ def make_draft_pair(directory: Path, base: Recipe, layers: int, *, replace: bool
     if layers > base.shape.layers:
         raise UsageError(f"a draft has the first layers of its base: {layers} layers of the {base.shape.layers}")
     draft = dataclasses.replace(base, shape=dataclasses.replace(base.shape, layers=layers))
-    writers = {
+    writers: Writers = {
         directory / "base": partial(write_model, recipe=base),
         directory / "draft": partial(write_model, recipe=draft),
     }
@@ -73,7 +76,7 @@ def make_value_pair(
             write_safetensors(target / "model.safetensors", recipe, tensor_specs(recipe))
             write_safetensors(target / "value_head.safetensors", recipe, head)
 
-    writers = {
+    writers: Writers = {
         directory / "base": partial(write_model, recipe=base, weights=weights),
         directory / "value": write_value,
     }
@@ -123,7 +126,7 @@ def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = 
         (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_safetensors(target / "adapter_model.safetensors", base, adapter_specs(base, rank))
 
-    writers = {directory / "base": partial(write_model, recipe=base), directory / "adapter": write_adapter}
+    writers: Writers = {directory / "base": partial(write_model, recipe=base), directory / "adapter": write_adapter}
     return make_directories(writers, replace=replace)
 
 
@@ -154,7 +157,7 @@ def write_model(directory: Path, recipe: Recipe, *, weights: bool = True, gguf: 
         write_safetensors(directory / "model.safetensors", recipe, tensor_specs(recipe))
 
 
-def make_directories(writers: Mapping[Path, Callable[[Path], None]], *, replace: bool) -> tuple[Path, ...]:
+def make_directories(writers: Writers, *, replace: bool) -> tuple[Path, ...]:
     """Make directories that belong together, each filled by its writer in this order; return their files.
 
     All or none: after any failure, an interrupt included, everything is as it was. An existing directory is

@@ -23,7 +23,9 @@ from benchctl.measure.doctor.host import host_checks
 from benchctl.measure.kv_memory import plan_kv_memory, value_models
 from benchctl.measure.machine import git_state
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.profile.engine_options import EngineSpec, ServerOptions, engine_specs
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_spec import EngineSpec
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile
 from benchctl.workload.datasets.base import data_directory, dataset_files, file_state
 
@@ -101,7 +103,7 @@ def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Che
     options = {engine.kind: engine.options for engine in needed}
     specs = [
         spec
-        for spec in engine_specs()
+        for spec in ENGINES.values()
         if spec.installed_by is not None and (spec.kind in options or not spec.is_optional_check)
     ]
 

@@ -48,7 +48,7 @@ def draw_requests(subject: figure.Subject) -> figure.Chart | None:
         for run in runs
         for row in evenly(rows_of[run.record.run_id], num_drawn)
     ]
-    is_virtual = any(run.record.clock == "virtual" for run in next(iter(blocks.values())))
+    is_virtual = any(run.record.is_virtual for run in next(iter(blocks.values())))
     x = figure.axis(f"time since the first send, {'virtual s' if is_virtual else 's'}", "sent", zero=True)
     which = f", {num_drawn} of up to {most:,} at equal distances" if most > num_drawn else ""
     return figure.Chart(

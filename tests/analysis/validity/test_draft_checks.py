@@ -6,7 +6,7 @@ from support.results.builders import edit_steps, rewrite_lines, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.checks import reconcile
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import options_class
 from benchctl.records.loaded import load_results
 
 BASELINE = "000-b0-baseline"

@@ -13,7 +13,7 @@ from benchctl.analysis.validity.comparable import setting_differences
 from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
-from benchctl.profile.engine_options import options_class
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_run

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from dataclasses import replace
 
-from benchctl.profile.engine_options import ENGINES, engine_spec
+from benchctl.profile.engine_table import ENGINES
 from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
@@ -32,8 +32,7 @@ flags = {{"guided": tuple(FLAGS)}} if "truncate" not in FLAGS else {{}}
 def engine():
     return Engine(truth=Path("truth.jsonl"), flags_of=flags)
 
-SPEC = replace(engine_spec("sim"), implementation="__main__:engine")
-ENGINES["sim"] = "__main__"
+ENGINES["sim"] = replace(ENGINES["sim"], implementation="__main__:engine")
 
 from benchctl.cli import main
 main()
