@@ -16,8 +16,7 @@ import msgspec
 
 from benchctl.analysis.metrics.latency import is_completed, measured, total
 from benchctl.analysis.validity.answers import check_client_tokens
-from benchctl.engines.attach.engine import AttachEngine
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach import AttachEngine, AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient

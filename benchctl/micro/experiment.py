@@ -19,7 +19,7 @@ import msgspec
 
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import own_options
-from benchctl.engines.micro.options import MicroOptions
+from benchctl.engines.micro import MicroOptions
 from benchctl.errors import UsageError
 from benchctl.measure.experiment import Listener, Outcome, run_experiment
 from benchctl.measure.interrupt import interruptible

@@ -17,7 +17,7 @@ import numpy as np
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import own_options
 from benchctl.engines.environment import build_versions
-from benchctl.engines.micro.options import MicroOptions
+from benchctl.engines.micro import MicroOptions
 from benchctl.errors import RunError
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore

@@ -111,8 +111,8 @@ _OF_TRANSFORMERS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _VLLM: Final = EngineSpec(
     kind="vllm",
-    options="benchctl.engines.vllm.options:VllmOptions",
-    implementation="benchctl.engines.vllm.engine:VllmEngine",
+    options="benchctl.engines.vllm_options:VllmOptions",
+    implementation="benchctl.engines.vllm:VllmEngine",
     installed_by="benchctl engines install vllm",
     preset_without_gpu="vllm-cpu",
     is_dialect=True,
@@ -165,8 +165,8 @@ _VLLM_LENVM: Final = EngineSpec(
 )  # fmt: skip
 _SGLANG: Final = EngineSpec(
     kind="sglang",
-    options="benchctl.engines.sglang.options:SglangOptions",
-    implementation="benchctl.engines.sglang.engine:SglangEngine",
+    options="benchctl.engines.sglang:SglangOptions",
+    implementation="benchctl.engines.sglang:SglangEngine",
     installed_by="benchctl engines install sglang",
     needs_gpu=True,
     is_dialect=True,
@@ -185,8 +185,8 @@ _SGLANG: Final = EngineSpec(
 )
 _SGLANG_LENVM: Final = EngineSpec(
     kind="sglang-lenvm",
-    options="benchctl.engines.sglang_lenvm.options:SglangLenvmOptions",
-    implementation="benchctl.engines.sglang_lenvm.engine:SglangLenvmEngine",
+    options="benchctl.engines.sglang_lenvm:SglangLenvmOptions",
+    implementation="benchctl.engines.sglang_lenvm:SglangLenvmEngine",
     guides=True,
     installed_by="pip install -e sglang-LenVM/python, in an environment of its own that engine.python names",
     is_optional_check=True,
@@ -204,8 +204,8 @@ _SGLANG_LENVM: Final = EngineSpec(
 )
 _LLAMACPP: Final = EngineSpec(
     kind="llamacpp",
-    options="benchctl.engines.llamacpp.options:LlamaCppOptions",
-    implementation="benchctl.engines.llamacpp.engine:LlamaCppEngine",
+    options="benchctl.engines.llamacpp:LlamaCppOptions",
+    implementation="benchctl.engines.llamacpp:LlamaCppEngine",
     installed_by="benchctl engines install llamacpp",
     preset_without_gpu="llamacpp-cpu",
     is_dialect=True,
@@ -220,8 +220,8 @@ _LLAMACPP: Final = EngineSpec(
 )
 _TRANSFORMERS: Final = EngineSpec(
     kind="transformers",
-    options="benchctl.engines.transformers.options:TransformersOptions",
-    implementation="benchctl.engines.transformers.engine:TransformersEngine",
+    options="benchctl.engines.transformers:TransformersOptions",
+    implementation="benchctl.engines.transformers:TransformersEngine",
     installed_by="benchctl engines install transformers",
     preset_without_gpu="transformers-cpu",
     is_dialect=True,
@@ -244,14 +244,14 @@ _SIM: Final = EngineSpec(
 )
 _ATTACH: Final = EngineSpec(
     kind="attach",
-    options="benchctl.engines.attach.options:AttachOptions",
-    implementation="benchctl.engines.attach.engine:AttachEngine",
+    options="benchctl.engines.attach:AttachOptions",
+    implementation="benchctl.engines.attach:AttachEngine",
     is_attached=True,
 )
 _MICRO: Final = EngineSpec(
     kind="micro",
-    options="benchctl.engines.micro.options:MicroOptions",
-    implementation="benchctl.engines.micro.engine:MicroEngine",
+    options="benchctl.engines.micro:MicroOptions",
+    implementation="benchctl.engines.micro:MicroEngine",
     counts_exactly=True,
     serves_requests=False,
 )

@@ -29,7 +29,7 @@ from support.known_draft import make_known_pair
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.engines.vllm.engine import VllmEngine
+from benchctl.engines.vllm import VllmEngine
 from benchctl.measure.server.resources import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import httpx
 
+from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.vllm import engine as vllm
 from benchctl.measure.server.resources import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
@@ -45,7 +45,7 @@ class Switched(StepLog):
         if os.path.exists(os.environ["SWITCH"]):
             super().record(*said, **more)
 """
-INSIDE = Path(vllm.__file__).parent / "inside"
+INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
 RECORD = """
 import sys, time
 from types import SimpleNamespace

@@ -18,8 +18,7 @@ from support import cli
 from support.servers.handler_server import handled_by
 from support.servers.simulator import sim_server
 
-from benchctl.engines.attach.engine import PlainOpenAi
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach import AttachOptions, PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
@@ -412,7 +411,7 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {
         "benchctl.engines.sim.engine",
-        "benchctl.engines.vllm.engine",
+        "benchctl.engines.vllm",
         "benchctl.measure.server.server",
     }
 

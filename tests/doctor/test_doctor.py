@@ -15,8 +15,8 @@ import pytest
 from support.peaks import H100, cpu_peaks, gpu_peaks
 
 from benchctl.engines.environment import installed_versions
-from benchctl.engines.llamacpp.options import LlamaCppOptions
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.llamacpp import LlamaCppOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.load.process import Priority
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.gpu import device_checks, gpu_checks, peak_checks

@@ -21,8 +21,7 @@ from support.nvml import FakeNvml
 from support.servers.paced_engine import planned, profile
 from support.servers.simulator import free_port, sim_server
 
-from benchctl.engines.attach.engine import AttachEngine
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach import AttachEngine, AttachOptions
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient

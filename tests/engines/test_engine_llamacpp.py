@@ -19,8 +19,7 @@ from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.engine import LaunchSite, engine_for
-from benchctl.engines.llamacpp.engine import LlamaCppEngine
-from benchctl.engines.llamacpp.options import LlamaCppOptions
+from benchctl.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError

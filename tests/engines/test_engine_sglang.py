@@ -16,11 +16,10 @@ import msgspec
 import pytest
 from support.servers.handler_server import handled_by
 
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach import AttachOptions
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions
-from benchctl.engines.sglang.engine import SglangEngine
-from benchctl.engines.sglang.options import SglangOptions
+from benchctl.engines.sglang import SglangEngine, SglangOptions
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
 from benchctl.measure.server.resources import choose_port

@@ -18,9 +18,8 @@ from support.steps import records_of
 from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint
-from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
-from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
+from benchctl.engines.sglang_lenvm import SglangLenvmEngine, SglangLenvmOptions, fork_interpreter, value_checkpoint
+from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.model import Guidance, Sampling, VariantSettings

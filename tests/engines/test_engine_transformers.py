@@ -13,18 +13,17 @@ from support.servers.real_engines import assert_compared, assert_ended, needs, t
 from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines import transformers as transformers_failures
+from benchctl.engines.attach import AttachOptions
 from benchctl.engines.engine import LaunchSite, engine_for
-from benchctl.engines.transformers import engine as transformers_failures
-from benchctl.engines.transformers.engine import TransformersEngine
-from benchctl.engines.transformers.options import TransformersOptions
+from benchctl.engines.transformers import TransformersEngine, TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = TransformersEngine()
-LAUNCHER = Path(transformers_failures.__file__).parent / "inside" / "serve.py"
+LAUNCHER = Path(transformers_failures.__file__).parent / "inside" / "transformers" / "serve.py"
 
 
 @pytest.fixture

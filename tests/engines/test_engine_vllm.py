@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach import AttachOptions
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.hub import REPOSITORIES
-from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm import VllmEngine
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.record import Message, PreparedRequest

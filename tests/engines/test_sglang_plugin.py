@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchctl.engines.sglang import engine as sglang
-from benchctl.engines.sglang.engine import read_sglang_steps
+from benchctl.engines import sglang
+from benchctl.engines.sglang import read_sglang_steps
 from benchctl.errors import RecordError
 
 SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "sglang_scheduler.py"
-INSIDE = Path(sglang.__file__).parent / "inside"
+INSIDE = Path(sglang.__file__).parent / "inside" / "sglang"
 REQUESTS = {"a": [10, 3], "b": [20, 2]}
 LOAD = [
     {"rows": ["a", "b"], "extend": 30, "prefixes": [0, 0]},

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchctl.engines.vllm import engine as vllm
-from benchctl.engines.vllm.steps import effective, read_description
+from benchctl.engines import vllm
+from benchctl.engines.vllm_steps import effective, read_description
 
 FRONT_END = Path(__file__).parent.parent / "support" / "servers" / "programs" / "vllm_front_end.py"
-INSIDE = Path(vllm.__file__).parent / "inside"
+INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
 
 LOGGERS = """
 from abc import ABC, abstractmethod

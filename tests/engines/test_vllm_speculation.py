@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
-from benchctl.engines.vllm import engine as vllm
-from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm import VllmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 
 ENGINE = VllmEngine()
-INSIDE = Path(vllm.__file__).parent / "inside"
+INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
 
 
 @pytest.fixture(name="pair")

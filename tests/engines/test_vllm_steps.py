@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.engines.vllm.steps import effective
+from benchctl.engines.vllm import VllmEngine
+from benchctl.engines.vllm_steps import effective
 from benchctl.errors import RecordError
 from benchctl.records.schema import StepRecord
 

@@ -16,9 +16,9 @@ from support.step_time import MODELS, planted_run
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.sglang.engine import read_sglang_steps
-from benchctl.engines.transformers.engine import TransformersEngine
-from benchctl.engines.vllm.steps import read_vllm_steps
+from benchctl.engines.sglang import read_sglang_steps
+from benchctl.engines.transformers import TransformersEngine
+from benchctl.engines.vllm_steps import read_vllm_steps
 from benchctl.errors import BenchctlError
 from benchctl.interop.foreign_readers import read_foreign
 from benchctl.interop.layer_profile import read_layer_tables

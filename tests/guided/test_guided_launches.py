@@ -31,7 +31,7 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 4096}')
     monkeypatch.setattr("benchctl.engines.environment.interpreter_for", lambda *_: Path(sys.executable))
-    monkeypatch.setattr("benchctl.engines.sglang_lenvm.engine.fork_interpreter", lambda *_: Path(sys.executable))
+    monkeypatch.setattr("benchctl.engines.sglang_lenvm.fork_interpreter", lambda *_: Path(sys.executable))
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
 
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import resources
 from benchctl.measure.server.process import Supervised

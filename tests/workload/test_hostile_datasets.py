@@ -8,7 +8,7 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 
 from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.hub import limits_of
-from benchctl.engines.vllm.steps import read_description
+from benchctl.engines.vllm_steps import read_description
 from benchctl.errors import DatasetError, UsageError
 from benchctl.records.record import Message
 from benchctl.steptime.model import read_model

@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from benchctl.cli.failures import advising, exit_code_of, keeping
 from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
-from benchctl.engines.attach.engine import AttachEngine
+from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.limits import shortfalls

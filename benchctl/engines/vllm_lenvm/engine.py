@@ -13,9 +13,9 @@ from benchctl import __version__
 from benchctl.costs.config_json import ConfigKeys, shape_from_config
 from benchctl.engines.engine import LaunchSite, own_options, profile_errors
 from benchctl.engines.hub import context_of, pair_remedy
-from benchctl.engines.vllm.engine import SIGNATURES, VllmEngine
-from benchctl.engines.vllm.steps import read_numbered_steps
+from benchctl.engines.vllm import SIGNATURES, VllmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
+from benchctl.engines.vllm_steps import read_numbered_steps
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
 from benchctl.guided.params import VLLM_PREFIX
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import model_validator
 
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.profile.choices import ByteCount, StepCount
 from benchctl.profile.engine_options import Flag
 

@@ -15,7 +15,7 @@ from benchctl.analysis.metrics.speculation import Drafter, drafter_of
 from benchctl.costs.flops import Lengths, StepLogCounts, observed_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.sim.options import SimOptions
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.records.loaded import LoadedRun, load_results
 

@@ -9,8 +9,8 @@ import safetensors
 from support import cli
 
 from benchctl.engines.engine import LaunchSite
-from benchctl.engines.vllm.engine import VllmEngine
-from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm import VllmEngine
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Sampling, VariantSettings

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
+from benchctl.engines.sglang_lenvm import SglangLenvmOptions
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ASKED = json.load(sys.stdin)
 os.environ["BENCHCTL_LENVM_MODEL"] = ASKED["value_model"]
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchctl" / "engines" / "vllm" / "inside"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchctl" / "engines" / "inside" / "vllm"))
 
 import torch  # noqa: E402
 

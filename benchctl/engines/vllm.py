@@ -22,8 +22,8 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import checkpoint_for, is_local, pair_remedy
-from benchctl.engines.vllm.options import VllmOptions
-from benchctl.engines.vllm.steps import effective, read_vllm_steps
+from benchctl.engines.vllm_options import VllmOptions
+from benchctl.engines.vllm_steps import effective, read_vllm_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import Call, PreparedRequest
@@ -157,7 +157,7 @@ SIGNATURES: Final = (
 )  # fmt: skip
 
 
-_INSIDE: Final = Path(__file__).parent / "inside"
+_INSIDE: Final = Path(__file__).parent / "inside" / "vllm"
 _STATED_CACHE: Final = re.compile(r'vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"')
 _WHOLE_PROMPTS: Final = "--no-enable-chunked-prefill"
 _ABOUT_PARTS: Final = re.compile("--((no-)?enable-chunked-prefill|max-num-batched-tokens)(=|$)")

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 import httpx
 import msgspec
+from pydantic import model_validator
 
 from benchctl.engines.engine import (
     LaunchSite,
@@ -22,10 +23,11 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
-from benchctl.engines.sglang.engine import (
+from benchctl.engines.sglang import (
     DISTRIBUTION,
     SIGNATURES,
     SglangEngine,
+    SglangOptions,
     is_deterministic,
     quiet_env,
     request_body,
@@ -33,16 +35,73 @@ from benchctl.engines.sglang.engine import (
     sglang_form,
     stated_config,
 )
-from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
-from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
+from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal, refusal
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
+from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.interop.lenvm_log import SAMPLER, TimingRecord, record_from, revisions_of, step_records
+from benchctl.profile.choices import Share, StepCount
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import Call, PreparedRequest, RequestRecord
 from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import UnreadableError, read_json
+
+LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
+"""Generations of SGLang's LenVM fork, which understand requests differently; see docs/engines.md."""
+_REVISIONS_WITH_STRIDES: Final = frozenset({"V1", "V3"})
+
+
+class SglangLenvmOptions(SglangOptions):
+    """Options of the engine ``sglang-lenvm``, SGLang's LenVM fork; null leaves the choice to the server."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset(
+        {"value_model", "value_model_revision", "value_architecture", "value_mem_fraction_static"}
+    )
+
+    revision: LenvmRevision | None = None
+    """Generation of the fork that is installed; null: unknown, and requests that depend on it are refused."""
+    value_model: str | None = None
+    """Value model that the server loads for guidance: a directory, a repository, or the size of a published one
+    (``qwen2.5-0.5b``, ``qwen2.5-1.5b``); null: a server that cannot guide."""
+    value_model_revision: str | None = None
+    """Revision of the value model's repository."""
+    value_architecture: (
+        Literal["Qwen2ForLengthValueModel", "Qwen3ForLengthValueModel", "Qwen2_5_VLForLengthValueModel"] | None
+    ) = None
+    """Class that loads the value model; null: by its backbone."""
+    value_mem_fraction_static: Share | None = None
+    """Share of the device's memory for the value model and its cache, beside ``mem_fraction_static``."""
+    guided_fn: str = "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance"
+    """Function that tilts, as ``module:function``."""
+    stride: StepCount = 1
+    """Guide every n-th step of a request, if the revision can (``LENVM_STRIDE``)."""
+    synchronised_timing_interval: StepCount | None = None
+    """Calls of the sampler between two lines of averages in the log of a V2 server, which waits for the device
+    around every section for their sake and becomes slower; null: none."""
+
+    @model_validator(mode="after")
+    def _of_one_revision(self) -> "SglangLenvmOptions":
+        if self.stride != 1 and self.revision not in _REVISIONS_WITH_STRIDES:
+            raise ValueError(
+                f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
+                "strides: set revision, or leave stride out"
+            )
+        if self.synchronised_timing_interval is not None and self.revision != "V2":
+            raise ValueError(
+                f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
+                f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
+            )
+        return self
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        return self.revision in REVISIONS_THAT_SKIP
+
+    @property
+    def guides_with(self) -> str | None:
+        return self.value_model
+
 
 Stamped = tuple[int, TimingRecord]
 """Arrival of a line, in nanoseconds of the monotonic clock, and its content."""
@@ -119,7 +178,7 @@ def _sampler_ns(record: TimingRecord) -> int:
 
 _KIND: Final = "sglang-lenvm"
 _PIPE: Final = "steps.pipe"
-_LAUNCHER: Final = Path(__file__).parent / "inside" / "stamped.py"
+_LAUNCHER: Final = Path(__file__).parent / "inside" / "sglang_lenvm" / "stamped.py"
 PUBLISHED_VALUE_MODELS: Final = {
     "qwen2.5-0.5b": "namezz/lvm-a-qwen2.5-7b-instruct-b-qwen2.5-0.5b-instruct",
     "qwen2.5-1.5b": "namezz/lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
 
@@ -25,14 +25,35 @@ from benchctl.engines.engine import (
     streamed,
 )
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import Concurrency, ContextLength, LayerCount, ThreadCount
+from benchctl.profile.engine_options import Flag, LaunchedOptions, ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.untrusted.http import fetch_json
 from benchctl.workload.tokenizers import Chat
+
+
+class LlamaCppOptions(LaunchedOptions):
+    """Options of the engine ``llamacpp`` (``llama-server``); null leaves the choice to the server."""
+
+    binary: str | None = None
+    """Path of ``llama-server``; searched for where it is not given."""
+    python: str | None = None
+    """Interpreter of an environment that carries ``llama-server`` in a package."""
+    max_model_len: ContextLength = 2048
+    """Longest prompt and output of one sequence together, in tokens (``--ctx-size`` divided by ``--parallel``)."""
+    max_num_seqs: Annotated[Concurrency, Flag("--parallel")] = 32
+    """Sequences in one batch at most, each with its own share of the context."""
+    threads: Annotated[ThreadCount, Flag()] = 1
+    """Threads of computation; threads that wait for one another spin and take the client's cores."""
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag("--batch-size")] = None
+    """Tokens in one step at most."""
+    n_gpu_layers: Annotated[LayerCount | None, Flag()] = None
+    """Layers that are computed on the GPU."""
+    enable_prefix_caching: Annotated[bool, Flag("--no-cache-prompt", when=False)] = False
+    """Reuse the KV cache that an earlier prompt left in the slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

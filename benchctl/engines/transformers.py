@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
 import msgspec
@@ -20,13 +20,36 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import checkpoint_for, is_local, limits_of
-from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
+from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength
+from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_bytes
+
+
+class TransformersOptions(PythonOptions):
+    """Options of the engine ``transformers`` (``transformers serve``); null leaves the choice to the server."""
+
+    device: Annotated[str | None, Flag()] = None
+    """Device that the model runs on, such as ``cpu`` or ``cuda``."""
+    continuous_batching: Annotated[bool, Flag(when=True)] = True
+    """Batch requests; if false, they are served one after another and no steps are recorded."""
+    num_kv_blocks: Annotated[BlockCount | None, Flag("--cb-num-blocks")] = None
+    """Blocks of the KV cache."""
+    block_size: Annotated[BlockTokens | None, Flag("--cb-block-size")] = None
+    """Tokens in one KV block."""
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag("--cb-max-batch-tokens")] = None
+    """Tokens in one step at most."""
+    enable_prefix_caching: bool = False
+    """Share KV blocks between prompts with a common beginning; off, because repeated prompts would be free."""
+    attn_implementation: Annotated[str | None, Flag()] = None
+    """Kernels of attention."""
+    step_log: bool = True
+    """Record steps, by a launcher that times them inside the server."""
+
 
 _final: Final = partial(signatures, is_final=True)
 """A thread of generation that ended: the server lives on, answers 503 and generates no more."""
@@ -83,7 +106,7 @@ SIGNATURES: Final = (
 )  # fmt: skip
 
 
-_LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
+_LAUNCHER: Final = Path(__file__).parent / "inside" / "transformers" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
 NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
 """Packages that its server needs; ``transformers[serving]`` installs all but torch."""

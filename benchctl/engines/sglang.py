@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
 import msgspec
@@ -26,13 +26,47 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.sglang.options import SglangOptions
+from benchctl.profile.choices import Concurrency, ContextLength, DeviceCount, Share
+from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch, json_object
+
+
+class SglangOptions(PythonOptions):
+    """Options of the engine ``sglang``; null leaves the choice to SGLang."""
+
+    device: Annotated[str | None, Flag()] = None
+    """Kind of device to run on."""
+    max_model_len: Annotated[ContextLength | None, Flag("--context-length")] = None
+    """Longest prompt and output together, in tokens."""
+    mem_fraction_static: Annotated[Share | None, Flag()] = None
+    """Share of the device's memory for weights and KV cache."""
+    tensor_parallel_size: Annotated[DeviceCount, Flag("--tp-size")] = 1
+    """Devices that each layer is spread over."""
+    data_parallel_size: Annotated[DeviceCount, Flag("--dp-size")] = 1
+    """Replicas of the engine."""
+    enable_prefix_caching: Annotated[bool, Flag("--disable-radix-cache", when=False)] = False
+    """Share the KV cache between prompts with a common beginning."""
+    enforce_eager: Annotated[bool, Flag("--disable-cuda-graph", when=True)] = False
+    """Run without CUDA graphs."""
+    overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule", when=False)] = True
+    """Overlap the scheduler with the device."""
+    max_num_seqs: Annotated[Concurrency | None, Flag("--max-running-requests")] = None
+    """Sequences in one batch at most."""
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag("--chunked-prefill-size")] = None
+    """Prompt tokens in one step at most."""
+    load_format: Annotated[str | None, Flag()] = None
+    """Source of the weights; ``dummy`` draws random ones."""
+    attention_backend: Annotated[str | None, Flag()] = None
+    """Kernels of attention."""
+    sampling_backend: Annotated[str | None, Flag()] = None
+    """Kernels of sampling."""
+    step_log: bool = True
+    """Record steps, by a plugin inside the server's scheduler."""
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +125,7 @@ def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
 
 
 DISTRIBUTION: Final = "sglang"
-_INSIDE: Final = Path(__file__).parent / "inside"
+_INSIDE: Final = Path(__file__).parent / "inside" / "sglang"
 _PLUGIN: Final = "benchctl-steps"
 _SEED: Final = 0
 _DETERMINISTIC: Final = "--enable-deterministic-inference"

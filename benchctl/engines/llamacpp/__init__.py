@@ -1,1 +1,0 @@
-"""llama.cpp's ``llama-server``: options, start and requests. It records no steps."""

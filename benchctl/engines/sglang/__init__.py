@@ -1,1 +1,0 @@
-"""SGLang: options, start, requests and step log; ``inside`` runs in the server's own environment."""

@@ -1,1 +1,0 @@
-"""``transformers serve``: options, start, requests and step log; ``inside`` runs in the server's environment."""

@@ -1,1 +1,0 @@
-"""vLLM: options, start, requests and step log; ``inside`` runs in the server's own environment."""
