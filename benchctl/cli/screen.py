@@ -13,7 +13,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,31 +144,6 @@ def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int
 
 _LINE_INTERVAL_S: Final = 15.0
 """Between lines where no terminal shows one that changes."""
-
-
-class PhaseProgress:
-    """Shows on stderr what is being done and for how long: on a line that changes, or now and then in one."""
-
-    def __init__(self, name: str, *, is_quiet: bool) -> None:
-        self._name = name
-        self._is_quiet = is_quiet
-        self._bar = bar(is_quiet=is_quiet, bar_format="{desc} {elapsed}{postfix}", desc=name, leave=False)
-        self._began_s = self._shown_s = time.monotonic()
-        self.close = self._bar.close
-
-    def announce(self, line: str) -> None:
-        """Print a line of the result on stdout."""
-        self._bar.clear()
-        print(line, flush=True)
-
-    def show(self, phase: str) -> None:
-        """Tell what is being done."""
-        now_s = time.monotonic()
-        self._bar.set_postfix_str(phase)
-        if self._bar.disable and not self._is_quiet and now_s - self._shown_s >= _LINE_INTERVAL_S:
-            self._shown_s = now_s
-            minutes, seconds = divmod(int(now_s - self._began_s), 60)
-            note(f"{self._name} {minutes:02}:{seconds:02}, {phase}")
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")

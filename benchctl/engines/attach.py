@@ -1,90 +1,45 @@
-"""The engine ``attach``: requests in the dialect of another engine, and no process of our own."""
+"""The engine ``attach``: requests in the dialect of another engine, and no process of our own.
+
+There is no command line, log, process or step to observe; GPUs are those of this host that the options name. The
+configuration is what the server states over HTTP; what it does not state stays unknown. The server may be remote,
+also behind ``https``; its key is read from our environment for each request, and never recorded.
+"""
 
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import psutil
 from pydantic import Field, field_validator
 
 from benchctl.engines.engine import (
-    JsonGetter,
+    Engine,
     LaunchSite,
-    OpenAiServer,
     PromptCounter,
-    TokenizeCounter,
+    engine_for,
     own_options,
     streamed,
+    uncached_fields,
 )
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.engine_spec import load_name
-from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects
+from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.untrusted.http import fetch, fetch_json
-
-_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
-_SCHEMES: Final = ("http", "https")
-
-
-def server_address(url: str) -> str:
-    """The address without the path that requests bring themselves: ``localhost:8000/v1/`` is http://localhost:8000.
-
-    Without a scheme it is http; a prefix of paths stays. Raises ValueError where requests cannot use it.
-    """
-    stripped = url.strip()
-    whole = stripped if "://" in stripped else f"http://{stripped}"
-    scheme, _, rest = whole.partition("://")
-    if scheme.lower() not in _SCHEMES:
-        raise ValueError(f"is {url!r}; write an address that begins with http:// or https://")
-    if "?" in rest or "#" in rest:
-        raise ValueError("holds a query, which requests cannot carry; name a variable in api_key_env instead")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
-    bare = f"{scheme.lower()}://{rest}".rstrip("/")
-    endpoint = next((each for each in _ENDPOINTS if bare.endswith(each)), "")
-    bare = bare.removesuffix(endpoint).rstrip("/")
-    if any(character.isspace() or not character.isprintable() for character in bare):
-        raise ValueError(f"is {url[:80]!r}, which has spaces or control characters; remove them")
-    if not _has_host_and_port(bare):
-        raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
-    return bare
-
-
-def _check_international(url: str) -> None:
-    """Raise ValueError for a host that the client cannot encode; few addresses need the client for that."""
-    httpx = import_module("httpx")
-    try:
-        str(httpx.URL(url).host)
-    except httpx.InvalidURL as error:
-        raise ValueError(str(error)) from error
-
-
-def _has_host_and_port(url: str) -> bool:
-    """True for an address with a host and, where it names one, a port from 1 to 65535."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        host.encode("idna")  # a label of more than 63 characters
-        if not host.isascii() or "xn--" in host:
-            _check_international(url)
-        return bool(host) and parts.port != 0
-    except ValueError:
-        return False
-
 
 if TYPE_CHECKING:
+    import httpx
+
     Dialect: TypeAlias = str
 else:
     Dialect = Literal[dialects()]
+
+_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 
 
 class AttachOptions(ServerOptions):
@@ -132,32 +87,53 @@ class AttachOptions(ServerOptions):
         return server_address(url)
 
 
-class Dialect(Protocol):
-    """The part of an engine that can address a server of its kind that someone else started."""
+def server_address(url: str) -> str:
+    """The address without the path that requests bring themselves: ``localhost:8000/v1/`` is http://localhost:8000.
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError when such servers cannot do what these requests or settings ask."""
+    Without a scheme it is http; a prefix of paths stays. Raises ValueError where requests cannot use it.
+    """
+    stripped = url.strip()
+    whole = stripped if "://" in stripped else f"http://{stripped}"
+    scheme, _, rest = whole.partition("://")
+    if scheme.lower() not in {"http", "https"}:
+        raise ValueError(f"is {url!r}; write an address that begins with http:// or https://")
+    if "?" in rest or "#" in rest:
+        raise ValueError("holds a query, which requests cannot carry; name a variable in api_key_env instead")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
+    bare = f"{scheme.lower()}://{rest}".rstrip("/")
+    endpoint = next((each for each in _ENDPOINTS if bare.endswith(each)), "")
+    bare = bare.removesuffix(endpoint).rstrip("/")
+    if any(character.isspace() or not character.isprintable() for character in bare):
+        raise ValueError(f"is {url[:80]!r}, which has spaces or control characters; remove them")
+    if not _has_host_and_port(bare):
+        raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
+    return bare
 
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        """Path of their counters."""
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
-        """A request in their spelling."""
-
-    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
-        """Counts prompts by asking such a server."""
-
-    def uncached_fields(self) -> dict[str, Any]:
-        """Fields of one request that keep its prompt from being found in a cache; empty where none do."""
-
-    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """The configuration that they state over HTTP."""
-
-    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
-        """The part of it that their metrics page states, whose series are named so."""
+def _has_host_and_port(url: str) -> bool:
+    """True for an address with a host and, where it names one, a port from 1 to 65535."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        host.encode("idna")  # a label of more than 63 characters
+        is_plain = host.isascii() and "xn--" not in host
+        return bool(host) and parts.port != 0 and (is_plain or _is_encodable(url))
+    except ValueError:
+        return False
 
 
-class AttachEngine(OpenAiServer):
+def _is_encodable(url: str) -> bool:
+    """True for an international host that the client can encode; few addresses need the client for that."""
+    import httpx  # noqa: PLC0415
+
+    try:
+        return bool(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
+
+
+class AttachEngine(Engine):
     """Servers that someone else started."""
 
     kind = "attach"
@@ -197,22 +173,18 @@ class AttachEngine(OpenAiServer):
     def base_url(self, settings: VariantSettings, port: int) -> str:
         return own_options(settings, AttachOptions).url
 
-    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """None: nothing is started."""
-        return ()
-
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)
         call = dialect.request_call(request, settings)
         body: dict[str, Any] = msgspec.json.decode(call.body)
         if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
-        if options.dialect != PLAIN_DIALECT and ENGINES[options.dialect].adds_repetition_penalty:
+        if dialect.spec.adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
         if not options.send_seed:
             body.pop("seed", None)
         if options.bypass_prefix_cache:
-            body = {**dialect.uncached_fields(), **body}
+            body = {**uncached_fields(dialect.spec), **body}
         headers = {**_authorization(options), **call.headers}
         return replace(call, headers=headers, body=encode(body), secrets={**_key(options), **call.secrets})
 
@@ -220,23 +192,16 @@ class AttachEngine(OpenAiServer):
         return _dialect(settings).prompt_counter(settings)
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
+        """The configuration that the server states, and how it is addressed."""
         options, (headers, _) = own_options(settings, AttachOptions), settings.request.sent_headers()
-
-        async def get_json(path: str) -> dict[str, Any]:
-            return await _get_json(client, path, {**_authorization(options), **headers})
-
-        dialect = _dialect(settings)
-        config = await dialect.attached_config(get_json)
-        if (path := dialect.metrics_path(settings)) is not None:
-            series = await _get_series(client, path, {**_authorization(options), **headers})
-            config |= dialect.config_of_metrics(series)
+        config = await _dialect(settings).attached_config(client, {**_authorization(options), **headers})
         stated = {name: value for name, value in config.items() if value is not None}
         return {**stated, "url": options.url, "dialect": options.dialect}
 
 
-class PlainOpenAi(OpenAiServer):
+class PlainOpenAi(Engine):
     """The dialect ``openai``: servers of an unknown kind, addressed by OpenAI's published API alone."""
 
     kind = "attach"
@@ -252,9 +217,9 @@ class PlainOpenAi(OpenAiServer):
         """Unknown: each kind of server has its own path, or none."""
         return None
 
-    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
         """Asks as vLLM is asked: the server may be one, or imitate it, and else refuses."""
-        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
+        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
@@ -273,26 +238,6 @@ class PlainOpenAi(OpenAiServer):
         return streamed(request, settings, body)
 
 
-async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:
-    """The JSON object at ``path``; empty where the server does not offer one."""
-    try:
-        return await fetch_json(client, path, headers)
-    except httpx.HTTPError:
-        return {}
-
-
-async def _get_series(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> Collection[str]:
-    """The names of the series of a metrics page; none where the server does not offer one."""
-    from benchctl.engines.metrics_page import series_of  # noqa: PLC0415 - servers of the plain dialect need none
-
-    try:
-        response = await fetch(client, "GET", path, headers=headers)
-        response.raise_for_status()
-        return series_of(response.text)
-    except (httpx.HTTPError, ValueError):
-        return ()
-
-
 def _key(options: AttachOptions) -> dict[str, str]:
     """The key of the server by the variable that holds it; empty without one."""
     name = options.api_key_env
@@ -300,15 +245,12 @@ def _key(options: AttachOptions) -> dict[str, str]:
     return {name: key} if name is not None and key else {}
 
 
-def _authorization(options: AttachOptions) -> dict[str, str]:
+def _authorization(options: AttachOptions) -> Mapping[str, str]:
     (key,) = _key(options).values() or (None,)
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _dialect(settings: VariantSettings) -> Dialect:
+def _dialect(settings: VariantSettings) -> Engine:
     """The engine whose servers are spoken to; no other is imported."""
     dialect = own_options(settings, AttachOptions).dialect
-    if dialect == PLAIN_DIALECT:
-        return PlainOpenAi()
-    engine: Dialect = load_name(ENGINES[dialect].implementation)()
-    return engine
+    return PlainOpenAi() if dialect == PLAIN_DIALECT else engine_for(dialect)

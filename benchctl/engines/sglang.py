@@ -1,39 +1,50 @@
-"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps."""
+"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
+
+* **Steps** come from ``inside/sglang``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
+  (since 0.5.15) and defines them. SGLang's own records are too coarse: its log and
+  ``step_time_dict`` have averages since the previous line, prefills and pauses included.
+* **Sampling** is sent in full with every request, the repetition penalty included: SGLang takes anything that a
+  request leaves out from the model's own ``generation_config.json``.
+* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
+  uses other kernels. The server's own seed is fixed, so that servers do not differ in it.
+* **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
+  where that is off.
+* **Health.** By default each call of ``/health`` generates a token and takes a second; here that is switched off.
+* **A taken port** is detected late and is final: the server reports it, and lives on without ever serving.
+"""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import httpx
-import msgspec
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
-    JsonGetter,
+    Device,
     LaunchSite,
-    TokenizeCounter,
+    PromptCounter,
+    Recipe,
+    get_json,
+    offered_json,
     own_options,
-    phase_of,
     plain_body,
     plugged_in,
     profile_errors,
-    raw_step_log,
-    salted,
     signatures,
     streamed,
 )
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import Concurrency, ContextLength, DeviceCount, Share
 from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.files import read_jsonl
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.records.schema import StepRecord
-from benchctl.untrusted.http import fetch, json_object
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class SglangOptions(PythonOptions):
@@ -67,61 +78,6 @@ class SglangOptions(PythonOptions):
     """Kernels of sampling."""
     step_log: bool = True
     """Record steps, by a plugin inside the server's scheduler."""
-
-
-class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the plugin, whose docstring explains the fields."""
-
-    began_ns: int
-    ended_ns: int
-    after_idle: bool
-    num_seqs: int
-    prefill_tokens: int
-    decode_tokens: int
-    output_tokens: int
-    context_tokens: int
-    preempted: int
-    is_greedy: bool
-    is_overlapped: bool
-    schedule_ns: int
-    compute_ns: int | None = None
-    sampler_ns: int | None = None
-
-    @property
-    def sections_ns(self) -> dict[str, int]:
-        """Its parts; with an overlapping scheduler what the host does in a step belongs to the next batch."""
-        if self.is_overlapped:
-            return {}
-        if self.compute_ns is None or self.sampler_ns is None:
-            return {"schedule": self.schedule_ns}
-        return {
-            "schedule": self.schedule_ns,
-            "model_forward": max(self.compute_ns - self.sampler_ns, 0),
-            "sampler_total": self.sampler_ns,
-        }
-
-
-def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
-    """The steps of a run. Raises RecordError at the first line that is damaged."""
-    last_end_ns = 0
-    for index, raw in enumerate(read_jsonl(raw_step_log(directory), _RawStep)):
-        start_ns = max(raw.began_ns, last_end_ns) if raw.after_idle or not index else last_end_ns
-        last_end_ns = raw.ended_ns
-        yield StepRecord(
-            step=index,
-            start_ns=start_ns,
-            dur_ns=max(raw.ended_ns - start_ns, 0),
-            clock="host",
-            phase=phase_of(raw.prefill_tokens, raw.decode_tokens),
-            num_seqs=raw.num_seqs,
-            num_prefill_tokens=raw.prefill_tokens,
-            num_decode_tokens=raw.decode_tokens,
-            context_tokens=raw.context_tokens,
-            output_tokens=raw.output_tokens,
-            is_greedy=raw.is_greedy,
-            preempted=raw.preempted,
-            sections_ns=raw.sections_ns,
-        )
 
 
 DISTRIBUTION: Final = "sglang"
@@ -221,11 +177,11 @@ class SglangEngine(PythonServer):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
 
-    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
-        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
+        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The settings that the server reports, and whether it honours the seeds of requests."""
         options = own_options(settings, SglangOptions)
@@ -241,15 +197,23 @@ class SglangEngine(PythonServer):
         options = settings.server
         return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
 
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        return read_sglang_steps(directory)
+    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+        info = await offered_json(client, "/server_info", headers)
+        return stated_config(info or await offered_json(client, "/get_server_info", headers))
 
-    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        return stated_config(await get_json("/server_info") or await get_json("/get_server_info"))
-
-    def uncached_fields(self) -> dict[str, Any]:
-        """A salt of its own, with which SGLang begins the key of a request in its tree of prefixes."""
-        return salted()
+    def recipe(self, device: Device) -> Recipe | None:
+        if device != "cuda":
+            raise EngineUnavailableError(
+                "sglang: needs an NVIDIA GPU, and 'nvidia-smi -L' shows none here; install vllm or transformers "
+                "instead"
+            )
+        return Recipe(
+            kind=self.kind,
+            device=device,
+            pins=("sglang==0.5.23",),
+            cost="about five minutes and 10 GB",
+            proof="import sglang, sglang.launch_server",
+        )
 
 
 def quiet_env(model: str) -> dict[str, str]:
@@ -287,12 +251,9 @@ def sglang_form(options: RequestOptions) -> dict[str, Any]:
     return fields
 
 
-async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
+async def server_info(client: "httpx.AsyncClient") -> dict[str, Any]:
     """The settings that the server reports, by their names there; some are secret."""
-    response = await fetch(client, "GET", "/server_info")
-    if response.status_code == httpx.codes.NOT_FOUND:  # its name before
-        response = await fetch(client, "GET", "/get_server_info")
-    return json_object(response)
+    return await offered_json(client, "/server_info", {}) or await get_json(client, "/get_server_info")
 
 
 def is_deterministic(options: SglangOptions) -> bool:

@@ -1,26 +1,27 @@
-"""SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler."""
+"""SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler.
 
-import bisect
+* **Revisions** (V0 to V4) share their command line and differ in their records and in how they understand a
+  request: ``REVISIONS``, and docs/engines.md. ``engine.options.revision`` declares the installed one, and the
+  output of every server is checked against it.
+* **Loading.** The value model is loaded by the first request that is sampled, on some revisions guided or not,
+  seconds after the server is ready. The first request of every run asks as its load does, before the warm-up.
+* **Steps** are the fork's own lines (V1, V3, V4), sent through a pipe so that each gets its time; their sections
+  are host time without waiting for the device and never GPU time. V2 prints averages, which stay in its log.
+* **Requests.** The fork checks little. One that its sampler has no path for raises an exception inside the
+  scheduler, which ends all other requests too; a setting that the path in use does not know is silently ignored.
+  Both are refused here, before anything is sent.
+* **Health, seeds, several choices, the taken port**: as with stock SGLang.
+"""
+
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
-import httpx
-import msgspec
 from pydantic import model_validator
 
-from benchctl.engines.engine import (
-    LaunchSite,
-    check_chats,
-    own_options,
-    profile_errors,
-    raw_step_log,
-    signatures,
-    streamed,
-)
+from benchctl.engines.engine import Device, LaunchSite, Recipe, own_options, profile_errors, signatures, streamed
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
 from benchctl.engines.sglang import (
@@ -35,21 +36,45 @@ from benchctl.engines.sglang import (
     sglang_form,
     stated_config,
 )
-from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal, refusal
-from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
-from benchctl.interop.lenvm_log import SAMPLER, TimingRecord, record_from, revisions_of, step_records
+from benchctl.engines.sglang_lenvm_steps import read_lenvm_steps, stamped_records
+from benchctl.errors import EngineUnavailableError
+from benchctl.guided.params import EXPONENTIAL_MODES, REVISIONS_THAT_SKIP, SERVER_MODE
+from benchctl.interop.lenvm_log import revisions_of
 from benchctl.profile.choices import Share, StepCount
-from benchctl.profile.model import VariantSettings
-from benchctl.records.files import read_jsonl
-from benchctl.records.record import Call, PreparedRequest, RequestRecord
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import UnreadableError, read_json
 
+if TYPE_CHECKING:
+    import httpx
+
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
-"""Generations of SGLang's LenVM fork, which understand requests differently; see docs/engines.md."""
-_REVISIONS_WITH_STRIDES: Final = frozenset({"V1", "V3"})
+
+
+class Revision(NamedTuple):
+    """One generation of the fork, by what it knows."""
+
+    writes_lines: bool = False
+    """A line for each call of its sampler."""
+    knows_strides: bool = False
+    """Some of its commits guide every n-th step (``LENVM_STRIDE``)."""
+    prints_averages: bool = False
+    """Averages over calls of its sampler, in its log."""
+    has_targets: bool = True
+    """Values and lengths to reach, in place of a mode and its scale."""
+    guides_all_tokens: bool = True
+    """Guidance where ``top_k`` leaves the whole vocabulary."""
+
+
+REVISIONS: Final[dict[LenvmRevision, Revision]] = {
+    "V0": Revision(),
+    "V1": Revision(writes_lines=True, knows_strides=True),
+    "V2": Revision(prints_averages=True),
+    "V3": Revision(writes_lines=True, knows_strides=True),
+    "V4": Revision(writes_lines=True, has_targets=False, guides_all_tokens=False),
+}
+"""Generations of SGLang's LenVM fork."""
 
 
 class SglangLenvmOptions(SglangOptions):
@@ -60,7 +85,7 @@ class SglangLenvmOptions(SglangOptions):
     )
 
     revision: LenvmRevision | None = None
-    """Generation of the fork that is installed; null: unknown, and requests that depend on it are refused."""
+    """Generation of the fork that is installed, which has to be named to measure it."""
     value_model: str | None = None
     """Value model that the server loads for guidance: a directory, a repository, or the size of a published one
     (``qwen2.5-0.5b``, ``qwen2.5-1.5b``); null: a server that cannot guide."""
@@ -82,12 +107,13 @@ class SglangLenvmOptions(SglangOptions):
 
     @model_validator(mode="after")
     def _of_one_revision(self) -> "SglangLenvmOptions":
-        if self.stride != 1 and self.revision not in _REVISIONS_WITH_STRIDES:
+        known = Revision() if self.revision is None else REVISIONS[self.revision]
+        if self.stride != 1 and not known.knows_strides:
             raise ValueError(
                 f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
                 "strides: set revision, or leave stride out"
             )
-        if self.synchronised_timing_interval is not None and self.revision != "V2":
+        if self.synchronised_timing_interval is not None and not known.prints_averages:
             raise ValueError(
                 f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
                 f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
@@ -103,79 +129,6 @@ class SglangLenvmOptions(SglangOptions):
         return self.value_model
 
 
-Stamped = tuple[int, TimingRecord]
-"""Arrival of a line, in nanoseconds of the monotonic clock, and its content."""
-
-
-class _StampedLine(msgspec.Struct, frozen=True):
-    t_ns: int
-    line: str
-
-
-def read_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
-    """The steps of a run. Raises RecordError at the first line that is damaged, with those before it yielded."""
-    stamped, damage = stamped_records(directory)
-    starts = busy_starts(read_jsonl(directory / "requests.jsonl", RequestRecord))
-    yield from step_records([record for _, record in stamped], spans(stamped, starts))
-    if damage is not None:
-        raise damage
-
-
-def stamped_records(directory: Path) -> tuple[list[Stamped], RecordError | None]:
-    """The readable beginning of a run's log, and the error in the rest."""
-    path, records = raw_step_log(directory), list[Stamped]()
-    try:
-        for number, stamped in enumerate(read_jsonl(path, _StampedLine), start=1):
-            record = record_from(stamped.line)
-            if record is None:
-                return records, RecordError(
-                    f"{path}:{number}: this line is not a step: {stamped.line[:60]!r}; it may be another "
-                    "revision of the fork than this benchctl knows"
-                )
-            records.append((stamped.t_ns, record))
-    except RecordError as error:
-        return records, error
-    return records, None
-
-
-def busy_starts(requests: Iterable[RequestRecord]) -> list[int]:
-    """Times at which a request was sent while none was in flight, ascending."""
-    sent = sorted((r.sent_ns, r.done_ns or r.sent_ns) for r in requests if r.sent_ns is not None)
-    until = accumulate((done for _, done in sent), max, initial=-1)
-    return [start for (start, _), busy_until in zip(sent, until, strict=False) if start > busy_until]
-
-
-def spans(stamped: Sequence[Stamped], starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and duration of each step; ``starts`` are those of the server's busy times.
-
-    A line arrives after its step, and late if its reader was delayed: then the sampler of the next step shows how
-    early the step must have ended.
-    """
-    last_end_ns = None
-    for end_ns, record in zip(_ends(stamped), (record for _, record in stamped), strict=True):
-        sampler_start_ns = end_ns - _sampler_ns(record)
-        index = bisect.bisect_right(starts, end_ns) - 1
-        earlier_ns = [ns for ns in (last_end_ns, starts[index] if index >= 0 else None) if ns is not None]
-        # Its sampler is part of a step, also where a request of ours was sent while the server asked itself.
-        start_ns = min(max(earlier_ns, default=sampler_start_ns), sampler_start_ns)
-        last_end_ns = end_ns
-        yield start_ns, end_ns - start_ns
-
-
-def _ends(stamped: Sequence[Stamped]) -> list[int]:
-    """Latest possible end of each step: its line had arrived, and the next one's sampler had not begun."""
-    ends: list[int] = []
-    latest_ns: int | None = None
-    for t_ns, record in reversed(stamped):
-        ends.append(t_ns if latest_ns is None else min(t_ns, latest_ns))
-        latest_ns = ends[-1] - _sampler_ns(record)
-    return ends[::-1]
-
-
-def _sampler_ns(record: TimingRecord) -> int:
-    return round(record.sections_ms[SAMPLER] * NS_PER_MS)
-
-
 _KIND: Final = "sglang-lenvm"
 _PIPE: Final = "steps.pipe"
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "sglang_lenvm" / "stamped.py"
@@ -185,8 +138,9 @@ PUBLISHED_VALUE_MODELS: Final = {
 }
 """Published value models for Qwen2.5-7B-Instruct by their backbone. The smaller one is not only smaller: it was
 trained on general texts, the larger one on mathematics."""
-_SILENT: Final = frozenset({"V0", "V2"})
-"""Revisions that write no lines."""
+_BUILT_IN_GAMMA: Final = 0.997
+"""Discount of the path for finitely many candidates, whatever a request says."""
+_REPLACED_BY_TARGET: Final = ("mode", "value_scale")
 _SIGNATURES: Final = (
     *signatures(
         "unguidable-request",
@@ -222,11 +176,17 @@ class SglangLenvmEngine(SglangEngine):
             value_checkpoint(value_model)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for what would end the server, be passed over, or mean one thing or another."""
+        """Raises UnsupportedError for what would end the server or be passed over, and for an unknown revision."""
         options, params = own_options(settings, SglangLenvmOptions), custom_params(settings.guidance)
-        check_chats(requests, settings)
-        self.require_context(requests, settings)
-        problem = refusal(params, settings.sampling, options.revision) or mixed_refusal([params])
+        super().check_requests(requests, settings)
+        if options.revision is None:
+            what = "is of an unknown revision of the fork, and each of them understands requests in its own way"
+            remedy = (
+                "say which is installed: --set engine.options.revision=V0 for the released code, V1 to V4 for its "
+                "later branches"
+            )
+            raise self.refusal(settings, what, remedy)
+        problem = request_problem(params, settings.sampling, options.revision)
         if problem is not None:
             raise self.refusal(settings, *problem)
         if params is not None and options.overlap_schedule:
@@ -235,14 +195,6 @@ class SglangLenvmEngine(SglangEngine):
         if is_deterministic(options) and any(request.n > 1 for request in requests):
             what = "gives all choices of a request one seed when it is deterministic, so that they are one answer"
             raise self.refusal(settings, what, "set workload.samples_as: requests")
-        if options.revision is None and (unclear := ambiguities([params])):
-            listed = "\n".join(f"  {text}" for text in unclear)
-            raise UnsupportedError(
-                f"engine {_KIND!r}, variant {settings.variant!r}: the meaning of these requests depends on the "
-                f"revision of the fork:\n{listed}\n"
-                "Say which is installed: --set engine.options.revision=V0 for the released code, V1 to V4 for "
-                "its later branches"
-            )
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; where its lines get their times, behind the launcher that takes those."""
@@ -271,7 +223,7 @@ class SglangLenvmEngine(SglangEngine):
         return streamed(request, settings, body, form=sglang_form(settings.request))
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The settings that the server reports, and the declared revision.
 
@@ -282,7 +234,7 @@ class SglangLenvmEngine(SglangEngine):
         self._require_value_model(settings, info)
         self._require_revision(settings, site)
         config = stated_config(info)
-        config["value_model"], config["revision"] = options.value_model, options.revision or "unknown"
+        config["value_model"], config["revision"] = options.value_model, options.revision
         config["enforce_eager"], config["stride"] = options.enforce_eager, options.stride
         config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
         if options.extra_args:
@@ -300,6 +252,10 @@ class SglangLenvmEngine(SglangEngine):
         """The named interpreter, or that of the fork's own environment; stock SGLang is refused."""
         return fork_interpreter(named, engines_directory())
 
+    def recipe(self, device: Device) -> Recipe | None:
+        """None: the fork has no package."""
+        return None
+
     def _require_value_model(self, settings: VariantSettings, info: Mapping[str, Any]) -> None:
         """Check the value model that the server reports, if it does, against the one that it was started with."""
         if "enable_lvm_guided_sampling" not in info:
@@ -314,11 +270,11 @@ class SglangLenvmEngine(SglangEngine):
     def _require_revision(self, settings: VariantSettings, site: LaunchSite) -> None:
         """Check the server's output during its first request against the declared revision."""
         options = own_options(settings, SglangLenvmOptions)
-        log = site.directory / "server.log"
+        log = site.log
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
         fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
         looked = _has_lines(options) or options.synchronised_timing_interval is not None
-        if options.revision is not None and looked and options.revision not in fits:
+        if looked and options.revision not in fits:
             what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
             raise self.refusal(settings, what, "correct engine.options.revision")
 
@@ -367,7 +323,67 @@ def _architecture_of(checkpoint: str) -> str:
 
 def _has_lines(options: SglangLenvmOptions) -> bool:
     is_one_rank = options.tensor_parallel_size * options.data_parallel_size == 1
-    return options.step_log and is_one_rank and options.revision not in _SILENT
+    return (
+        options.step_log
+        and is_one_rank
+        and options.revision is not None
+        and REVISIONS[options.revision].writes_lines
+    )
+
+
+def custom_params(guidance: Guidance | None) -> dict[str, Any] | None:
+    """``custom_params`` as the fork reads them. None without guidance: a key alone activates it.
+
+    A target takes the place of mode and scale, which would only choose a path that targets do not have.
+    """
+    if guidance is None:
+        return None
+    params = guidance.model_dump(exclude_none=True)
+    if guidance.has_target:
+        params = {name: value for name, value in params.items() if name not in _REPLACED_BY_TARGET}
+    return params
+
+
+def request_problem(
+    params: Mapping[str, Any] | None, sampling: Sampling, revision: LenvmRevision
+) -> tuple[str, str] | None:
+    """The error that the server would make with such a request, and the remedy; None for a request without one.
+
+    ``top_k`` 1 and temperature 0 are allowed: greedy decoding, where guidance never acts on any revision.
+    """
+    if params is None or sampling.is_greedy:
+        return None
+    mode, has_all, knows = params.get("mode", SERVER_MODE), sampling.top_k < 1, REVISIONS[revision]
+    has_target = not params.keys().isdisjoint({"target_value", "target_length"})
+    finite, gamma = "set sampling.top_k to 2 or more", params.get("gamma", _BUILT_IN_GAMMA)
+    problems = (
+        (
+            has_target and not knows.has_targets,
+            f"dies of a target, for which {revision} has no path",
+            "leave the target out, or take another revision",
+        ),
+        (
+            has_all and not has_target and mode in EXPONENTIAL_MODES,
+            f"dies of mode {mode} with top_k {sampling.top_k}, for which its sampler has no path",
+            finite,
+        ),
+        (
+            has_all and not knows.guides_all_tokens,
+            f"dies of guidance with top_k {sampling.top_k} on {revision}",
+            finite,
+        ),
+        (
+            not has_all and not has_target and "value_min" in params,
+            "ignores value_min where top_k is finite and nothing has a target",
+            "leave value_min out",
+        ),
+        (
+            not has_all and not has_target and mode == "length_mul" and gamma != _BUILT_IN_GAMMA,
+            f"computes lengths with gamma {_BUILT_IN_GAMMA} with a finite top_k, not with {gamma}",
+            f"set guidance.gamma to {_BUILT_IN_GAMMA}",
+        ),
+    )
+    return next(((what, remedy) for applies, what, remedy in problems if applies), None)
 
 
 @cache

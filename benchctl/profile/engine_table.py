@@ -258,7 +258,7 @@ _MICRO: Final = EngineSpec(
 ENGINES: Final[dict[str, EngineSpec]] = {
     spec.kind: spec
     for spec in (
-        _SIM, _VLLM, _VLLM_LENVM, _SGLANG, _SGLANG_LENVM, _LLAMACPP, _TRANSFORMERS, _ATTACH, _MICRO,
+        _SIM, _VLLM, _VLLM_LENVM, _SGLANG, _SGLANG_LENVM, _TRANSFORMERS, _LLAMACPP, _ATTACH, _MICRO,
     )
 }  # fmt: skip
 """The engines by the names that they have in profiles."""

@@ -18,8 +18,13 @@ from support.steps import records_of
 from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.sglang_lenvm import SglangLenvmEngine, SglangLenvmOptions, fork_interpreter, value_checkpoint
-from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal
+from benchctl.engines.sglang_lenvm import (
+    SglangLenvmEngine,
+    SglangLenvmOptions,
+    custom_params,
+    fork_interpreter,
+    value_checkpoint,
+)
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
@@ -104,8 +109,7 @@ def test_a_server_without_a_value_model_has_none_of_its_flags(python: str, tmp_p
         ),
         ({"revision": "V4"}, {"SGLANG_LVM_TIMING_LOG": "/results/000-b0-guided/steps.pipe"}),
         ({"revision": "V4", "step_log": False}, {}),
-        ({}, {"SGLANG_LVM_TIMING_LOG": "/results/000-b0-guided/steps.pipe"}),
-        ({"tensor_parallel_size": 2}, {}),
+        ({"revision": "V1", "tensor_parallel_size": 2}, {}),
     ],
 )
 def test_each_revision_records_its_steps_as_it_can(
@@ -155,17 +159,11 @@ def test_a_mode_that_would_end_the_scheduler_is_refused(mode: str) -> None:
         assert not problem(guidance, Sampling(top_k=1), revision=revision), "greedy decoding is a control"
 
 
-def test_targets_are_refused_on_v4_and_beside_tilting_modes_everywhere() -> None:
+def test_targets_are_refused_on_v4() -> None:
     target = Guidance(target_length=100.0)
     assert not problem(target, Sampling(top_k=15), revision="V1")
     assert not problem(target, Sampling(top_k=-1), revision="V2")
     assert "dies of a target, for which V4 has no path" in problem(target, Sampling(top_k=15), revision="V4")
-    mixed = mixed_refusal([custom_params(target), custom_params(tilted())])
-    assert mixed is not None
-    assert "some requests have a target and others mode centered_exp" in mixed[0]
-    assert (
-        mixed_refusal([custom_params(target), custom_params(Guidance(mode="mul", value_scale=2.0)), None]) is None
-    )
 
 
 def test_v4_refuses_guidance_over_the_whole_vocabulary_in_every_mode() -> None:
@@ -195,60 +193,12 @@ def test_several_choices_of_a_deterministic_server_are_refused_because_they_are_
     assert not problem(tilted(), n=4, revision="V1")
 
 
-@pytest.mark.parametrize(
-    ("guidance", "meanings"),
-    [
-        (
-            tilted(value_scale=0.0),
-            ("value_scale 0 with mode centered_exp: V0, V1 and V4 run the value model", "V2 and V3 never run it"),
-        ),
-        (
-            Guidance(mode="linear", value_scale=1.0),
-            ("value_scale 1 with mode linear: V0, V1 and V4 run the value model and tilt nothing",),
-        ),
-        (
-            Guidance(mode="mul", value_scale=0.0),
-            ("V2 and V3 leave the request unguided, V0, V1 and V4 drive every step to its shortest candidate",),
-        ),
-        (
-            tilted(value_entropy_threshold=0.5),
-            (
-                "V0 to V3 hold it against the entropy of the filtered candidates",
-                "V4 against that of the whole vocabulary",
-                "sampled without any filter on V0, V1 and V3",
-            ),
-        ),
-    ],
-)
-def test_a_request_that_revisions_understand_differently_needs_the_revision(
-    guidance: Guidance, meanings: tuple[str, ...]
-) -> None:
-    refused = problem(guidance)
-    for meaning in (
-        *meanings,
-        "variant 'guided'",
-        "--set engine.options.revision=V0 for the released code, V1 to V4",
-    ):
-        assert meaning in refused
-    for revision in ("V0", "V1", "V2", "V3", "V4"):
-        assert not problem(guidance, revision=revision)
-
-
-def test_a_request_that_all_revisions_understand_alike_needs_none() -> None:
-    assert not problem(tilted(value_scale=0.001))
-    assert not problem(Guidance(target_length=100.0), Sampling(top_k=15))
-    assert not problem(None)
-
-
-def test_mixed_batches_mean_different_things_too() -> None:
-    exponential, expectation = custom_params(tilted()), custom_params(Guidance(mode="mul", value_scale=0.5))
-    assert (
-        "V2 tilts each row by its own, V0, V1, V3 and V4 all rows by mul"
-        in ambiguities([exponential, expectation])[0]
-    )
-    (beside,) = ambiguities([exponential, None])
-    assert "V0, V1 and V3 sample them without top_k, top_p and min_p" in beside
-    assert ambiguities([None, None]) == ambiguities([exponential, exponential]) == ()
+def test_a_fork_of_an_unknown_revision_is_refused_with_the_option_that_names_it() -> None:
+    for guidance in (None, tilted()):
+        refused = problem(guidance)
+        assert "variant 'guided'" in refused or "variant" in refused
+        assert "--set engine.options.revision=V0 for the released code, V1 to V4" in refused
+        assert not problem(guidance, revision="V0")
 
 
 def test_published_value_models_go_by_their_size_and_others_by_directory_or_repository(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchctl.engines import sglang
-from benchctl.engines.sglang import read_sglang_steps
+from benchctl.engines.sglang import SglangEngine
 from benchctl.errors import RecordError
 
 SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "sglang_scheduler.py"
@@ -45,7 +45,7 @@ def scheduled(script: Any, log: Path | None = None) -> "subprocess.CompletedProc
 def steps_of(tmp_path: Path, script: Any) -> list[Any]:
     done = scheduled(script, tmp_path / "steps.raw.jsonl")
     assert done.stderr == ""
-    return list(read_sglang_steps(tmp_path))
+    return list(SglangEngine().read_steps(tmp_path))
 
 
 def test_each_batch_is_one_step_with_its_rows_and_tokens(tmp_path):
@@ -77,7 +77,7 @@ def test_a_step_after_a_pause_starts_when_its_batch_was_chosen(tmp_path):
 def test_what_is_done_after_tokens_were_sent_belongs_to_the_next_step_and_to_none_after_the_last(tmp_path):
     done = scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl")
     *_, over_ns = json.loads(done.stdout)
-    first, second, third = read_sglang_steps(tmp_path)
+    first, second, third = SglangEngine().read_steps(tmp_path)
     at_least_ns = 20_000_000  # the stand-in sleeps that long after it sent the tokens of a step
     assert second.start_ns == first.start_ns + first.dur_ns
     assert min(second.dur_ns, third.dur_ns) >= at_least_ns
@@ -155,7 +155,7 @@ def test_what_another_version_does_otherwise_costs_one_warning_and_never_the_ser
     turns = [LOAD[0], {"rows": ["a", "b"], "extend": "many"}, {"rows": ["a"]}]
     done = scheduled({"turns": turns}, tmp_path / "steps.raw.jsonl")
     assert done.stderr.count("WARNING") == 1
-    assert len(list(read_sglang_steps(tmp_path))) == 1
+    assert len(list(SglangEngine().read_steps(tmp_path))) == 1
 
 
 def test_a_version_without_what_is_watched_serves_and_records_nothing(tmp_path):
@@ -168,7 +168,7 @@ def test_a_version_without_what_is_watched_serves_and_records_nothing(tmp_path):
 def test_one_of_the_processes_that_go_through_the_same_batches_records(tmp_path):
     steps = steps_of(tmp_path, {"turns": LOAD})
     assert scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl").stderr == ""
-    assert list(read_sglang_steps(tmp_path)) == steps
+    assert list(SglangEngine().read_steps(tmp_path)) == steps
 
 
 @pytest.mark.parametrize("script", [{"turns": LOAD}, {"turns": LOAD, "schedules": False}])
@@ -182,7 +182,7 @@ def test_a_damaged_line_is_named_and_what_stands_before_it_is_kept(tmp_path):
     steps = steps_of(tmp_path, {"turns": LOAD})
     with (tmp_path / "steps.raw.jsonl").open("a") as file:
         file.write('{"began_ns": 1')
-    read = read_sglang_steps(tmp_path)
+    read = SglangEngine().read_steps(tmp_path)
     assert [next(read) for _ in steps] == steps
     with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4"):
         next(read)

@@ -16,7 +16,7 @@ from support.step_time import MODELS, planted_run
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.sglang import read_sglang_steps
+from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.transformers import TransformersEngine
 from benchctl.engines.vllm_steps import read_vllm_steps
 from benchctl.errors import BenchctlError
@@ -222,6 +222,6 @@ READERS: Final = (
     Reader("lint", lambda directory: lint_config(directory / "config.yaml")),
     Reader("step-table", lambda directory: read_step_table(directory / "steps.csv", TableDefaults())),
     Reader("vllm-steps", _steps(read_vllm_steps)),
-    Reader("sglang-steps", _steps(read_sglang_steps)),
+    Reader("sglang-steps", _steps(SglangEngine().read_steps)),
     Reader("transformers-steps", _steps(TransformersEngine().read_steps)),
 )

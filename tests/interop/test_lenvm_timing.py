@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log
-from benchctl.engines.sglang_lenvm import busy_starts, read_lenvm_steps, spans
+from benchctl.engines.sglang_lenvm_steps import busy_starts, read_lenvm_steps, spans
 from benchctl.errors import RecordError
 from benchctl.interop.lenvm_log import (
     last_lives,

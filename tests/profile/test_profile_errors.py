@@ -72,7 +72,7 @@ def test_all_errors_of_a_profile_are_reported_at_once():
     assert errors_of(textwrap.dedent(text)) == [
         "21 errors in the profile",
         "p.yaml:1: name: 'Big Test' is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
-        "p.yaml:2: engine.kind: is 'simm'; allowed are sim, vllm, vllm-lenvm, sglang, sglang-lenvm, llamacpp, transformers, attach, micro; did you mean 'sim'?",
+        "p.yaml:2: engine.kind: is 'simm'; allowed are sim, vllm, vllm-lenvm, sglang, sglang-lenvm, transformers, llamacpp, attach, micro; did you mean 'sim'?",
         f"p.yaml:4: workload.dataset: is 'gsm9k'; allowed are {', '.join(DATASETS)}; did you mean 'gsm8k'?",
         "p.yaml:5: workload.num_promts: unknown key; did you mean 'num_prompts'?",
         "p.yaml:6: workload.num_prompts: expected a whole number, found '5'; remove the quotes",

@@ -8,7 +8,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -25,17 +25,16 @@ from benchctl.cli.options import (
     complete_engine,
     complete_profile,
 )
-from benchctl.cli.screen import PhaseProgress, folding_console, tell
+from benchctl.cli.screen import folding_console, tell
 from benchctl.cluster.slots import slots_check
 from benchctl.cluster.slurm import slurm_checks
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.installing.install import install_engine
-from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe_for
+from benchctl.engines.installing import INSTALLABLE, device_here, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.software import NeededEngine, Needs, engine_checks, inspect_machine
-from benchctl.profile.engine_table import is_virtual
+from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
@@ -55,8 +54,6 @@ _EXAMPLES: Final = {"flag": "max_num_seqs=4", "sampler": "top_k=50"}
 _SIMULATED_MODEL: Final = "qwen2.5-7b"
 _OTHER_SIMULATED_MODEL: Final = "qwen2.5-1.5b"
 _SIMULATORS: Final = ("sim", "sim-exact")
-_BY_PREFERENCE: Final = ("vllm", "transformers", "llamacpp")
-"""Engines in the order in which an installed one is chosen."""
 _ANY_PROFILE: Final = "ci-smoke"
 """An engine preset is read as part of a profile; this one serves every engine."""
 _MISSING: Final = 2
@@ -194,12 +191,13 @@ def _ask_change() -> str:
 
 def installed_engine() -> str:
     """The preset of an engine that is installed here, the preferred first; else the simulator."""
-    for kind in _BY_PREFERENCE:
+    for kind in INSTALLABLE:
         try:
             engine_for(kind).installation(None)
         except EngineUnavailableError:
             continue
-        return kind if kind == "vllm" and device_here() == "cuda" else f"{kind}-cpu"
+        has_preset = kind in preset_files() and device_here() == "cuda"
+        return kind if has_preset else ENGINES[kind].preset_without_gpu or kind
     return "sim"
 
 
@@ -307,7 +305,7 @@ def install(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Install again what is installed.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, for CI.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing of pip but its errors, for CI.")] = False,
 ) -> None:
     """Install engines with pip, each into an environment of its own in the user's cache directory.
 
@@ -316,8 +314,7 @@ def install(
     """
     of_device = device_here(device)
     for recipe in [recipe_for(kind, of_device) for kind in dict.fromkeys(kinds)]:
-        with closing(PhaseProgress(recipe.kind, is_quiet=quiet)) as progress:
-            install_engine(recipe, progress.announce, on_progress=progress.show, python=python, is_forced=force)
+        install_engine(recipe, partial(print, flush=True), python=python, is_forced=force, is_quiet=quiet)
 
 
 @engines.command("list")

@@ -13,14 +13,12 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import (
     LOOPBACK,
+    Engine,
     LaunchSite,
-    OpenAiServer,
-    TokenizeCounter,
-    check_chats,
+    PromptCounter,
     own_options,
     plain_body,
     profile_errors,
-    raw_step_log,
     signatures,
     streamed,
 )
@@ -29,9 +27,9 @@ from benchctl.engines.sim.options import COST_MODELS, SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.layer_profile import find_tables
 from benchctl.profile.model import VariantSettings
-from benchctl.records.files import encode, read_jsonl
+from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.records.schema import Clock, ResultWarning, StepRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.steptime.model import read_model
 from benchctl.steptime.work import Deployment
 from benchctl.untrusted import METRICS_BYTES
@@ -54,11 +52,10 @@ _SIGNATURES: Final = (
 )  # fmt: skip
 
 
-class SimEngine(OpenAiServer):
+class SimEngine(Engine):
     """The simulated server of ``python -m benchctl.sim``."""
 
     kind = "sim"
-    clock: Clock = "virtual"
     needs_first_generation = False
     signatures = _SIGNATURES
 
@@ -89,10 +86,6 @@ class SimEngine(OpenAiServer):
         except UsageError as error:
             raise UsageError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for variables of a chat template without chats; it does all else."""
-        check_chats(requests, settings)
-
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line, which names the file of the server's settings; writes that file."""
         options = own_options(settings, SimOptions).model_dump(mode="json", exclude={"port"})
@@ -109,8 +102,8 @@ class SimEngine(OpenAiServer):
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
         return streamed(request, settings, body)
 
-    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
-        return TokenizeCounter()
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
+        return PromptCounter()
 
     async def announce(
         self,
@@ -169,7 +162,3 @@ class SimEngine(OpenAiServer):
 
     def has_steps(self, settings: VariantSettings) -> bool:
         return True
-
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The step records of the server's own log, which is in our format already."""
-        return read_jsonl(raw_step_log(directory), StepRecord)

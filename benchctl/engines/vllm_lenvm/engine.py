@@ -1,12 +1,25 @@
-"""vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named."""
+"""vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named.
+
+* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between runners is not one of a
+  value model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the
+  runner on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
+* **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
+  and min_p to where they are applied once, before the tilt (``guided/vllm/requests.py``). With top_k 1 a request is
+  greedy and guidance never acts, so vLLM's own path takes it.
+* **Neutral guidance** is computed unless ``skip_noop`` is set, because its price is the question.
+* **Steps** are vLLM's, joined with what guidance did in each. Both logs are written by different processes and
+  count the steps of the server alike, so the number joins them; the size of the batch, which both know, proves
+  that it is the same step. Durations are vLLM's, on the clock of the host. Where guidance was timed on the clock
+  of the device as well, those times carry its name, ``device.lvm_forward``: they are listed beside the step and
+  are no parts of it, because a device may still be busy with one step when the host has gone on to the next.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import httpx
 import msgspec
 
 from benchctl import __version__
@@ -24,6 +37,9 @@ from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
+
+if TYPE_CHECKING:
+    import httpx
 
 MAX_CANDIDATES: Final = 64
 _ITEM_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -217,7 +233,7 @@ class VllmLenvmEngine(VllmEngine):
                 f"engine {self.kind!r}, variant {settings.variant!r}: extra_args name {_PROCESSOR_FLAG}, which "
                 "benchctl sets for the value model, and vLLM heeds it once; remove it, or drop value_model"
             )
-        super().check_requests(requests, settings.model_copy(update={"guidance": None}))
+        super().check_requests(requests, settings)
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:
         """vLLM's, and ours for a server that runs our code for its value model."""
@@ -253,7 +269,7 @@ class VllmLenvmEngine(VllmEngine):
         return replace(call, body=encode({**msgspec.json.decode(call.body), "vllm_xargs": extra}))
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         config = await super().effective_config(client, settings, site)
         config.pop("logits_processors", None)  # says no more than value_model

@@ -5,17 +5,24 @@ SGLang finds this directory's entry point of the group ``sglang.srt.plugins`` on
 named by ``BENCHCTL_STEP_LOG``; without it nothing is done. The ranks of a tensor-parallel server go through the
 same batches at the same time: the one that creates the file records, the others leave it alone.
 
-A line is one batch, written when it is complete:
+A line is one batch, written when it is complete, with the fields of a step record of benchctl
+(``records/schema.py``):
 
-``began_ns`` when the turn of the loop began that put the batch together, and ``ended_ns`` when its tokens were
-there, about to be sent on their way to the clients, on CLOCK_MONOTONIC; ``after_idle`` whether the scheduler found
-nothing to do before it. ``num_seqs`` rows; ``prefill_tokens`` and ``decode_tokens`` computed in it;
-``output_tokens`` by which the answers grew; ``context_tokens`` the sum of contexts with what was computed;
-``preempted`` requests that lost their place since the line before; ``is_greedy`` whether every row takes the
-likeliest token. ``is_overlapped`` where the scheduler prepares the next batch before it hands out this one: a
-request's end is then learnt one batch late, and a row may give no token. ``schedule_ns`` is the part of the turn
-that chose the batch. ``compute_ns`` (model and sampler) and its part ``sampler_ns`` stand only on the CPU, where a
-call lasts as long as its work.
+**Time**, on CLOCK_MONOTONIC. A step ends when its tokens are about to be sent. It starts when the previous step
+ended, if the scheduler has not been idle since; otherwise when the turn of the loop began that chose its batch.
+Such steps do not overlap and leave no gap while there is work: sending the tokens of the step before, taking in
+requests, scheduling, the model and sampling are all inside. Where the scheduler works while the device does
+(SGLang's default), the device computes a batch while the host hands out the one before, and the time between two
+such moments is what a token takes; on the CPU, where nothing goes on beside the host, it is then the next batch
+whose computation falls into a step. Its sections are those of the turn that chose it, so an overlapping scheduler
+has none; ``model_forward`` and ``sampler_total`` stand only on the CPU, where a call lasts as long as its work.
+
+**Tokens.** ``num_seqs`` rows; ``num_prefill_tokens`` and ``num_decode_tokens`` computed in it; ``context_tokens``
+the sum of contexts with what was computed. ``output_tokens`` are those by which the answers grew: their sum is the
+usage. Rows of requests that have ended, which an overlapping scheduler learns one batch late, count in
+``num_seqs`` and not there; a drafted token counts once it is part of an answer. The first request of several
+choices (``n``) is computed once more for its prompt alone: that step has no output. ``preempted`` requests lost
+their place since the line before.
 
 Nothing here may harm the server: at the first error one warning goes to its log, and nothing is written from
 then on.
@@ -50,7 +57,8 @@ class StepLog:
         self._is_idle = True
         self._began_ns = self._schedule_ns = self._sampler_ns = 0
         self._ended_ns: int | None = None
-        self._preempted = 0
+        """When the tokens of the batch that is handed out were about to be sent."""
+        self._last_end_ns = self._count = self._preempted = 0
         self._launched: deque[tuple[Any, dict[str, Any]]] = deque()
         """Launched batches whose tokens were not handed out yet: their results and steps."""
 
@@ -87,17 +95,18 @@ class StepLog:
     def _note(self, given: tuple[Any, ...], result: Any, compute_ns: int) -> None:
         """Keep the composition of the batch, which changes until its tokens are handed out."""
         scheduler, batch = given[:2]
+        sections = {} if scheduler.enable_overlap else {"schedule": self._schedule_ns}
+        if sections and str(scheduler.device) == "cpu":
+            sections["model_forward"] = max(compute_ns - self._sampler_ns, 0)
+            sections["sampler_total"] = self._sampler_ns
         step = {
-            "began_ns": self._began_ns,
-            "after_idle": self._is_idle,
+            "clock": "host",
+            "start_ns": self._began_ns if self._is_idle else 0,  # at least the end of the step before
             "preempted": self._preempted,
             "is_greedy": bool(batch.sampling_info.is_all_greedy),
-            "is_overlapped": bool(scheduler.enable_overlap),
-            "schedule_ns": self._schedule_ns,
+            "sections_ns": sections,
             **work_of(batch),
         }
-        if str(scheduler.device) == "cpu":
-            step |= {"compute_ns": compute_ns, "sampler_ns": self._sampler_ns}
         self._is_idle, self._preempted = False, 0
         self._launched.append((result, step))
 
@@ -115,7 +124,7 @@ class StepLog:
         if self._launched:
             step = self._launched[0][1]
             step["output_tokens"] = -answered(batch.reqs)
-            if not step["prefill_tokens"]:
+            if not step["num_prefill_tokens"]:
                 step["context_tokens"] = sum(length_of(request) for request in batch.reqs)
 
     def send(self, stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -130,9 +139,12 @@ class StepLog:
             return
         _, step = self._launched.popleft()
         step["output_tokens"] += answered(batch.reqs)
+        step["start_ns"] = max(step["start_ns"], self._last_end_ns)
+        step |= {"step": self._count, "dur_ns": max(ended_ns - step["start_ns"], 0)}
+        self._last_end_ns, self._count = ended_ns, self._count + 1
         if self._file is None:
             self._open()
-        line = json.dumps({"ended_ns": ended_ns, **step}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(step, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if not self._is_silent and os.write(self._file, line) != len(line):  # type: ignore[arg-type]
             raise OSError("a line could be written only in part; the disk may be full")
 
@@ -172,17 +184,19 @@ class StepLog:
             _log.warning("benchctl records no more steps of this server: %s: %s", type(error).__name__, error)
 
 
-def work_of(batch: Any) -> dict[str, int]:
+def work_of(batch: Any) -> dict[str, Any]:
     """Rows and tokens of a batch that was just launched; decoding rows may stand among those of prompts."""
     num_seqs = len(batch.reqs)
     if not batch.forward_mode.is_extend():
-        return {"num_seqs": num_seqs, "prefill_tokens": 0, "decode_tokens": num_seqs}
+        return {"phase": "decode", "num_seqs": num_seqs, "num_prefill_tokens": 0, "num_decode_tokens": num_seqs}
     decoding = len(batch.decoding_reqs or ())
     computed = int(batch.extend_num_tokens)
+    is_all_decoding = computed == decoding
     return {
+        "phase": "decode" if is_all_decoding else "mixed" if decoding else "prefill",
         "num_seqs": num_seqs,
-        "prefill_tokens": computed - decoding,
-        "decode_tokens": decoding,
+        "num_prefill_tokens": computed - decoding,
+        "num_decode_tokens": decoding,
         "context_tokens": sum(batch.prefix_lens) + computed,
     }
 

@@ -16,11 +16,11 @@ and the duration is the distance between two such moments, which is the time per
 late that a request has ended, so such a batch may hold rows that give no token, and the last batch of a burst is
 collected only when the next request comes.
 
-**Fields.** ``num_seqs`` rows of the batch, ``prefill_tokens`` and ``decode_tokens`` computed in it,
-``output_tokens`` added to answers, ``context_tokens`` the sum of contexts after the step, ``is_greedy`` whether
-tokens are chosen by argmax, ``is_async`` as above. ``schedule_ns`` is the part before the computation;
-``forward_ns`` and ``sampler_ns`` (logits processors and drawing) only on the CPU, where a call lasts as long as
-its work.
+**Fields** are those of a step record of benchctl (``records/schema.py``). ``num_seqs`` rows of the batch,
+``num_prefill_tokens`` and ``num_decode_tokens`` computed in it, ``output_tokens`` added to answers,
+``context_tokens`` the sum of contexts after the step, ``is_greedy`` whether tokens are chosen by argmax. Of the
+sections, ``schedule`` is the part before the computation; ``model_forward`` and ``sampler_total`` (logits
+processors and drawing) are there only on the CPU, where a call lasts as long as its work.
 """
 
 import argparse
@@ -133,15 +133,16 @@ class StepLog:
         """Keep the composition of the batch: its requests change while it is computed."""
         rows = rows_of(processor.inputs_and_outputs)
         prefill = sum(row.query_length for row in rows if is_prefill(row))
+        decode = sum(row.query_length for row in rows) - prefill
         self._in_flight.append(
             {
                 "states": [row.state for row in rows],
                 "num_seqs": len(rows),
-                "prefill_tokens": prefill,
-                "decode_tokens": sum(row.query_length for row in rows) - prefill,
+                "num_prefill_tokens": prefill,
+                "num_decode_tokens": decode,
+                "phase": ("mixed" if decode else "prefill") if prefill else "decode",
                 "context_tokens": sum(row.state.position_offset for row in rows),
                 "is_greedy": not processor.do_sample,
-                "is_async": bool(processor.use_async_batching),
             }
         )
 
@@ -151,10 +152,12 @@ class StepLog:
     def _write(self) -> None:
         dur_ns, batch = time.monotonic_ns() - self._began_ns, self._in_flight.popleft()
         batch["output_tokens"] += answered(batch.pop("states"))
-        line = {"step": self._count, "start_ns": self._began_ns, "dur_ns": dur_ns, **batch}
-        line["schedule_ns"] = self._schedule_ns
+        sections = {"schedule": self._schedule_ns}
         if self._is_host_time:
-            line.update(sampler_ns=self._sampler_ns, forward_ns=self._compute_ns - self._sampler_ns)
+            sections["model_forward"] = self._compute_ns - self._sampler_ns
+            sections["sampler_total"] = self._sampler_ns
+        line = {"step": self._count, "start_ns": self._began_ns, "dur_ns": dur_ns, "clock": "host", **batch}
+        line["sections_ns"] = sections
         if self._file is not None:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._count += 1
