@@ -1,4 +1,31 @@
-"""Step records and configuration from what our plugin in a vLLM server wrote."""
+"""Step records and configuration of a vLLM server, from what our plugin inside it wrote.
+
+**Time.** A step ends when the engine's process has its outputs (``ended_ns``). It starts when the previous step
+ended, if the engine had unfinished requests then; otherwise when the scheduler took up the first of the requests
+that woke it. Such steps do not overlap and leave no gap while there is work:
+scheduling, the model, sampling and taking in the outputs are all inside. vLLM's own ``elapsed_ms`` is less: the
+wait for the model's answer after the work was handed over. It is used only where nothing better is known: for
+the first part of a long prompt that meets an idle engine. With asynchronous scheduling the next step is handed
+over before this one's answer; the time between two answers is still what a token takes.
+
+**Tokens.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
+output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
+``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
+prompts in chunks and drafts. ``accepted_tokens`` may be more than that: those beyond the end of a request are
+accepted and given to nobody. (A text that a stop string cuts in the middle of a draft would be the exception;
+benchctl never requests one.) ``preempted`` are preemptions that became known with this step's outputs;
+``kv_used_blocks`` what was in use after it.
+
+**Contexts**, the sum over the rows after a step, are not reported. They are counted from what is:
+
+    context after a step = context before it + tokens computed + tokens from the prefix cache - rejected drafts
+    context before the next = context after it - tokens of the requests that ended
+
+A request of P prompt and O output tokens ends with P + O - 1 tokens in the cache, and the drafts that were accepted
+beyond its end. When the server is idle nothing is left, which proves the count of the steps since it was idle last.
+A preemption drops an unknown part, and an aborted request ends without a report: the contexts of such a stretch are
+unknown from the first preemption, or as a whole. So are those of several replicas, whose lines alternate.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +37,7 @@ import msgspec
 from benchctl.engines.engine import phase_of, raw_step_log
 from benchctl.errors import RecordError
 from benchctl.records.files import read_jsonl
-from benchctl.records.schema import StepPhase, StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
 
@@ -68,6 +95,8 @@ def _set_values(description: dict[str, dict[str, Any]], section: str) -> dict[st
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a step, as the scheduler planned it."""
+
     iteration_index: int | None = None
     num_ctx_requests: int = 0
     num_ctx_tokens: int = 0
@@ -78,40 +107,40 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues of the scheduler after a step."""
+
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     num_skipped_waiting_reqs: int = 0
     kv_cache_usage: float | None = None
-
-    @property
-    def num_unfinished(self) -> int:
-        return self.num_running_reqs + self.num_waiting_reqs + self.num_skipped_waiting_reqs
-
-
-class SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
-    num_drafts: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
     hits: int = 0
 
 
+class SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
+    """The drafts of a step; unknown where nothing is speculated."""
+
+    num_drafts: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
+
+
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that requests got from a step."""
+
     num_generation_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_preempted_reqs: int | None = None
-    num_requests: int | None = None
+    num_preempted_reqs: int = 0
     finished_tokens: int | None = None
-    """Tokens in the cache of the requests that ended with this step; a plugin of before does not report them."""
-    num_first_tokens: int | None = None
-    """Requests that got their first token from a step with drafts; not reported for other steps."""
+    """Tokens in the cache of the requests that ended with it; None where vLLM does not say."""
+    num_first_tokens: int = 0
+    """Requests that got their first token from a step with drafts; 0 for other steps."""
 
 
 class RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the plugin; a part is absent where vLLM reported none."""
+    """One line of the plugin, with vLLM's own names and numbers; a part is absent where vLLM reported none."""
 
     engine: int = 0
     recorded_ns: int
@@ -119,9 +148,9 @@ class RawStep(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_ns: int | None = None
     details: Details | None = None
     scheduler: Scheduler | None = None
-    prefix_cache: PrefixCache | None = None
-    spec_decoding: SpecDecoding | None = None
-    outputs: Outputs | None = None
+    prefix_cache: PrefixCache = PrefixCache()
+    spec_decoding: SpecDecoding = SpecDecoding()
+    outputs: Outputs = Outputs(finished_tokens=0)
 
     @property
     def end_ns(self) -> int:
@@ -129,36 +158,32 @@ class RawStep(msgspec.Struct, frozen=True, kw_only=True):
         return self.recorded_ns if self.ended_ns is None else self.ended_ns
 
     @property
-    def finished_tokens(self) -> int:
-        """Tokens in the cache of the requests that ended with it; 0 where that is unknown."""
-        ended = 0 if self.outputs is None else self.outputs.finished_tokens or 0
-        return ended + (self.cut_tokens if ended else 0)
-
-    @property
-    def cut_tokens(self) -> int:
-        """Accepted tokens beyond the end of their request: computed and counted, but given to nobody."""
-        if self.spec_decoding is None or self.details is None or self.outputs is None:
-            return 0
-        sampled = self.details.num_generation_requests + (self.outputs.num_first_tokens or 0)
-        return sampled + (self.spec_decoding.num_accepted_tokens or 0) - self.outputs.num_generation_tokens
-
-    @property
     def leaves_work(self) -> bool:
         """True where requests were unfinished after it."""
-        return self.scheduler is not None and self.scheduler.num_unfinished > 0
+        queues = self.scheduler or Scheduler()
+        return queues.num_running_reqs + queues.num_waiting_reqs + queues.num_skipped_waiting_reqs > 0
 
-    @property
-    def is_step(self) -> bool:
-        """True where the model computed something for a request; false for statistics of the scheduler alone."""
-        if self.details is not None:
-            return not self.details.is_dummy
-        return self.outputs is not None and self.outputs.num_generation_tokens > 0
+    def context_after(self, held: int | None) -> int | None:
+        """The context after it, where ``held`` tokens were there before; None from where that is unknown."""
+        outputs, work, drafts = self.outputs, self.details, self.spec_decoding
+        if held is None or self.engine or outputs.finished_tokens is None or outputs.num_preempted_reqs:
+            return None
+        if work is None:
+            return held
+        rejected = (drafts.num_draft_tokens or 0) - (drafts.num_accepted_tokens or 0)
+        after = held + work.num_ctx_tokens + work.num_generation_tokens + self.prefix_cache.hits - rejected
+        return after if after >= 0 else None
 
-    @property
-    def phase(self) -> StepPhase:
-        if self.details is None:
-            return "mixed" if self.outputs is not None and self.outputs.num_prompt_tokens else "decode"
-        return phase_of(self.details.num_ctx_tokens, self.details.num_generation_tokens)
+    def left_by_finished(self) -> int:
+        """Tokens in the cache of the requests that ended with it, with accepted ones beyond their ends.
+
+        Those are computed and counted, but given to nobody.
+        """
+        ended = self.outputs.finished_tokens or 0
+        if not ended or self.details is None or self.spec_decoding.num_drafts is None:
+            return ended
+        sampled = self.details.num_generation_requests + self.outputs.num_first_tokens
+        return ended + sampled + (self.spec_decoding.num_accepted_tokens or 0) - self.outputs.num_generation_tokens
 
 
 def with_contexts(raws: Iterable[RawStep]) -> Iterator[tuple[RawStep, int | None]]:
@@ -170,36 +195,17 @@ def with_contexts(raws: Iterable[RawStep]) -> Iterator[tuple[RawStep, int | None
     held: int | None = 0
     try:
         for raw in raws:
-            after = _context_after(raw, held)
-            after = None if after is not None and after < 0 else after
+            after = raw.context_after(held)
             stretch.append((raw, after))
-            held = None if after is None else after - raw.finished_tokens
+            held = None if after is None else after - raw.left_by_finished()
             if raw.scheduler is not None and not raw.leaves_work:
-                yield from stretch if not held else _unknown(stretch)
+                is_proved = not held
+                yield from ((each, context if is_proved else None) for each, context in stretch)
                 stretch, held = [], 0
     except RecordError:
         yield from stretch
         raise
     yield from stretch
-
-
-def _context_after(raw: RawStep, held: int | None) -> int | None:
-    """The context after a step that began with ``held`` tokens; None from where it is unknown."""
-    outputs, details = raw.outputs, raw.details
-    if held is None or raw.engine or (outputs is not None and outputs.finished_tokens is None):
-        return None
-    if outputs is not None and (outputs.num_preempted_reqs or details is None):
-        return None
-    if details is None:
-        return held
-    from_cache = 0 if raw.prefix_cache is None else raw.prefix_cache.hits
-    spec = raw.spec_decoding
-    rejected = 0 if spec is None else (spec.num_draft_tokens or 0) - (spec.num_accepted_tokens or 0)
-    return held + details.num_ctx_tokens + details.num_generation_tokens + from_cache - rejected
-
-
-def _unknown(stretch: Iterable[tuple[RawStep, int | None]]) -> Iterator[tuple[RawStep, int | None]]:
-    return ((raw, None) for raw, _ in stretch)
 
 
 def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
@@ -213,49 +219,37 @@ def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecor
     before: RawStep | None = None
     index = 0
     for raw, context_tokens in with_contexts(read_jsonl(raw_step_log(directory), RawStep)):
-        if raw.is_step:
-            number = raw.details.iteration_index if raw.details is not None else None
-            yield number, _normalised(raw, index, _start_ns(raw, before), blocks, context_tokens)
+        work = raw.details
+        if work is not None and not work.is_dummy:  # others are news of the scheduler, or idle rounds of a replica
+            yield work.iteration_index, _normalised(raw, work, index, before, blocks, context_tokens)
             index += 1
         before = raw
 
 
-def _start_ns(raw: RawStep, before: RawStep | None) -> int:
+def _normalised(
+    raw: RawStep, work: Details, index: int, before: RawStep | None, blocks: int | None, context_tokens: int | None
+) -> StepRecord:
     last_end_ns = before.end_ns if before is not None else 0
+    start_ns = raw.end_ns - round(work.elapsed_ms * NS_PER_MS) if raw.scheduled_ns is None else raw.scheduled_ns
     if before is not None and before.leaves_work:
         start_ns = last_end_ns
-    elif raw.scheduled_ns is not None:
-        start_ns = raw.scheduled_ns
-    else:
-        start_ns = raw.end_ns - round(raw.details.elapsed_ms * NS_PER_MS) if raw.details is not None else raw.end_ns
-    return min(max(start_ns, last_end_ns), raw.end_ns)
-
-
-def _normalised(
-    raw: RawStep, index: int, start_ns: int, blocks: int | None, context_tokens: int | None
-) -> StepRecord:
-    details, scheduler, outputs = raw.details, raw.scheduler, raw.outputs
-    spec = raw.spec_decoding or SpecDecoding()
-    usage = scheduler.kv_cache_usage if scheduler is not None else None
-    if details is not None:
-        num_seqs = details.num_ctx_requests + details.num_generation_requests
-    else:
-        num_seqs = (outputs.num_requests or 0) if outputs is not None else 0
+    start_ns = min(max(start_ns, last_end_ns), raw.end_ns)
+    usage = None if raw.scheduler is None else raw.scheduler.kv_cache_usage
     return StepRecord(
         step=index,
         start_ns=start_ns,
         dur_ns=raw.end_ns - start_ns,
         clock="host",
-        phase=raw.phase,
-        num_seqs=num_seqs,
-        num_prefill_tokens=details.num_ctx_tokens if details is not None else None,
-        num_decode_tokens=details.num_generation_tokens if details is not None else None,
+        phase=phase_of(work.num_ctx_tokens, work.num_generation_tokens),
+        num_seqs=work.num_ctx_requests + work.num_generation_requests,
+        num_prefill_tokens=work.num_ctx_tokens,
+        num_decode_tokens=work.num_generation_tokens,
         context_tokens=context_tokens,
-        output_tokens=outputs.num_generation_tokens if outputs is not None else 0,
-        drafts=spec.num_drafts,
-        draft_tokens=spec.num_draft_tokens,
-        accepted_tokens=spec.num_accepted_tokens,
-        accepted_by_position=spec.num_accepted_tokens_per_pos,
-        preempted=outputs.num_preempted_reqs if outputs is not None else 0,
+        output_tokens=raw.outputs.num_generation_tokens,
+        drafts=raw.spec_decoding.num_drafts,
+        draft_tokens=raw.spec_decoding.num_draft_tokens,
+        accepted_tokens=raw.spec_decoding.num_accepted_tokens,
+        accepted_by_position=raw.spec_decoding.num_accepted_tokens_per_pos,
+        preempted=raw.outputs.num_preempted_reqs,
         kv_used_blocks=round(usage * blocks) if usage is not None and blocks is not None else None,
     )

@@ -41,7 +41,7 @@ DETAILS = {
 }  # fmt: skip
 IDLE = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_skipped_waiting_reqs": 0, "kv_cache_usage": 0.0}
 BUSY = IDLE | {"num_running_reqs": 3, "kv_cache_usage": 0.25, "iteration_details": DETAILS}
-TOKENS = {"num_generation_tokens": 3, "num_prompt_tokens": 5, "num_preempted_reqs": 1}
+TOKENS = {"num_generation_tokens": 3, "num_preempted_reqs": 1}
 EVENTS = [["QUEUED", 99.0], ["SCHEDULED", 99.5], ["SCHEDULED", 99.7]]
 STEP = {"message": {"timestamp": 100.25, "events": EVENTS}, "scheduler": BUSY, "iteration": TOKENS}
 
@@ -87,7 +87,7 @@ def test_each_step_is_one_line_in_the_words_of_vllm(vllm_like, tmp_path):
     (line,) = lines_of(tmp_path / "steps")
     assert line["details"] == DETAILS
     assert line["scheduler"] == {key: value for key, value in BUSY.items() if key != "iteration_details"}
-    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, cache)
+    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, {"hits": 0})
     assert line["outputs"] == TOKENS | {"num_first_tokens": 0}
     assert done.stderr == ""
 
@@ -124,13 +124,12 @@ def test_only_a_step_that_wakes_the_engine_says_when_its_first_request_was_taken
 
 def test_what_another_version_does_not_say_is_left_out(vllm_like, tmp_path):
     odd = {"num_running_reqs": "three", "kv_cache_usage": float("inf"), "num_waiting_reqs": 2}
-    latencies = {"time_to_first_tokens_iter": [0.1], "inter_token_latencies_iter": [0.01, 0.01]}
-    steps = [{"message": None, "scheduler": odd, "iteration": {"num_generation_tokens": 3, **latencies}}]
+    steps = [{"message": None, "scheduler": odd, "iteration": {"num_generation_tokens": 3}}]
     steps += [{"message": None, "scheduler": None, "iteration": None}]
     done = served(vllm_like, steps, BENCHCTL_STEP_LOG=tmp_path / "steps")
     (line,) = lines_of(tmp_path / "steps")
     assert line["scheduler"] == {"num_waiting_reqs": 2}
-    assert line["outputs"] == {"num_generation_tokens": 3, "num_requests": 3}
+    assert line["outputs"] == {"num_generation_tokens": 3}
     assert not {"details", "ended_ns", "scheduled_ns"} & set(line)
     assert done.stderr == ""
 
@@ -155,7 +154,8 @@ def test_a_log_that_cannot_be_written_costs_one_warning_and_never_the_server(vll
 
 
 def test_statistics_of_an_unknown_kind_cost_one_warning_and_never_the_server(vllm_like, tmp_path):
-    broken = STEP | {"iteration": {"num_generation_tokens": 1, "time_to_first_tokens_iter": 5}, "scheduler": None}
+    drafting = BUSY | {"spec_decoding_stats": {"num_drafts": 1}}
+    broken = STEP | {"iteration": TOKENS | {"time_to_first_tokens_iter": 5}, "scheduler": drafting}
     done = served(vllm_like, [STEP, broken, STEP], BENCHCTL_STEP_LOG=tmp_path / "steps")
     assert len(lines_of(tmp_path / "steps")) == 1
     assert done.stderr.count("WARNING") == 1

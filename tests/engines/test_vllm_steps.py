@@ -68,13 +68,6 @@ def test_news_of_the_scheduler_and_idle_rounds_of_a_replica_are_no_steps(tmp_pat
     assert spans_ms(steps)[1] == (195, 200)
 
 
-def test_an_older_server_without_details_still_gives_steps_with_what_it_knows(tmp_path):
-    outputs = {"num_generation_tokens": 3, "num_requests": 3, "num_prompt_tokens": 12}
-    (step,) = read(tmp_path, {"recorded_ns": 100 * MS, "outputs": outputs})
-    assert (step.num_seqs, step.output_tokens, step.phase, step.dur_ns) == (3, 3, "mixed", 0)
-    assert step.num_prefill_tokens is step.num_decode_tokens is step.kv_used_blocks is None
-
-
 @pytest.mark.parametrize(("prompt", "decode", "phase"), [(5, 0, "prefill"), (0, 2, "decode"), (5, 2, "mixed")])
 def test_the_phase_is_that_of_the_tokens_computed(tmp_path, prompt, decode, phase):
     (step,) = read(tmp_path, line(100, num_ctx_tokens=prompt, num_generation_tokens=decode, num_ctx_requests=2))

@@ -43,12 +43,12 @@ _DETAILS = (
     "elapsed_ms", "is_dummy",
 )  # fmt: skip
 _SCHEDULER = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage")
-_PREFIX_CACHE = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+_PREFIX_CACHE = ("hits",)
 _SPEC_DECODING = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _ACCEPTED_BY_POSITION = "num_accepted_tokens_per_pos"
-_OUTPUTS = ("num_generation_tokens", "num_prompt_tokens", "num_preempted_reqs")
-_LATENCIES = ("time_to_first_tokens_iter", "inter_token_latencies_iter")
-"""One entry for each request that got its first, or a further, token."""
+_OUTPUTS = ("num_generation_tokens", "num_preempted_reqs")
+_FIRST_TOKENS = "time_to_first_tokens_iter"
+"""One entry for each request that got its first token."""
 _UNFINISHED = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
 _SCHEDULED_EVENT = "SCHEDULED"
 _SECTIONS = (
@@ -142,12 +142,10 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
             "spec_decoding": _spec_decoding(getattr(scheduler, "spec_decoding_stats", None)),
             "outputs": _numbers(iteration, _OUTPUTS),
         }
-        if iteration is not None and not parts["details"]:  # a version of vLLM that has none
-            parts["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
         if iteration is not None:
             parts["outputs"] |= _finished(iteration)
             if parts["spec_decoding"]:
-                parts["outputs"]["num_first_tokens"] = len(getattr(iteration, _LATENCIES[0], ()))
+                parts["outputs"]["num_first_tokens"] = len(getattr(iteration, _FIRST_TOKENS, ()))
         line = {"engine": self._engine, **self._times(), **{name: part for name, part in parts.items() if part}}
         if scheduler is not None:
             self._was_idle = not any(parts["scheduler"].get(name) for name in _UNFINISHED)
