@@ -362,7 +362,7 @@ def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_s
     command = ["run", "--profile", profile, "--engine", "sglang-lenvm", "--set", f"engine.python={python}"]
     refused = benchctl(*command, "--dry-run", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "V0, V1 and V4 run the value model and tilt nothing, V2 and V3 never run it" in refused.stderr
+    assert "--set engine.options.revision=V0 for the released code" in refused.stderr
     planned = benchctl(*command, "--set", "engine.options.revision=V1", "--dry-run", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
