@@ -304,7 +304,10 @@ _RUN_FILES: Final = (
     _File("gpu.jsonl", "Samples of each visible GPU.", GpuSample),
     _File("host.jsonl", "Samples of the server's processes, the client and the host.", HostSample),
     _File("prometheus.jsonl", "Samples of the server's counters and gauges.", PrometheusSample),
-    _File("server.json", "Facts that benchctl's part inside the server wrote, where there is one; the settings of a simulated server."),
+    _File(
+        "server.json",
+        "Facts that benchctl's part inside the server wrote; the settings of a simulated server.",
+    ),
     _File("server.log", "Output of the server's processes, without secrets."),
     _File("server.raw.log", "The same with secrets, of `benchctl run --keep-raw-logs`; not to be shared."),
     _File("result.json", "Summary in the key names of `vllm bench serve`; written by reports."),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.costs.hardware import hardware_for
@@ -152,9 +153,9 @@ def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Pat
         cost_model_for(_config(tmp_path / "absent.json"))
     with pytest.raises(UsageError, match=r"h100-sxm.*a100-sxm"):
         cost_model_for(_config(file, hardware="a100-sxm"))
-    with pytest.raises(UsageError, match="name them with step_time_model"):
+    with pytest.raises(ValidationError, match="name them with step_time_model"):
         SimConfig(cost_model="fitted")
-    with pytest.raises(UsageError, match="take none or published"):
+    with pytest.raises(ValidationError, match="take none or published"):
         SimConfig(noise="fitted")
     several = tmp_path / "several.json"
     write_model(several, replace(MODEL, tensor_parallel=(1, 2)))
@@ -162,6 +163,6 @@ def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Pat
         cost_model_for(_config(several, tensor_parallel_size=4))
     assert cost_model_for(_config(several, tensor_parallel_size=2)).decode is not None
     with pytest.raises(
-        UsageError, match="roofline prices one device; leave it out, or take layer-profile or fitted"
+        ValidationError, match="roofline prices one device; drop it, or take layer-profile or fitted"
     ):
         SimConfig(cost_model="roofline", tensor_parallel_size=2)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.errors import UsageError
@@ -141,11 +142,13 @@ def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(
 
 
 def test_measured_layers_need_a_folder_and_nothing_else_takes_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name them with layer_profile"):
+    with pytest.raises(ValidationError, match="name them with layer_profile"):
         SimConfig(cost_model="layer-profile")
-    with pytest.raises(UsageError, match="roofline does not read layer_profile; drop it, or take layer-profile"):
+    with pytest.raises(
+        ValidationError, match="roofline does not read layer_profile; drop it, or take layer-profile"
+    ):
         SimConfig(cost_model="roofline", layer_profile=str(tmp_path))
-    with pytest.raises(UsageError, match="layer-profile cannot price a value model"):
+    with pytest.raises(ValidationError, match="layer-profile cannot price a value model"):
         SimConfig(cost_model="layer-profile", layer_profile=str(tmp_path), value_model="qwen2.5-1.5b")
 
 

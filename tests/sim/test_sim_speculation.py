@@ -1,12 +1,14 @@
 """Speculative decoding in the simulator: what it yields, what it costs, and what it conserves."""
 
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy import stats
 from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, sequences_of
 
@@ -23,8 +25,9 @@ from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests, SamplingParams
+from benchctl.sim.sequences import SequenceStatus
 from benchctl.sim.simulate import simulate
-from benchctl.sim.virtual import chunk_ends
+from benchctl.sim.virtual import _Choice
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -300,14 +303,14 @@ def test_a_draft_model_costs_what_its_own_steps_take() -> None:
     [
         ({"value_model": "qwen2.5-1.5b"}, "value_model is qwen2.5-1.5b: a value model guides one token at a time"),
         ({"cost_model": "llm-mock"}, "llm-mock cannot price the verification of drafts"),
-        ({"acceptance": ()}, "state with acceptance how many drafts are accepted"),
+        ({"acceptance": None}, "state with acceptance how many drafts are accepted"),
         ({"acceptance": (0.8, 0.7)}, "has 2 positions for 3 draft tokens"),
-        ({"acceptance": (1.2,)}, "--acceptance has 1.2; it is a probability"),
-        ({"acceptance_spread": 2.0}, "--acceptance-spread is 2"),
-        ({"draft_cost": -1.0}, "--draft-cost is -1"),
+        ({"acceptance": (1.2,)}, "acceptance.*0\n.*less than or equal to 1"),
+        ({"acceptance_spread": 2.0}, "acceptance_spread\n.*less than or equal to 1"),
+        ({"draft_cost": -1.0}, "draft_cost\n.*greater than or equal to 0"),
         ({"draft_cost": None}, "name either draft_model"),
         ({"draft_model": "qwen2.5-0.5b"}, "name either draft_model"),
-        ({"num_speculative_tokens": -1}, "--num-speculative-tokens is -1"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens\n.*greater than or equal to 0"),
         (
             {"draft_cost": None, "draft_model": "x", "cost_model": "layer-profile", "layer_profile": "x"},
             "layer-profile has the times of one model",
@@ -315,7 +318,7 @@ def test_a_draft_model_costs_what_its_own_steps_take() -> None:
     ],
 )
 def test_options_that_exclude_each_other_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ValidationError, match=message):
         SimConfig(**{**DRAFTING, **options})
 
 
@@ -334,9 +337,15 @@ def test_a_request_whose_last_drafts_never_fit_is_refused() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 7))
 def test_chunks_hold_whole_steps_and_at_least_the_tokens_asked_for(sizes: list[int], tokens_per_chunk: int) -> None:
-    token_ns = [step for step, size in enumerate(sizes) for _ in range(size)]
-    ends = chunk_ends(token_ns, tokens_per_chunk)
-    assert ends[-1] == len(token_ns)
+    answer = SimpleNamespace(token_text=lambda _: "x", finish_reason="length")
+    sequence = SimpleNamespace(num_output=0, status=SequenceStatus.RUNNING, answer=answer, choice=0)
+    choice = _Choice(sequence)
+    for step, size in enumerate(sizes, 1):
+        sequence.num_output += size
+        sequence.status = SequenceStatus.FINISHED if step == len(sizes) else SequenceStatus.RUNNING
+        choice.advance(step, tokens_per_chunk)
+    ends = np.cumsum(choice.record().chunk_tokens).tolist()
+    assert ends[-1] == sum(sizes)
     starts = [0, *ends[:-1]]
     assert all(end - start >= tokens_per_chunk for start, end in zip(starts[:-1], ends[:-1], strict=True))
     assert set(ends) <= set(np.cumsum(sizes).tolist())

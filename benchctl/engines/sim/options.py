@@ -183,7 +183,8 @@ class SimOptions(ServerOptions):
 
     def _drafting_rules(self) -> tuple[Rule, ...]:
         name, choice, num_positions = self.cost_model, COST_MODELS[self.cost_model], len(self.acceptances)
-        drafts = f"num_speculative_tokens is {self.num_speculative_tokens}"
+        num_drafts = self.num_speculative_tokens
+        drafts = f"num_speculative_tokens is {num_drafts}"
         verifies = " or ".join(name for name, each in COST_MODELS.items() if each.verifies_drafts)
         guided = "guides one token at a time and cannot score drafts; drop either"
         source = "whose passes the cost model prices, or draft_cost, their share of the model's own step"
@@ -199,8 +200,9 @@ class SimOptions(ServerOptions):
             ),
             (not num_positions, f"{drafts}; state with acceptance how many drafts are accepted"),
             (
-                1 < num_positions < self.num_speculative_tokens,
-                f"acceptance has {num_positions} positions, and {drafts}; give one for each, or one number for all",
+                1 < num_positions < num_drafts,
+                f"acceptance has {num_positions} positions for {num_drafts} draft tokens; give one number for each, or "
+                "for all",
             ),
             (
                 (self.draft_model is None) == (self.draft_cost is None),
