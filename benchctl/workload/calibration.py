@@ -213,9 +213,8 @@ def _document(
         document["allowed_differences"] = [_SETTINGS[factor] for factor in cells[0]]
         document["primary_metrics"] = ["step_ms", "wall_s"]
     if factors == {"max_num_seqs"}:
-        without_limit = {"variants": {"added": None}, "sweep": {"max_num_seqs": None}}
         document["per_engine"] = {
-            kind: without_limit
+            kind: {"variants": {"added": None}, "sweep": {"max_num_seqs": None}}
             for kind, spec in ENGINES.items()
             if spec.serves_requests and "max_num_seqs" not in spec.options_class.model_fields
         }

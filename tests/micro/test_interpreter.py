@@ -22,7 +22,7 @@ def engines(tmp_path, monkeypatch):
     def add(kind, version):
         python = tmp_path / kind / "bin" / "python"
         python.parent.mkdir(parents=True)
-        python.write_text(f"#!/bin/sh\necho '{json.dumps({'torch': version} if version else {})}'\n")
+        python.write_text(f"#!/bin/sh\necho '{json.dumps({'versions': {'torch': version} if version else {}})}'\n")
         python.chmod(0o755)
         return python
 

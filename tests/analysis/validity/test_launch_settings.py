@@ -126,7 +126,8 @@ def test_a_difference_declared_by_an_options_name_covers_what_the_option_does_to
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     program = tmp_path / "program"
-    program.write_text("""#!/bin/sh\necho '{"vllm": "1", "sglang": "1", "transformers": "1"}'\n""")
+    versions = '{"vllm": "1", "sglang": "1", "transformers": "1"}'
+    program.write_text(f"""#!/bin/sh\necho '{{"versions": {versions}}}'\n""")
     program.chmod(0o755)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     fields = options_class(kind).model_fields
