@@ -201,8 +201,7 @@ class SimOptions(ServerOptions):
             (not num_positions, f"{drafts}; state with acceptance how many drafts are accepted"),
             (
                 1 < num_positions < num_drafts,
-                f"acceptance has {num_positions} positions for {num_drafts} draft tokens; give one number for each, or "
-                "for all",
+                f"acceptance has {num_positions} positions for {num_drafts} draft tokens; give as many, or one",
             ),
             (
                 (self.draft_model is None) == (self.draft_cost is None),
