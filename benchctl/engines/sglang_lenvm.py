@@ -107,13 +107,13 @@ class SglangLenvmOptions(SglangOptions):
 
     @model_validator(mode="after")
     def _of_one_revision(self) -> "SglangLenvmOptions":
-        known = Revision() if self.revision is None else REVISIONS[self.revision]
-        if self.stride != 1 and not known.knows_strides:
+        revision = Revision() if self.revision is None else REVISIONS[self.revision]
+        if self.stride != 1 and not revision.knows_strides:
             raise ValueError(
                 f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
                 "strides: set revision, or leave stride out"
             )
-        if self.synchronised_timing_interval is not None and not known.prints_averages:
+        if self.synchronised_timing_interval is not None and not revision.prints_averages:
             raise ValueError(
                 f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
                 f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"

@@ -378,7 +378,7 @@ def _guidellm_latencies(requests: Sequence[Any], where: str) -> Latencies:
         if ttft is not None:
             ttfts.append(ttft)
             e2els.append(ttft + num_gaps * (gap or 0.0))
-    return _known({"ttft": ttfts, "tpot": tpots, "e2el": e2els})
+    return _non_empty({"ttft": ttfts, "tpot": tpots, "e2el": e2els})
 
 
 def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
@@ -473,7 +473,7 @@ def detailed_latencies(document: Mapping[str, Any], *, has_itl: bool) -> Latenci
             values_ms["tpot"].append(math.fsum(gaps) / (length - 1) * MS_PER_S)
         if has_itl:
             values_ms["itl"] += [gap * MS_PER_S for gap in gaps]
-    return _known(values_ms)
+    return _non_empty(values_ms)
 
 
 def aiperf_latencies(path: Path) -> Latencies:
@@ -499,7 +499,7 @@ def aiperf_latencies(path: Path) -> Latencies:
                     values_ms[ours] += [time * _TO_MS[unit] for time in times if _is_time(time)]
     except UnreadableError as error:
         raise RecordError(f"{error}; write it again with AIPerf, or remove it") from error
-    return _known(values_ms)
+    return _non_empty(values_ms)
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
@@ -518,14 +518,14 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
-def _known(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
+def _non_empty(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
     return {name: tuple(values) for name, values in values_ms.items() if values}
 
 
 def value_at(document: Mapping[str, Any], path: str, where: str) -> Any:
     """The value under a dotted path of keys; None where one is missing.
 
-    Raises RecordError where what should hold a key is no object.
+    Raises RecordError where a value that should hold a key is not an object.
     """
     value: Any = document
     for key in path.split("."):

@@ -113,8 +113,8 @@ def _configuration(options: MicroOptions, info: WorkerInfo) -> dict[str, Any]:
     """Settings of a pass, and what the worker says of where it computes."""
     reported = msgspec.structs.asdict(info)
     where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
-    asked = options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
-    return {f"server.{key}": value for key, value in {**where, **asked}.items()}
+    chosen = options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
+    return {f"server.{key}": value for key, value in {**where, **chosen}.items()}
 
 
 def _replays(

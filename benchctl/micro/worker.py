@@ -215,10 +215,10 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
         server_log = ServerLog(log, environment_redactor())
         try:
             with (
-                os.fdopen(to_worker, "wb", buffering=0) as asked,
+                os.fdopen(to_worker, "wb", buffering=0) as questions,
                 os.fdopen(from_worker, "rb") as answers,
             ):
-                yield Worker(settings, process, asked, answers, server_log)
+                yield Worker(settings, process, questions, answers, server_log)
         finally:
             process.stop(_STOP_GRACE_S)
             server_log.close()

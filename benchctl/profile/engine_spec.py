@@ -1,4 +1,4 @@
-"""What other rooms know of a kind of server software without its code: the type of an entry of ``engine_table``."""
+"""The facts of a kind of server software that other rooms need without its code: an entry of ``engine_table``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

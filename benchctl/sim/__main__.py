@@ -19,7 +19,7 @@ log = logging.getLogger("benchctl.sim")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Where to listen, where to log, and the file of all other settings."""
+    """The flags: address, step log, and the file of all other settings."""
     flags = argparse.ArgumentParser(prog="python -m benchctl.sim", description=__doc__, allow_abbrev=False)
     flags.add_argument("--host", default="127.0.0.1")
     flags.add_argument("--port", type=int, required=True)

@@ -105,7 +105,7 @@ class Surface:
 
     def at(self, x: float, y: float) -> float:
         """The value at ``x`` and ``y``."""
-        return Line.through((place, line.at(y)) for place, line in self.lines.items()).at(x)
+        return Line.through((line_x, line.at(y)) for line_x, line in self.lines.items()).at(x)
 
 
 class AttentionCell(NamedTuple):

@@ -146,7 +146,7 @@ def stages_of(file: ConfigFile) -> tuple[Stage, ...]:
         raise WrongValueError(("load", "type"), f"{kind!r} is none of {', '.join(_TYPES)}")
     written = file.value("load", "stages", default=[])
     if not isinstance(written, list):
-        raise WrongValueError(("load", "stages"), f"{visible_value(written)} is no list of stages")
+        raise WrongValueError(("load", "stages"), f"{visible_value(written)} is not a list of stages")
     stages = []
     for i in range(len(written)):
         key = ("load", "stages", i)

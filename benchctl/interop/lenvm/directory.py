@@ -212,8 +212,9 @@ def _read_arm(directory: Path, tag: str, names: Sequence[str]) -> Arm:
     body = next((each.first.request for each in responses.answered if each.first.request), {})
     sampling = _sampling(body, meta)
     counts = [each.completion_tokens for each in responses.answered if not each.is_failed]
-    known = [count for count in counts if count is not None]
-    lives = last_lives(timing, sum(known) if known and len(known) == len(counts) else None)
+    token_counts = [count for count in counts if count is not None]
+    is_complete = bool(token_counts) and len(token_counts) == len(counts)
+    lives = last_lives(timing, sum(token_counts) if is_complete else None)
     is_greedy = sampling.get("top_k") == 1 or sampling.get("temperature") == 0
     has_output = bool(timing.lives or averages)
     return Arm(

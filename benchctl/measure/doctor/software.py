@@ -136,7 +136,7 @@ def _engine(spec: EngineSpec, options: ServerOptions | None, *, is_needed: bool,
 
 
 def _installed(spec: EngineSpec, installation: Installation, *, has_gpu: bool) -> tuple[str, str | None, bool]:
-    """What is installed, in words; the remedy for what is wrong with it; and whether it cannot start."""
+    """The installed software, in words; the remedy for what is wrong with it; and whether it cannot start."""
     version, program = installation.version, installation.program
     if not installation.is_python:
         remedy = None if version else f"'{program} --version' fails; run '{spec.installed_by} --force'"

@@ -1,4 +1,4 @@
-"""A program that we start with all its processes: nothing of it is left behind, whoever is killed.
+"""A program that we start with all its processes: nothing of it is left behind, also if one of us is killed.
 
 ``supervise.py`` starts it, and is asked and told through two pipes.
 """

@@ -275,10 +275,10 @@ class Supervisor:
         if self._reap():
             self._segments.scan(family())
         for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
-            deadline, asked = time.monotonic() + limit_s, set[int]()
+            deadline, signalled = time.monotonic() + limit_s, set[int]()
             while self._reap() and time.monotonic() < deadline:
-                if number == signal.SIGKILL or not asked:
-                    asked |= set(members := family())
+                if number == signal.SIGKILL or not signalled:
+                    signalled |= set(members := family())
                     for member in members:
                         with suppress(OSError):
                             os.kill(member, number)

@@ -79,8 +79,8 @@ def _opened(nvml: Any, visible: str | None) -> OpenedGpus:
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             unreadable[index] = _reason(error)
     uuids = [devices[index].uuid if index in devices else None for index in range(count)]
-    asked = devices.values() if names_mig(visible) else ()
-    mig = {uuid: device.index for device in asked for uuid in device.mig_uuids()}
+    parents = devices.values() if names_mig(visible) else ()
+    mig = {uuid: device.index for device in parents for uuid in device.mig_uuids()}
     return opened_gpus(
         visible, uuids, unreadable, lambda chosen: NvmlReader([devices[index] for index in chosen]), mig
     )

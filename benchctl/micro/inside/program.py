@@ -101,8 +101,8 @@ def started(settings: Message) -> tuple[dict[str, Any], Answer]:
         store.check_fits(PassPoint(**point) for point in settings["points"])
         description["num_params"] = model.dimensions.num_params()
 
-        def answer(point: Message, **asked: Any) -> dict[str, Any]:
-            return store.measure(PassPoint(**point), **asked)
+        def answer(point: Message, **arguments: Any) -> dict[str, Any]:
+            return store.measure(PassPoint(**point), **arguments)
 
     return description | {"free_bytes": device.free_bytes()}, answer
 
