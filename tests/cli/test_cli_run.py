@@ -177,8 +177,8 @@ SLOW_ENGINE = ["--set", "engine.options.time_scale=2"]
 def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_completes_it(tmp_path: Path) -> None:
     with running(tmp_path, *EXACT, *SLOW_ENGINE) as process:
         wait_until("the first load", lambda: load_goes_on(tmp_path, 0))
-        children = psutil.Process(process.pid).children()
-        (server,) = [child for child in children if "benchctl.sim" in child.cmdline()]
+        children = psutil.Process(process.pid).children(recursive=True)
+        (server,) = [child for child in children if child.cmdline()[1:3] == ["-m", "benchctl.sim"]]
         server.kill()
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 5, stderr

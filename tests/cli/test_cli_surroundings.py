@@ -99,9 +99,9 @@ def wait_for(happens: Callable[[], bool]) -> None:
 @pytest.mark.slow
 def test_a_terminal_that_closes_ends_the_experiment_in_good_order(tmp_path: Path) -> None:
     with started(tmp_path, *SHORT, "--set", "engine.options.start_delay_s=20") as process:
-        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
-        wait_for(lambda: bool(psutil.Process(process.pid).children()))
-        family = psutil.Process(process.pid).children()  # the server, and the guardian that would end it
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.raw.log"))))
+        wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) > 1)
+        family = psutil.Process(process.pid).children(recursive=True)  # the supervisor and the server
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -134,7 +134,7 @@ def test_resuming_refuses_options_that_it_could_not_honour(tmp_path: Path, optio
 @pytest.mark.slow
 def test_resuming_refuses_a_directory_that_is_being_measured_into(tmp_path: Path) -> None:
     with started(tmp_path, *SHORT, "--set", "engine.options.start_delay_s=30") as process:
-        wait_for(lambda: bool(list(tmp_path.glob("results/*/2*/runs/*/server.log"))))
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/2*/runs/*/server.raw.log"))))
         second = in_shell("$benchctl run --resume results/ci-smoke/latest", tmp_path)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
