@@ -222,7 +222,7 @@ def test_an_interrupt_at_any_moment_ends_with_130_and_leaves_a_directory_that_re
 ) -> None:
     slow = [*SLOW_ENGINE, "--set", "engine.options.start_delay_s=1"] if moment == "start-up" else SLOW_ENGINE
     moments = {
-        "start-up": lambda: bool(list((tmp_path / "results").glob("*/*/runs/*/server.log"))),
+        "start-up": lambda: bool(list((tmp_path / "results").glob("*/*/runs/*/server.raw.log"))),
         "load": lambda: load_goes_on(tmp_path, 0),
         "second run": lambda: load_goes_on(tmp_path, 1),
     }

@@ -177,7 +177,7 @@ def test_files_that_cannot_grow_any_more_are_told_with_the_remedy_and_a_way_to_g
     with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=3") as process:
         # From the launch until the server is ready nothing is written.
         wait_for(lambda: any(has_launched(path) for path in tmp_path.glob("results/*/2*/runs/*/run.json")))
-        (log,) = tmp_path.glob("results/*/2*/runs/*/server.log")
+        (log,) = tmp_path.glob("results/*/2*/runs/*/server.raw.log")
         results = log.parents[2]
         psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
         _, stderr = process.communicate(timeout=120)

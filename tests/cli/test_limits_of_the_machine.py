@@ -172,7 +172,7 @@ def test_a_disk_that_fills_up_in_mid_run_is_the_cause_on_record(tmp_path: Path) 
     (tmp_path / "small").mkdir()
     line = (
         "mount -t tmpfs -o size=16m none small; "
-        "(until ls small/ci-smoke/2*/runs/*/server.log >/dev/null 2>&1; do sleep 0.01; done; "
+        "(until ls small/ci-smoke/2*/runs/*/server.raw.log >/dev/null 2>&1; do sleep 0.01; done; "
         "cat /dev/zero > small/filler 2>/dev/null) & "
         f"$benchctl run ci-smoke {SIM} --output-dir small --set engine.options.start_delay_s=2; code=$?; wait; "
         "rm small/filler; cat small/ci-smoke/2*/runs/*/run.json; $benchctl list small/ci-smoke --json; exit $code"
