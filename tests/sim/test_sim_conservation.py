@@ -25,7 +25,6 @@ config_strategy = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(30, 300),
         "num_kv_blocks": st.integers(25, 120),
         "enable_prefix_caching": st.booleans(),
-        "scheduling": st.sampled_from(["fcfs", "priority"]),
         "noise": st.sampled_from(["none", "published"]),
     }
 )
@@ -33,7 +32,7 @@ config_strategy = st.fixed_dictionaries(
 
 def load_of(sizes: list[tuple[int, int, int]], limit: int | None = None) -> SimLoad:
     requests = tuple(
-        request_of(f"r{i}", prompt=prompt_of(prompt, f"p{i % 4}-"), max_tokens=output, priority=i % 3)
+        request_of(f"r{i}", prompt=prompt_of(prompt, f"p{i % 4}-"), max_tokens=output)
         for i, (prompt, output, _) in enumerate(sizes)
     )
     return SimLoad(requests=requests, arrival_ns=tuple(at * MS for *_, at in sizes), max_concurrency=limit)
@@ -103,66 +102,9 @@ def test_blocks_in_use_are_those_of_the_contexts(sizes: list[tuple[int, int, int
         assert step.kv_used_blocks * block_size < step.context_tokens + step.num_seqs * block_size
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 100), st.integers(1, 60), st.integers(0, 500)), min_size=2, max_size=12),
-    st.integers(1, 3),
-    st.none() | st.integers(1, 3),
-)
-def test_a_turn_is_released_when_the_one_before_it_has_ended_and_its_user_has_thought(
-    turns: list[tuple[int, int, int]], num_sessions: int, limit: int | None
-) -> None:
-    follows = [index - num_sessions if index >= num_sessions else -1 for index in range(len(turns))]
-    load = SimLoad(
-        requests=CountedRequests([p for p, *_ in turns], [o for _, o, _ in turns]),
-        arrival_ns=[think * MS for *_, think in turns],
-        follows=follows,
-        max_concurrency=limit,
-    )
-    requests = simulate(SimConfig(), [load]).requests
-    order = np.argsort(requests.index)
-    arrival_ns, end_ns = requests.arrival_ns[order], requests.last_token_ns[order]
-    for index, before in enumerate(follows):
-        due_ns = turns[index][2] * MS + (end_ns[before] if before >= 0 else 0)
-        assert arrival_ns[index] >= due_ns
-        if limit is None:
-            # it enters at the end of the step in which it is due
-            assert arrival_ns[index] - due_ns <= 10**9
-    assert len(requests) == len(turns)
-
-
-def test_the_next_turn_of_a_session_finds_its_prompt_and_its_answer_in_the_cache() -> None:
-    def blocks(count: int) -> tuple[tuple[str, int], ...]:
-        return tuple(("session", index) for index in range(count))
-
-    first, second = prompt_of(40, "a"), prompt_of(120, "a")
-    first = first.__class__(num_tokens=40, digest="1", asks_for_box=False, block_hashes=blocks(2))
-    second = second.__class__(num_tokens=120, digest="2", asks_for_box=False, block_hashes=blocks(7))
-    load = SimLoad(
-        requests=(
-            request_of("turn-1", prompt=first, max_tokens=50, answer_hashes=blocks(5)[2:]),
-            request_of("turn-2", prompt=second, max_tokens=5),
-        ),
-        arrival_ns=(0, 5 * MS),
-        follows=(-1, 0),
-    )
-    simulation = simulate(SimConfig(enable_prefix_caching=True), [load])
-    # 40 + 50 tokens, of which the last was never computed: five full blocks of 16
-    assert list(simulation.requests.cached_tokens) == [0, 80]
-    assert simulation.requests.arrival_ns[1] == simulation.requests.last_token_ns[0] + 5 * MS
-    assert list(simulate(SimConfig(), [load]).requests.cached_tokens) == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"arrival_ns": (0,)}, "arrival_ns has 1 entries for 2 requests; give one for each"),
-        ({"follows": (-1, 1)}, "follows names a later request, or the request itself; name an earlier turn"),
-    ],
-)
-def test_a_load_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        SimLoad(requests=CountedRequests([1, 2], [3, 4]), **fields)
+def test_a_load_whose_arrivals_are_not_those_of_its_requests_is_refused() -> None:
+    with pytest.raises(UsageError, match="arrival_ns has 1 entries for 2 requests; give one for each"):
+        SimLoad(requests=CountedRequests([1, 2], [3, 4]), arrival_ns=(0,))
 
 
 def test_lengths_come_in_pairs() -> None:

@@ -211,4 +211,4 @@ def test_the_lines_of_a_decode_stretch_are_the_price_of_its_steps(
     batch = decode_batch(rows, context, decode_context=0, is_greedy=greedy, longest_context=mean, most_new_tokens=1)
     assert model.decode is not None
     first = msgspec.structs.replace(batch, context_tokens=rows, longest_context=1)
-    assert model.decode(first).cost_at(mean if model.pads_batches else context) == model.price(batch)
+    assert model.decode(first).cost_at(mean if model.rules.pads_batches else context) == model.price(batch)

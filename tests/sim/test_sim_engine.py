@@ -231,7 +231,7 @@ def test_a_request_that_can_never_fit_is_refused(
     [
         ({"max_num_seqs": 0}, "max_num_seqs\n.*greater than or equal to 1"),
         ({"max_num_batched_tokens": 512}, "max_num_batched_tokens is 512, below max_num_seqs 1024"),
-        ({"time_scale": 0.0}, "time_scale\n.*greater than or equal to 1e-06"),
+        ({"time_scale": 0.0}, "time_scale\n.*greater than or equal to 0.000001"),
         ({"start_delay_s": -1.0}, "start_delay_s\n.*greater than or equal to 0"),
         ({"cost_model": "llm-mock", "value_model": "qwen2.5-0.5b"}, "llm-mock cannot price a value model"),
     ],

@@ -325,7 +325,7 @@ def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
     ("settings", "code", "message"),
     [
         ('{"model": "qwen9"}', 1, "unknown model 'qwen9'"),
-        ('{"hardware": "abacus"}', 2, "unknown hardware 'abacus'"),
+        ('{"hardware": "abacus"}', 1, "unknown hardware 'abacus'"),
         ('{"max_num_seqs": 0}', 2, "max_num_seqs: Input should be greater than or equal to 1"),
         ('{"cost_model": "guess"}', 2, "cost_model: Input should be 'lenvm-h100', 'roofline'"),
         ('{"max_num_seqs": 9, "max_num_batched_tokens": 8}', 2, "tokens is 8, below max_num_seqs 9"),

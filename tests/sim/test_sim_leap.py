@@ -14,7 +14,6 @@ from support.servers.simulator import (
     prompt_of,
     request_of,
     run,
-    sequences_of,
 )
 
 from benchctl.guided.params import GuidanceParams
@@ -23,7 +22,7 @@ from benchctl.records.files import encode
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import NoiseSource
-from benchctl.sim.requests import Request, SamplingParams
+from benchctl.sim.requests import SamplingParams
 from benchctl.sim.simulate import Simulation, simulate
 from benchctl.sim.steps import StepLog
 from benchctl.sim.walk import Course, Progress, walk, walk_steps
@@ -42,7 +41,6 @@ config_strategy = st.fixed_dictionaries(
         "num_kv_blocks": st.integers(40, 90),
         "block_size": st.sampled_from([1, 4, 16]),
         "enable_prefix_caching": st.booleans(),
-        "scheduling": st.sampled_from(["fcfs", "priority"]),
         "guided_rows": st.sampled_from(["exact", "aggregate"]),
         "revision": st.sampled_from(["V1", "V2", "V4"]),
         "async_scheduling": st.booleans(),
@@ -61,7 +59,6 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
             seed=i,
             sampling=FILTERED if i % 4 else SamplingParams(temperature=0.0),
             guidance=TILTED if i % 2 and config.value_model else None,
-            priority=-i % 3,
         )
         for i, (prompt, output, n, _) in enumerate(sizes)
     )
@@ -156,28 +153,3 @@ def test_a_closing_step_holds_room_for_the_last_token() -> None:
     """Its row computes every token, so a last token that begins a block needs the block."""
     steps = run([request_of("r", prompt_tokens=15, max_tokens=2)], cost_model="llm-mock").steps
     assert [(step.context_tokens, step.kv_used_blocks) for step in steps] == [(15, 1), (16, 1), (17, 2)]
-
-
-def test_a_priority_of_a_lower_number_goes_first() -> None:
-    requests: list[Request] = [
-        request_of(f"r{i}", max_tokens=3, priority=priority) for i, priority in enumerate([5, 5, 1, 3])
-    ]
-    ended = {
-        scheduling: [
-            seq.request.request_id for seq in sequences_of(run(requests, max_num_seqs=1, scheduling=scheduling))
-        ]
-        for scheduling in ("fcfs", "priority")
-    }
-    assert ended == {"fcfs": ["r0", "r1", "r2", "r3"], "priority": ["r2", "r3", "r0", "r1"]}
-
-
-def test_the_lowest_priority_loses_its_memory_first() -> None:
-    requests = [
-        request_of(f"r{i}", prompt_tokens=16, max_tokens=30, priority=priority)
-        for i, priority in enumerate([2, 0, 1])
-    ]
-    simulation = run(requests, num_kv_blocks=7, block_size=8, max_num_seqs=4, scheduling="priority")
-    preempted = {seq.request.request_id: seq.num_preemptions for seq in sequences_of(simulation)}
-    assert preempted["r0"] > 0
-    assert preempted["r1"] == 0
-    assert next(seq.request.request_id for seq in sequences_of(simulation)) == "r1"

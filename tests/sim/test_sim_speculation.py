@@ -52,7 +52,6 @@ config_strategy = st.fixed_dictionaries(
         "block_size": st.sampled_from([4, 16]),
         "max_model_len": st.sampled_from([152, 32768]),
         "enable_prefix_caching": st.booleans(),
-        "scheduling": st.sampled_from(["fcfs", "priority"]),
         "async_scheduling": st.booleans(),
         "noise": st.sampled_from(["none", "none", "published"]),
     }
@@ -68,7 +67,6 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
             n=n,
             seed=i,
             sampling=SamplingParams() if i % 3 else GREEDY,
-            priority=-i % 3,
         )
         for i, (prompt, output, n, _) in enumerate(sizes)
     )
