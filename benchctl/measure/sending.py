@@ -226,9 +226,10 @@ async def control_errors(server: "AnyServer") -> AsyncIterator[None]:
                 await asyncio.wait_for(server.died(), _CRASH_WAIT_S)
         server.check_alive()
         cause = underlying(error)
+        silence = "the time is up" if isinstance(cause, TimeoutError) else "without a reason"
         raise LoadError(
             "the server is up but does not answer as its engine should "
-            f"({type(cause).__name__}: {str(cause) or error}); its log says more",
+            f"({type(cause).__name__}: {str(cause) or str(error) or silence}); its log says more",
             cause="bad-answer",
             log_tail=server.log_tail(),
         ) from error

@@ -148,7 +148,9 @@ def test_blocks_that_were_added_by_hand_are_named(copy: ResultDirectory) -> None
     add_copies(copy, 4)
     with pytest.raises(AlteredError, match=r"plan\.json has [\d,]+ bytes and had [\d,]+ when it was recorded"):
         compare(copy.path)
-    assert "altered-file" in codes(compare(copy.path, allow_altered=True, allow=("argv.--step-log", "argv.--config")))
+    assert "altered-file" in codes(
+        compare(copy.path, allow_altered=True, allow=("argv.--step-log", "argv.--config"))
+    )
 
 
 def test_positions_that_were_edited_are_named(copy: ResultDirectory) -> None:

@@ -143,7 +143,7 @@ def test_steps_are_found_by_their_index_and_by_slices() -> None:
     simulation = run([request_of(f"r{i}", max_tokens=30 + i) for i in range(4)], arrival_ns=[0, 1, 10**8, 10**11])
     every = list(simulation.steps)
     assert [simulation.steps[i] for i in range(-len(every), len(every))] == every * 2
-    assert simulation.steps[3:20:4] == tuple(every[3:20:4])
+    assert list(simulation.steps[3:20:4]) == every[3:20:4]
     assert len(simulation.steps) == len(every)
     with pytest.raises(IndexError):
         simulation.steps[len(every)]
