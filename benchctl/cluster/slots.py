@@ -15,7 +15,7 @@ from typing import Final
 from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.limits import gpus_of_block
+from benchctl.measure.gpu_need import gpus_of_block
 from benchctl.measure.server.resources import core_ranges
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig

@@ -33,8 +33,9 @@ from benchctl.engines.engine import engine_for
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome
+from benchctl.measure.gpu_need import gpu_shortfalls, gpus_of_block
 from benchctl.measure.interrupt import noting_interrupt
-from benchctl.measure.limits import gpu_shortfalls, gpus_of_block, shortfalls
+from benchctl.measure.limits import shortfalls
 from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.measure.resume.pending import undone_runs

@@ -41,8 +41,9 @@ from benchctl.cluster.local import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome, create_experiment
+from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
-from benchctl.measure.limits import gpu_shortfalls, shortfalls
+from benchctl.measure.limits import shortfalls
 from benchctl.measure.on_file import noise_on_file
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.extension import extend_experiment, extended_plan
