@@ -64,7 +64,7 @@ def test_a_request_of_a_trace_has_the_lengths_of_its_row_and_the_sampling_of_the
     requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
     assert len(requests) == 40
     assert (requests[3].prompt.num_tokens, requests[3].max_tokens) == (40 + 13 * 3, 1 + 7 * 3)
-    assert {request.request_id for request in requests[10:13]} == {"10", "11", "12"}
+    assert {request.request_id for request in map(requests.__getitem__, range(10, 13))} == {"10", "11", "12"}
     assert requests[3].sampling.top_k == 4
 
 
