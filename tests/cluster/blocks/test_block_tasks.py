@@ -109,13 +109,16 @@ def signal_tree(pid, number):
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 @pytest.mark.parametrize("after_s", [0.02, 0.05, 0.1, 0.3])
 def test_a_signal_in_the_first_moments_of_a_task_ends_it_in_silence(tmp_path, number, after_s):
+    begin_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    start_s = time.monotonic() - begin_s
     argv = [sys.executable, "-m", "benchctl", "run", "--block", "0", "--into", str(tmp_path / "none")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(after_s)
         process.send_signal(number)
         said = process.communicate(timeout=30)
-    # Python itself starts for some hundredths of a second, in which no program can catch a signal.
-    assert process.returncode in ({130, -number} if after_s < 0.1 else {130, 2}), said
+    # While Python itself starts no program can catch a signal; on a busy machine that takes long.
+    assert process.returncode in ({130, 2} if after_s > 5 * start_s else {130, 2, -number}), said
     assert "Traceback" not in said[1]
 
 
