@@ -25,6 +25,7 @@ from benchctl.analysis.validity.usable import Usability, redaction_warnings, usa
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
@@ -145,7 +146,8 @@ class Experiment:
     def hardware_of(self, record: RunRecord | PlannedRun | Arm) -> Hardware | None:
         """The device of a run or an arm: the one that its server simulates, else that of the machine."""
         settings = self.settings(record)
-        if settings is None or settings.server.simulated_hardware is None:
+        is_simulated = is_virtual(self.results.manifest.engine)
+        if settings is None or not is_simulated or settings.server.simulated_hardware is None:
             return self.hardware
         return hardware_or_none(settings.server.simulated_hardware)
 

@@ -156,6 +156,7 @@ def launched(kind: str, directory: Path, options: dict[str, Any]) -> dict[str, A
         guidance=None,
     )
     site = LaunchSite(port=1234, directory=directory / "000-b0-a", noise_seed=1)
+    site.directory.mkdir(parents=True, exist_ok=True)  # the simulator is told its settings by a file
     return launch_settings(record(argv=engine.argv(settings, site), env=engine.env(settings, site)))
 
 
