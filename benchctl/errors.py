@@ -33,7 +33,6 @@ import resource
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import ClassVar, Final, NamedTuple
 
 
@@ -82,13 +81,6 @@ class MissingPackageError(UsageError):
             f"{purpose} without {'them' if several else 'it'}; run: {sys.executable} -m pip install "
             f"{shlex.join(packages)}{f', or {otherwise}' if otherwise else ''}"
         )
-
-
-def require_packages(packages: Sequence[str], purpose: str) -> None:
-    """Raise MissingPackageError that names all of these packages that are not installed."""
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise MissingPackageError(missing, purpose)
 
 
 class UnsupportedError(UsageError):

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.gpu_need import gpus_of_block
 from benchctl.measure.server.resources import core_ranges
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
+from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.schema import NodeGpu
@@ -83,7 +83,7 @@ def check_beside(profile: Profile, num: int) -> None:
 
 def _only_one(profile: Profile, settings: VariantSettings) -> str | None:
     """The reason why two servers of these settings cannot exist at the same time."""
-    if profile.engine.kind == "attach":
+    if ENGINES[profile.engine.kind].is_attached:
         return "the server is the one that is attached, which blocks that run beside each other would share"
     if settings.server.fixed_port is not None:
         return f"engine.options.port is {settings.server.fixed_port}, which one server at a time can have"
@@ -157,7 +157,7 @@ def slots_for(profile: Profile, num: int) -> tuple[Slot, ...]:
     return slots_of_host(
         num,
         gpus_of_block(profile, has_gpus=bool(host.visible)),
-        is_virtual=engine_for(profile.engine.kind).clock == "virtual",
+        is_virtual=is_virtual(profile.engine.kind),
         host=host,
     )
 

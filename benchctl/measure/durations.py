@@ -51,7 +51,7 @@ def remember_duration(
 ) -> None:
     """Store the duration of a run that ended regularly; a simulator's is known beforehand."""
     first_ns, last_ns = record.times.first_send_ns, record.times.last_token_ns
-    if record.state not in {"done", "suspect"} or record.clock == "virtual" or not requests:
+    if record.state not in {"done", "suspect"} or record.is_virtual or not requests:
         return
     if first_ns is None or last_ns is None:
         return

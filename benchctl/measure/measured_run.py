@@ -172,7 +172,7 @@ class MeasuredRun:
         self.update(
             effective_config=config | dict(extra or {}), engine_version=None if version is None else str(version)
         )
-        if self.record.clock == "virtual" and (keys := self.keys_in_requests()):
+        if self.record.is_virtual and (keys := self.keys_in_requests()):
             message = f"the simulator takes {', '.join(keys)} and neither charges for them nor changes its answers"
             self.warn(ResultWarning(code="request-field-simulated", message=message))
 

@@ -14,6 +14,7 @@ from benchctl.analysis.validity.machines import noise_warnings, other_server_war
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.load import hardware_names
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
@@ -33,7 +34,8 @@ def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None
     if stated:
         on_file = {hardware_of(peaks).name: peaks for peaks in newest_peaks()}
         return on_file.get(stated[0])
-    if profile.engine.kind in {"sim", "attach"} or "hardware" in profile.model_fields_set:
+    engine = ENGINES[profile.engine.kind]
+    if engine.is_virtual or engine.is_attached or "hardware" in profile.model_fields_set:
         return None
     return machine_peaks(gpus)
 
@@ -84,12 +86,6 @@ def noise_on_file(
     noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
-
-
-def noise_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None = None) -> NoiseFloor | None:
-    """The newest noise on file for the baseline's server on this machine, whatever ``profile`` compares."""
-    newest = newest_of_each(NOISE.entries(_key_of_server(profile, gpus).name))
-    return newest[0].content if newest else None
 
 
 def _key_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None) -> NoiseKey:

@@ -112,7 +112,7 @@ class ServerUnderTest:
                 self._on_progress(next(num_ended))
 
             # A simulator steps in its own time, which no delay of ours changes.
-            priority: PriorityOption = "none" if run.record.clock == "virtual" else run.profile.load.priority
+            priority: PriorityOption = "none" if run.record.is_virtual else run.profile.load.priority
             load = load_for(
                 self._client,
                 run.profile,

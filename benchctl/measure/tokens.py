@@ -15,6 +15,7 @@ from benchctl.engines.hub import repository_of
 from benchctl.errors import UsageError
 from benchctl.load.control import control_client
 from benchctl.measure.interrupt import run_interruptible
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.profile.sections import Timeouts
@@ -139,10 +140,6 @@ def question_headers(engine: Engine, settings: VariantSettings) -> dict[str, str
     return {name: value for name, value in headers.items() if name.lower() != "x-request-id"}
 
 
-_OWN_RULE: Final = frozenset({"sim", "micro"})
-"""Engines whose prompts need no tokenizer: for the simulator the estimate is exact, and passes have no prompts."""
-
-
 def tokenizer_for(
     profile: Profile, on_start: Callable[[str], None] = lambda _text: None
 ) -> AbstractContextManager[Tokenizer]:
@@ -153,7 +150,7 @@ def tokenizer_for(
     """
     settings, engine = _baseline(profile), engine_for(profile.engine.kind)
     counter, without_server = engine.prompt_counter(settings), planning_tokenizer(profile)
-    if counter is None or profile.engine.kind in _OWN_RULE or profile.workload.tokenizer is not None:
+    if counter is None or ENGINES[profile.engine.kind].counts_exactly or profile.workload.tokenizer is not None:
         return nullcontext(without_server)
     if engine.is_launched and _directory(settings.model) is not None:
         return nullcontext(without_server)
@@ -172,7 +169,7 @@ def tokenizer_for(
 
 def planning_tokenizer(profile: Profile) -> Tokenizer:
     """The same without any server: from files, else the estimate. Raises UsageError as ``tokenizer_for`` does."""
-    if profile.engine.kind in _OWN_RULE:
+    if ENGINES[profile.engine.kind].counts_exactly:
         return Estimate()
     settings = _baseline(profile)
     if (named := profile.workload.tokenizer) is not None:
@@ -190,7 +187,7 @@ def prepare_counted(profile: Profile, tokenizer: Tokenizer, lengths_from: Path |
     """
     prepared = prepare_requests(profile, lengths_from=lengths_from, tokenizer=tokenizer)
     is_estimated = any(request.prompt_tokens_from == ESTIMATE for request in prepared.requests)
-    if not is_estimated or profile.engine.kind in _OWN_RULE:
+    if not is_estimated or ENGINES[profile.engine.kind].counts_exactly:
         return prepared
     message = f"lengths of prompts are estimated, and may be far off: {_why_estimated(profile, tokenizer)}"
     warning = ResultWarning(code="prompt-lengths-estimated", message=message, where=KEY)

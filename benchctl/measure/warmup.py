@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.record import PreparedRequest
 
@@ -38,7 +39,7 @@ def warmup_bursts(
     bursts = [first] if first else []
     covers_shapes = profile.workload.warmup_shapes
     if covers_shapes is None:
-        covers_shapes = profile.engine.kind != "sim" and profile.workload.num_warmups > 0
+        covers_shapes = not is_virtual(profile.engine.kind) and profile.workload.num_warmups > 0
     if requests and covers_shapes:
         size = largest_batch(requests, profile, settings)
         tokens_per_step = getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP

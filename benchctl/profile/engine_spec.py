@@ -61,7 +61,7 @@ class EngineSpec:
     is_attached: bool = False
     """True if someone else starts and ends its servers, on this machine or another."""
     counts_exactly: bool = False
-    """True if the tokens of prompts are those that benchctl's own rule counts: no tokenizer has to be found."""
+    """True if its prompts need no tokenizer: the simulator counts as our estimate does, and passes have none."""
     serves_requests: bool = True
     """False if it computes forward passes without any request, for a workload with ``dataset: none``."""
     guides: bool = False

@@ -86,11 +86,6 @@ class RunDirectory:
         return self.path / "server.log"
 
     @property
-    def raw_server_log(self) -> Path:
-        """The server's log with its secrets, where the user keeps it; of it no digest is recorded."""
-        return self.path / "server.raw.log"
-
-    @property
     def step_log(self) -> Path:
         return self.path / "steps.jsonl"
 

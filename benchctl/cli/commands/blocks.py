@@ -29,7 +29,6 @@ from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
 from benchctl.cluster.slots import Slot, check_beside, slots_for
 from benchctl.cluster.slurm import BlocksOnSlurm, logs_of, queued_blocks, require_slurm, time_left_in_job
 from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
-from benchctl.engines.engine import engine_for
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome
@@ -39,6 +38,7 @@ from benchctl.measure.limits import shortfalls
 from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
@@ -293,8 +293,7 @@ def check_slots(profile: Profile, num: int, *, is_plan: bool) -> None:
 
 def _held(profile: Profile, num: int) -> AbstractContextManager[tuple[Slot, ...]]:
     """The slots of this experiment, which no other benchctl has."""
-    is_virtual = engine_for(profile.engine.kind).clock == "virtual"
-    return held_slots(slots_for(profile, num), num, is_virtual=is_virtual)
+    return held_slots(slots_for(profile, num), num, is_virtual=is_virtual(profile.engine.kind))
 
 
 def print_slots(profile: Profile, requests: Sequence[PreparedRequest], num: int) -> None:

@@ -34,7 +34,7 @@ class Here:
 
         A simulator's numbers do not depend on the node. Older records name their host alone.
         """
-        if record.clock == "virtual":
+        if record.is_virtual:
             return True
         if record.node is None:
             return record.host == platform.node()
