@@ -146,7 +146,7 @@ def test_a_version_that_pip_does_not_find_fails_the_installation(place):
     assert failed.returncode != 0
     assert "toy: pip cannot install toy==9.9" in failed.stderr
     assert "its words are above" in failed.stderr
-    assert "ready" not in failed.stdout
+    assert "toy: ready" not in failed.stdout
 
 
 @pytest.mark.slow
