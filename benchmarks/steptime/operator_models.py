@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
 from benchctl.costs.hardware import Hardware
-from benchctl.costs.shapes import LatentShape
+from benchctl.costs.model_shape import LatentShape
 from benchctl.errors import UsageError
 from benchctl.steptime.step_counts import Floats
 from benchctl.units import US_PER_S

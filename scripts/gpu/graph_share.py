@@ -21,7 +21,7 @@ import torch
 from decode import TINY_VALUE, config_of, free_unused, wait
 from paired import table
 
-from benchctl.costs.shapes import BUILT_IN_SHAPES
+from benchctl.costs.built_in_shapes import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory

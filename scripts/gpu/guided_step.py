@@ -39,9 +39,9 @@ from guided_decode import (
 from paired import Paired, interval_text, judged, paired_rounds, table
 from step_sections import sections_text
 
+from benchctl.costs.built_in_shapes import BUILT_IN_SHAPES
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.roofline import GuidedFloor, guided_floor
-from benchctl.costs.shapes import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.value_model.value_model import random_value_model
 from benchctl.units import GIB

@@ -18,7 +18,7 @@ import torch
 from decode import TINY_VALUE, config_of
 from paired import table
 
-from benchctl.costs.shapes import BUILT_IN_SHAPES
+from benchctl.costs.built_in_shapes import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations, largest_differences, tolerance
 from benchctl.guided.operations import NAMES, kernel_operations
 from benchctl.guided.value_model.value_model import ValueModelConfig, dimensions

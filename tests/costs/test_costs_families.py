@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.model_shape import WEIGHT_FORMATS
+from benchctl.costs.model_shape import WEIGHT_FORMATS, MoeShape
 from benchctl.costs.roofline import forward_bytes, forward_flops
-from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, MoeShape, shape_for
+from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, shape_for
 
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral",
