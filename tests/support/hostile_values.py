@@ -54,12 +54,15 @@ PROFILES: Final = {
         """,
     **{
         kind: f"""
-        engine: {{kind: {kind}}}
+        engine: {{kind: {kind}{options}}}
         blocks: 2
         workload: {{dataset: generated, {_LOAD}, arrival: {{kind: burst}}}}
         variants: {{baseline: {{}}, other: {{sampling: {{top_k: 4}}, request: {{extra_body: {{a: 1}}}}}}}}
         """
-        for kind in ("vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers")
+        for kind, options in [
+            ("vllm", ""), ("vllm-lenvm", ""), ("sglang", ""), ("sglang-lenvm", ", options: {revision: V0}"),
+            ("llamacpp", ""), ("transformers", ""),
+        ]
     },
     "attach": f"""
         engine: {{kind: attach, options: {{url: "localhost:8000"}}}}

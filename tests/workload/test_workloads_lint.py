@@ -206,7 +206,7 @@ def test_the_wrapper_of_the_first_configurations_is_refused(tmp_path: Path) -> N
         (("load.type", ["concurrent"]), "is none of"),
         (("load.stages", [{"rate": 1.0, "duration": 60}]), "missing"),
         (("load.stages", [{"num_requests": 0, "concurrency_level": 1}]), "0 is not a number of a load"),
-        (("load.stages", 3), "no list"),
+        (("load.stages", 3), "3 is not a list of stages"),
         (("data.shared_prefix", None), "needs the section"),
         (("data.shared_prefix.question_len", "long"), "'long' is not a number of a load"),
         (("server", "vllm"), "stands where 'ignore_eos' is looked for"),
