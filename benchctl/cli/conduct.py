@@ -133,7 +133,7 @@ def measure_lengths(
     pilot = lengths_profile(profile)
     prepared = prepare_experiment(pilot, tokenizer=tokenizer)
     create = create_experiment if simulate is None else create_simulation
-    results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False, notes=()))
+    results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
     print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
     next_step = f"Set {LENGTHS_KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
     outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)

@@ -133,7 +133,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         begins_at=manifest.created_at,
         command=manifest.argv,
     )
-    warnings = (*manifest.warnings, *origin.notes, *on_file.warnings, *profile_draft_warnings(profile))
+    warnings = (*manifest.warnings, *on_file.warnings, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, warnings=warnings)
     peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
     return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)
@@ -149,7 +149,7 @@ def _create_for_others(profile: Profile, prepared: PreparedSet, origin: Origin) 
         ),
     )
     manifest = new_manifest(profile, prepared, origin.argv)
-    warnings = (*manifest.warnings, note, *origin.notes, *profile_draft_warnings(profile))
+    warnings = (*manifest.warnings, note, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
     return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 

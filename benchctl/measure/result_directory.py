@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
@@ -21,7 +20,7 @@ from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, digest_of, read_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Manifest, PreparedRequest
-from benchctl.records.schema import ExperimentState, ResultWarning
+from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.workload.prepare import PreparedSet
 
@@ -43,8 +42,6 @@ class Origin:
     directory: Path | None = None
     is_elsewhere: bool = False
     """Other machines measure than the one that creates the directory."""
-    notes: tuple[ResultWarning, ...] = ()
-    """What is to be said of the experiment itself."""
 
 
 def create_results(
@@ -163,7 +160,9 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
     profile_path, requests_path = path / "profile.yaml", path / "requests.jsonl"
     stored = stored_profile(results.profile_yaml(), str(profile_path), is_to_send=True)
-    if profile is not None and profile_sha256(_as_begun(profile, stored, manifest)) != profile_sha256(stored):
+    if profile is not None and profile_sha256(
+        profile.model_copy(update={"blocks": stored.blocks})
+    ) != profile_sha256(stored):
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
@@ -179,13 +178,6 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     if recorded is not None and recorded.sha256 != digest_of(plan_path, within=path).sha256:
         raise _altered(plan_path)
     return ReopenedExperiment(results=results, profile=stored, requests=tuple(results.prepared_requests()))
-
-
-def _as_begun(profile: Profile, stored: Profile, manifest: Manifest) -> Profile:
-    """``profile`` with the blocks, and the computed size of the KV cache, with which the experiment began."""
-    if any(note.code == COMPUTED for note in manifest.warnings) and profile.engine.options.get(KV_OPTION) is None:
-        profile = with_kv_bytes(profile, stored.engine.options[KV_OPTION])
-    return profile.model_copy(update={"blocks": stored.blocks})
 
 
 def _altered(path: Path) -> RecordError:

@@ -162,10 +162,6 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "other values.",
             "Read the reason; a comparison needs both sides alike, as with value_kernels: false.",
         ),
-        "kv-memory-computed": note(
-            "All servers got one size of KV cache, computed from what the one with the largest value model needs.",
-            "Nothing; state engine.options.kv_cache_memory_bytes to choose the size yourself.",
-        ),
         "simulated": note(
             "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
             "Nothing; measure with 'benchctl run' what a decision rests on.",

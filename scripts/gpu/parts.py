@@ -100,7 +100,7 @@ def _served(setup: Setup) -> list[Command]:
     if setup.engine.startswith("vllm"):
         settings += ["engine.options.max_num_seqs=64", "engine.options.max_model_len=2048"]
     if setup.engine.endswith("-gpu"):
-        settings += ["engine.options.guidance_clock=device"]
+        settings += ["engine.options.guidance_clock=device", "engine.options.kv_cache_memory_bytes=8G"]
     settings += [
         f"model={setup.model or pair / 'base'}",
         f"variants.guided.server.value_model={setup.value_model or pair / 'value'}",

@@ -1,9 +1,8 @@
-"""One size of KV cache for all arms beside a value model: computed, shown, stored, kept, or refused."""
+"""One size of KV cache for all arms beside a value model: stated, or refused with the one to state."""
 
 import json
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 
@@ -12,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cli import benchctl
 
-from benchctl.analysis.planning import repeated_baseline
 from benchctl.engines.vllm_lenvm.kv_memory import kv_cache_bytes
-from benchctl.errors import NotComparableError
-from benchctl.measure.experiment import create_experiment
-from benchctl.measure.kv_memory import KvPlan, plan_kv_memory, value_models
-from benchctl.measure.result_directory import Origin, reopen_experiment
+from benchctl.measure.kv_memory import kv_shortfalls, value_models
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.units import GIB, MIB
-from benchctl.workload.prepare import prepare_requests
 
 SIZES = {
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864),
@@ -92,28 +86,44 @@ def test_the_cache_is_what_the_neediest_arm_leaves_of_its_share_in_whole_mib(dev
     assert size <= kv_cache_bytes(device, share, [0, *needed[1:]])
 
 
+def said(profile: Profile) -> str:
+    """What is said of an experiment's KV caches; empty where nothing is."""
+    return "; ".join(f"{shortfall.is_certain}: {shortfall.message}" for shortfall in kv_shortfalls(profile))
+
+
+def stated(profile: Profile) -> float:
+    """The size that a refusal names, in GiB, after a comparison of both of its forms."""
+    parts = re.search(r"kv_cache_memory_bytes=(\d+), which is ([\d.]+) GiB", said(profile))
+    assert parts is not None
+    assert f"{int(parts[1]) / GIB:.2f}" == parts[2]
+    return int(parts[1]) / GIB
+
+
 @pytest.mark.parametrize(("device", "model"), [(d, m) for d in MEMORY_MIB for m in SIZES])
 def test_all_arms_get_what_the_arm_with_the_value_model_leaves(on, tmp_path, device, model):
     on((device, MEMORY_MIB[device]))
-    profile = sweep(value_model(tmp_path / "value", model))
-    plan = plan_kv_memory(profile)
-    memory = plan.memory
-    assert memory is not None
-    assert memory.largest.value_model is not None
-    assert memory.device_bytes == MEMORY_MIB[device] * MIB
-    assert memory.largest.value_model.prefixes / GIB == pytest.approx(PREFIX_GIB[model], abs=0.005)
-    assert memory.largest.weights / GIB == pytest.approx(14.19, abs=0.005)
-    left = memory.device_bytes * memory.share - memory.largest.total
-    assert left - MIB < memory.num_bytes <= left
-    fits = device != "L4"
-    assert (plan.refusal is None) is fits
-    assert sizes(plan.applied_to(profile)) == {memory.num_bytes if fits else None}
+    refusal = said(sweep(value_model(tmp_path / "value", model)))
+    parts = re.search(
+        r"([\d.]+) of the ([\d.]+) GiB of NVIDIA \S+ less what guided top_k=\d+ needs: base model ([\d.]+) GiB, "
+        r"value model weights ([\d.]+) GiB, prefixes ([\d.]+) GiB for .* tokens, ([\d.]+) GiB in reserve",
+        refusal,
+    )
+    assert parts is not None
+    share, memory, base, weights, prefixes, reserve = map(float, parts.groups())
+    assert memory == pytest.approx(MEMORY_MIB[device] * MIB / GIB, abs=0.005)
+    assert (base, prefixes) == (pytest.approx(14.19, abs=0.005), pytest.approx(PREFIX_GIB[model], abs=0.005))
+    left = memory * share - base - weights - prefixes - reserve
+    if device == "L4":
+        assert "no KV cache fits beside the value model" in refusal
+    else:
+        size = stated(sweep(tmp_path / "value"))
+        assert size == pytest.approx(left, abs=0.05)
+        assert said(sweep(tmp_path / "value", f"engine.options.kv_cache_memory_bytes={size * GIB:.0f}")) == ""
 
 
 def test_a_refusal_names_all_parts_and_what_to_change(on, tmp_path):
     on(("L4", MEMORY_MIB["L4"]))
-    refusal = plan_kv_memory(sweep(value_model(tmp_path / "value"))).refusal
-    assert refusal is not None
+    refusal = said(sweep(value_model(tmp_path / "value")))
     for part in (
         "of the 22.49 GiB of NVIDIA L4", "base model 14.19 GiB", "weights 2.88 GiB",
         "prefixes 28.55 GiB for 256 sequences of 4,096 tokens", "GiB in reserve (activations", "nothing is left",
@@ -121,8 +131,8 @@ def test_a_refusal_names_all_parts_and_what_to_change(on, tmp_path):
     ):  # fmt: skip
         assert part in refusal
     value = value_model(tmp_path / "small", "qwen2.5-0.5b")
-    smaller = sweep(value, "model=qwen2.5-1.5b", "engine.options.max_num_seqs=64")
-    assert plan_kv_memory(smaller).refusal is None
+    smaller = sweep(value, "model=llama-3.2-1b", "engine.options.max_num_seqs=64")
+    assert stated(smaller) > 0
 
 
 def test_of_several_value_models_the_largest_decides_for_every_arm(on, tmp_path):
@@ -134,20 +144,18 @@ def test_of_several_value_models_the_largest_decides_for_every_arm(on, tmp_path)
         engine="vllm-lenvm-gpu",
         overrides=[f"sweep.value_model=[{listed}]", "workload.dataset=generated"],
     )
-    memory = plan_kv_memory(profile).memory
-    assert memory is not None
-    assert "qwen2.5-3b" in memory.largest.label
-    assert memory.num_bytes == plan_kv_memory(sweep(models[2], "sweep.top_k=[5]")).memory.num_bytes  # type: ignore[union-attr]
+    assert re.search(r"less what \S+ .*qwen2.5-3b needs", said(profile))
+    assert stated(profile) == stated(sweep(models[2], "sweep.top_k=[5]"))
 
 
 def test_the_smallest_of_the_visible_devices_counts(on, tmp_path, monkeypatch):
     on(("H200", MEMORY_MIB["H200"]), ("H100", MEMORY_MIB["H100"]))
     value = value_model(tmp_path / "value")
-    assert plan_kv_memory(sweep(value)).memory.device == "NVIDIA H100"  # type: ignore[union-attr]
+    assert "of NVIDIA H100" in said(sweep(value))
     chosen = sweep(value, 'engine.options.env.CUDA_VISIBLE_DEVICES="0"')
-    assert plan_kv_memory(chosen).memory.device == "NVIDIA H200"  # type: ignore[union-attr]
+    assert "of NVIDIA H200" in said(chosen)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert plan_kv_memory(sweep(value)).memory.device == "NVIDIA H200"  # type: ignore[union-attr]
+    assert "of NVIDIA H200" in said(sweep(value))
 
 
 @pytest.mark.parametrize(
@@ -164,40 +172,34 @@ def test_the_smallest_of_the_visible_devices_counts(on, tmp_path, monkeypatch):
 def test_what_a_profile_says_itself_and_what_loads_no_value_model_is_left_alone(on, tmp_path, changes):
     on(("H100", MEMORY_MIB["H100"]))
     if changes == ["engine.kind=sim"]:
-        assert plan_kv_memory(load_profile("topk-sweep", overrides=["workload.dataset=generated"])) == KvPlan()
+        assert said(load_profile("topk-sweep", overrides=["workload.dataset=generated"])) == ""
         return
-    profile = sweep(value_model(tmp_path / "value"), *changes)
-    plan = plan_kv_memory(profile)
-    assert plan == KvPlan()
-    assert plan.applied_to(profile) == profile
+    assert said(sweep(value_model(tmp_path / "value"), *changes)) == ""
 
 
 @pytest.mark.parametrize(
-    ("devices", "changes", "said"),
+    ("devices", "changes", "reason"),
     [
-        ([], [], "no GPU is seen here; it is computed on the machine with the GPU"),
-        ([("H100", "[N/A]")], [], "left to vLLM, so that arms may differ in it; the driver does not tell"),
-        ([("H100", 81559)], ["model=owner/name"], "it cannot be computed: unknown model 'owner/name'"),
+        ([], [], "none is seen here; ask on the machine that has it"),
+        ([("H100", "[N/A]")], [], "the driver does not tell the memory"),
+        ([("H100", 81559)], ["model=owner/name"], "unknown model 'owner/name'"),
         ([("H100", 81559)], ["engine.options.max_model_len=null"], "set engine.options.max_model_len"),
     ],
 )
-def test_where_the_size_cannot_be_computed_the_reason_is_said(on, tmp_path, devices, changes, said):
+def test_where_the_size_cannot_be_computed_the_reason_is_a_warning(on, tmp_path, devices, changes, reason):
     on(*devices)
-    profile = sweep(value_model(tmp_path / "value"), *changes)
-    plan = plan_kv_memory(profile)
-    assert plan.text is not None
-    assert said in plan.text
-    assert plan.applied_to(profile) == profile
+    warning = said(sweep(value_model(tmp_path / "value"), *changes))
+    assert warning.startswith("False: the KV caches of the arms may differ in size")
+    assert reason in warning
 
 
 def test_prefixes_beyond_what_is_allowed_are_refused_without_a_gpu_too(on, tmp_path):
     on()
     profile = sweep(value_model(tmp_path / "value"), "engine.options.value_memory_bytes=30000000000")
-    refusal = plan_kv_memory(profile).refusal
-    assert refusal is not None
-    assert "prefixes are 30653808640 bytes, and value_memory_bytes allows 30000000000" in refusal
+    assert "prefixes are 30653808640 bytes, and value_memory_bytes allows 30000000000" in said(profile)
+    assert said(profile).startswith("True: ")
     enough = sweep(value_model(tmp_path / "value"), "engine.options.value_memory_bytes=30653808640")
-    assert plan_kv_memory(enough).refusal is None
+    assert said(enough).startswith("False: ")
 
 
 def command(tmp_path: Path, *more: str) -> list[str]:
@@ -208,35 +210,18 @@ def command(tmp_path: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_plan_shows_the_size_and_its_parts(tmp_path):
-    done = benchctl(
-        *command(tmp_path, "--dry-run"), cwd=tmp_path, **planted(tmp_path, ("H200", MEMORY_MIB["H200"]))
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("KV cache of every arm"))
-    parts = re.search(
-        r"every arm: ([\d.]+) GiB, which is ([\d.]+) of the ([\d.]+) GiB of NVIDIA H200 less what guided top_k=\d "
-        r"needs: base model ([\d.]+) GiB, value model weights ([\d.]+) GiB, prefixes ([\d.]+) GiB for .* tokens, "
-        r"([\d.]+) GiB in reserve",
-        line,
-    )
-    assert parts is not None
-    size, share, device, *needed = map(float, parts.groups())
-    assert size == pytest.approx(share * device - sum(needed), abs=0.05)
-    without = benchctl(*command(tmp_path, "--dry-run"), cwd=tmp_path, **planted(tmp_path))
-    assert "it is computed on the machine with the GPU" in without.stdout
-
-
-def test_noise_is_measured_with_the_cache_of_the_experiment(on, tmp_path):
-    on(("H200", MEMORY_MIB["H200"]))
-    profile = sweep(value_model(tmp_path / "value"))
-    plan = plan_kv_memory(profile)
-    assert plan.memory is not None
-    assert sizes(repeated_baseline(plan.applied_to(profile))) == {plan.memory.num_bytes}
-    shown = benchctl(
-        *command(tmp_path, "--dry-run", "--aa"), cwd=tmp_path, **planted(tmp_path, ("H200", MEMORY_MIB["H200"]))
-    )
-    assert f"KV cache of every arm: {plan.memory.num_bytes / GIB:.2f} GiB" in shown.stdout
+def test_a_plan_names_the_size_to_state_and_a_run_without_it_ends_before_anything_is_started(tmp_path):
+    on_large = planted(tmp_path, ("H200", MEMORY_MIB["H200"]))
+    planned = benchctl(*command(tmp_path, "--dry-run"), cwd=tmp_path, **on_large)
+    assert planned.returncode == 0, planned.stderr
+    assert "not to be measured on this machine: the arms would get KV caches of different sizes" in planned.stderr
+    done = benchctl(*command(tmp_path, "--aa"), cwd=tmp_path, **on_large)
+    assert done.returncode == 2
+    (option,) = re.findall(r"--set (engine.options.kv_cache_memory_bytes=\d+)", done.stderr)
+    assert option in planned.stderr
+    assert not (tmp_path / "results").exists()
+    stated = benchctl(*command(tmp_path, "--dry-run", "--set", option), cwd=tmp_path, **on_large)
+    assert "KV cache" not in stated.stderr
 
 
 def test_doctor_states_the_memory_of_a_value_model_and_of_the_cache(tmp_path):
@@ -246,11 +231,11 @@ def test_doctor_states_the_memory_of_a_value_model_and_of_the_cache(tmp_path):
     done = benchctl("doctor", "--profile", "topk-sweep", *words, "--json", cwd=tmp_path, **visible)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"] if check["topic"] == "memory"}
     model, cache = checks["value model"], checks["KV cache"]
-    said = "weights 2.88 GiB, prefixes 28.55 GiB for 256 sequences of 4,096 tokens"
-    assert model["finding"].startswith(said)
-    assert said in cache["finding"]
-    assert (model["state"], cache["state"]) == ("ok", "ok")
-    assert cache["facts"]["device_bytes"] == MEMORY_MIB["H100"] * MIB
+    parts = "weights 2.88 GiB, prefixes 28.55 GiB for 256 sequences of 4,096 tokens"
+    assert model["finding"].startswith(parts)
+    assert parts in cache["finding"]
+    assert (model["state"], cache["state"]) == ("ok", "missing")
+    assert "--set engine.options.kv_cache_memory_bytes=" in cache["finding"]
     refused = benchctl(
         "doctor", "--profile", "topk-sweep", *words, cwd=tmp_path, **planted(tmp_path, ("L4", 23034))
     )
@@ -272,44 +257,14 @@ def test_a_run_that_does_not_fit_ends_before_anything_is_started(tmp_path):
     assert "not to be measured on this machine: no KV cache fits" in planned.stderr
 
 
-def test_an_experiment_stores_the_size_with_its_parts_and_keeps_it_when_it_is_resumed(on, tmp_path):
-    on(("H200", MEMORY_MIB["H200"]))
-    given_profile = sweep(value_model(tmp_path / "value"))
-    plan = plan_kv_memory(given_profile)
-    assert plan.memory is not None
-    profile = plan.applied_to(given_profile)
-    origin = Origin(output_root=tmp_path / "results", argv=("test",), notes=plan.notes)
-    results = create_experiment(profile, prepare_requests(profile, tmp_path), origin)
-    assert f"kv_cache_memory_bytes: {plan.memory.num_bytes}" in results.profile_yaml()
-    (note,) = (note for note in results.manifest().warnings if note.code == "kv-memory-computed")
-    assert note.message == plan.text
-    on(("H200", 100_000))  # whatever the machine has by now
-    for given_again in (None, given_profile, profile):
-        assert sizes(reopen_experiment(results.path, given_again).profile) == {plan.memory.num_bytes}
-    other = sweep(tmp_path / "value", "engine.options.kv_cache_memory_bytes=1000000000")
-    with pytest.raises(NotComparableError, match="begun with another profile"):
-        reopen_experiment(results.path, other)
-
-
-def test_a_stated_size_is_not_taken_for_a_computed_one_when_an_experiment_is_resumed(on, tmp_path):
-    on(("H200", MEMORY_MIB["H200"]))
-    value = value_model(tmp_path / "value")
-    stated = sweep(value, "engine.options.kv_cache_memory_bytes=1000000000")
-    origin = Origin(output_root=tmp_path / "results", argv=("test",))
-    results = create_experiment(stated, prepare_requests(stated, tmp_path), origin)
-    with pytest.raises(NotComparableError, match="begun with another profile"):
-        reopen_experiment(results.path, sweep(value))
-    shutil.rmtree(results.path)
-
-
 def test_the_numbers_of_the_documentation_are_those_of_the_formula(on, tmp_path):
     text = " ".join((Path(__file__).parents[2] / "docs" / "guided.md").read_text(encoding="utf-8").split())
     sentence = (
         r"is (\d+) KiB per token: (\d+) sequences of ([\d,]+) tokens take ([\d.]+) GiB, and the weights ([\d.]+)"
     )
-    stated = re.search(sentence + " GiB", text)
-    assert stated is not None
-    per_token, num_seqs, length, prefixes, weights = (float(number.replace(",", "")) for number in stated.groups())
+    numbers = re.search(sentence + " GiB", text)
+    assert numbers is not None
+    per_token, num_seqs, length, prefixes, weights = (float(number.replace(",", "")) for number in numbers.groups())
     settings = {"engine.options.max_num_seqs": num_seqs, "engine.options.max_model_len": length}
     profile = sweep(value_model(tmp_path / "value"), *(f"{key}={value:.0f}" for key, value in settings.items()))
     on(("H200", MEMORY_MIB["H200"]))
@@ -323,8 +278,4 @@ def test_the_numbers_of_the_documentation_are_those_of_the_formula(on, tmp_path)
     assert [name for name, _, _ in rows] == ["H100", "H200"]
     for name, device, size in rows:
         on((name, MEMORY_MIB[name]))
-        planned = plan_kv_memory(profile).memory
-        assert planned is not None
-        assert planned.share == float(share[1])
-        assert f"{planned.device_bytes / GIB:.2f}" == device
-        assert f"{planned.num_bytes / GIB:.2f}" == size
+        assert f"is {size} GiB, {share[1]} of the {device} GiB of NVIDIA {name}" in said(profile)

@@ -32,7 +32,7 @@ from benchctl.cli.conduct import (
     warn_of_repeats,
 )
 from benchctl.cli.failures import exit_code_of, keeping
-from benchctl.cli.options import RunOptions, refuse, refuse_certain, with_options
+from benchctl.cli.options import RunOptions, refuse_certain, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
 from benchctl.cli.screen import print_json, warn
@@ -42,7 +42,7 @@ from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome, create_experiment
 from benchctl.measure.gpu_need import gpu_shortfalls
-from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
+from benchctl.measure.kv_memory import kv_shortfalls
 from benchctl.measure.limits import shortfalls
 from benchctl.measure.on_file import noise_on_file
 from benchctl.measure.result_directory import Origin, reopen_experiment
@@ -86,10 +86,10 @@ def _carried_out(options: RunOptions) -> dict[str, Any] | None:
     if options.resume is not None:
         _print_runs_left(options.resume, profile, options)
     elif profile is not None:
-        profile, kv_plan = _completed(profile, options)
+        profile = _completed(profile, options)
         if not options.dry_run:
-            return _begin(profile, kv_plan, options)
-        _print_planned(profile, kv_plan, options)
+            return _begin(profile, options)
+        _print_planned(profile, options)
     return None
 
 
@@ -103,23 +103,18 @@ def _load(name: str, options: RunOptions) -> Profile:
     )
 
 
-def _completed(profile: Profile, options: RunOptions) -> tuple[Profile, KvPlan]:
-    """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
+def _completed(profile: Profile, options: RunOptions) -> Profile:
+    """The profile of a new experiment as this machine measures it, checked."""
     is_plan = options.dry_run or options.is_elsewhere  # then neither engine nor GPU is needed here
     profile = _with_cluster(profile, options)
     _check_handing_out(profile, options)
     # of all arms of the experiment, also where the baseline alone is then measured
-    kv_plan = plan_kv_memory(profile)
-    if kv_plan.reason is not None and kv_plan.text is not None and not is_plan:
-        warn(kv_plan.text)
-    if kv_plan.refusal is not None:
-        refuse(kv_plan.refusal, is_plan=is_plan)
-    profile = kv_plan.applied_to(profile)
+    refuse_certain(kv_shortfalls(profile), is_plan=is_plan)
     if options.measures_noise:
         changes = {} if options.num_blocks is None else {"blocks": options.num_blocks}
         profile = repeated_baseline(profile).model_copy(update=changes)
     check_experiment(profile, is_plan=is_plan)
-    return profile, kv_plan
+    return profile
 
 
 def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None = None) -> Profile:
@@ -160,9 +155,9 @@ def _check_load(profile: Profile, requests: Sequence[PreparedRequest], path: Pat
         check_block_time(profile, requests, is_plan=options.dry_run)
 
 
-def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
-    """Print the ordered runs, with those that measure natural lengths first where needed, the KV cache, and where
-    the blocks would be measured.
+def _print_planned(profile: Profile, options: RunOptions) -> None:
+    """Print the ordered runs, with those that measure natural lengths first where needed, and where the blocks
+    would be measured.
     """
     first = lengths_profile(profile) if needs_lengths(profile) else profile
     prepared = prepare_experiment(first)
@@ -179,8 +174,6 @@ def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> No
         print_plan(first, requests, None, options.step_time_model)
         print(f"then {profile.name!r}, every answer forced to its natural length:")
     print_plan(profile, requests, on_file.noise, options.step_time_model)
-    if kv_plan.text is not None:
-        print(kv_plan.text, flush=True)
     _print_handing_out(profile, requests, range(profile.blocks), options)
 
 
@@ -207,7 +200,7 @@ def _print_handing_out(
         print_slots(profile, requests, options.parallel or 1)
 
 
-def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> dict[str, Any] | None:
+def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     """Create a new experiment and measure it."""
     tokenizer = _tokenizer(profile, options)
     origin = Origin(
@@ -216,7 +209,6 @@ def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> dict[str, 
         label=options.label,
         directory=options.output,
         is_elsewhere=options.is_elsewhere,
-        notes=kv_plan.notes,
     )
     lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
@@ -225,8 +217,6 @@ def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> dict[str, 
     print(f"results in {results.path}", flush=True)
     print_power(profile, NOISE.in_results(results.path))
     for warning in results.manifest().warnings:
-        if warning.code == "kv-memory-computed":
-            print(warning.message, flush=True)
         if warning.code.startswith("noise-"):
             warn(warning.message)
     if not is_virtual(profile.engine.kind) and not options.is_shared:  # a simulated one ends soon

@@ -2,7 +2,7 @@
 
 Left to itself, vLLM gives its KV cache what remains of the memory that it may take. It counts what a value model
 holds (free memory before and after loading), so a guided server would get a smaller cache than the stock server
-that it is compared with, and would preempt and batch otherwise. All arms therefore get the cache of the one that
+that it is compared with, and would preempt and batch otherwise. All arms therefore state the cache of the one that
 needs most beside it:
 
     KV cache = device memory * gpu_memory_utilization
@@ -16,7 +16,7 @@ allowances, and vLLM's log of a server without the option says what it took ("pe
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,34 +53,6 @@ _LARGEST_BYTES: Final = 160 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
-    """Bytes that a server takes beside weights and caches."""
-
-    activations: int
-    """Of the base model, in the largest batch of tokens."""
-    sampling: int
-    passes: int
-    """Of the value model."""
-    graphs: int
-    runtime: int = _RUNTIME_BYTES
-
-    @property
-    def total(self) -> int:
-        return self.activations + self.sampling + self.passes + self.graphs + self.runtime
-
-    def __str__(self) -> str:
-        parts = {
-            "activations": self.activations,
-            "sampling": self.sampling,
-            "value model's passes": self.passes,
-            "CUDA graphs": self.graphs,
-            "runtime": self.runtime,
-        }
-        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        return f"{self.total / GIB:.2f} GiB in reserve ({listed})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmMemory:
     """Bytes that the server of one arm needs on each device beside its KV cache."""
 
@@ -88,14 +60,23 @@ class ArmMemory:
     weights: int
     """Of the base model, and of the model that drafts for it."""
     value_model: ValueModelMemory | None
-    reserve: Reserve
+    reserve: Mapping[str, int]
+    """What it takes beside weights and caches, by what for."""
     sequence: int
     """KV cache of the longest sequence that the server takes."""
 
     @property
     def total(self) -> int:
         value_model = 0 if self.value_model is None else self.value_model.weights + self.value_model.prefixes
-        return self.weights + value_model + self.reserve.total
+        return self.weights + value_model + sum(self.reserve.values())
+
+    def __str__(self) -> str:
+        value_model = f", value model {self.value_model}" if self.value_model else ""
+        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.reserve.items() if size)
+        return (
+            f"{self.label} needs: base model {self.weights / GIB:.2f} GiB{value_model}, "
+            f"{sum(self.reserve.values()) / GIB:.2f} GiB in reserve ({listed})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +97,8 @@ class KvMemory:
         return self.num_bytes >= self.sequence
 
     def __str__(self) -> str:
-        value_model = f", value model {self.largest.value_model}" if self.largest.value_model else ""
-        return (
-            f"{self.share:g} of the {self.device_bytes / GIB:.2f} GiB of {self.device} less what "
-            f"{self.largest.label} needs: base model {self.largest.weights / GIB:.2f} GiB{value_model}, "
-            f"{self.largest.reserve}"
-        )
+        memory = f"{self.share:g} of the {self.device_bytes / GIB:.2f} GiB of {self.device}"
+        return f"{memory} less what {self.largest}"
 
 
 def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int]) -> int:
@@ -133,13 +110,15 @@ def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int])
 
 
 def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> KvMemory:
-    """The KV cache of the arms with these settings, by label, on a device whose memory is known.
+    """The KV cache of the arms with these settings, by label, on ``device``.
 
-    Raises UsageError where a model's size cannot be known here.
+    Raises UsageError where its memory or the size of a model is not known here.
     """
-    assert device.memory_bytes is not None  # noqa: S101
+    if device.memory_bytes is None:
+        raise UsageError(f"the driver does not tell the memory of {device.name}")
     arms = [memory_of(label, each, device) for label, each in settings.items()]
-    share = share_of(settings.values())
+    shares = {own_options(each, VllmLenvmOptions).gpu_memory_utilization for each in settings.values()}
+    share = min(DEFAULT_SHARE if share is None else share for share in shares)
     return KvMemory(
         device=device.name,
         device_bytes=device.memory_bytes,
@@ -148,12 +127,6 @@ def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> Kv
         sequence=max(arm.sequence for arm in arms),
         num_bytes=kv_cache_bytes(device.memory_bytes, share, [arm.total for arm in arms]),
     )
-
-
-def share_of(settings: Iterable[VariantSettings]) -> float:
-    """The least share of memory that one of these servers may take."""
-    shares = {own_options(each, VllmLenvmOptions).gpu_memory_utilization for each in settings}
-    return min(DEFAULT_SHARE if share is None else share for share in shares)
 
 
 def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemory:
@@ -165,15 +138,17 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     max_slots = options.max_num_seqs or default_max_num_seqs(device)
     value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)
     sampling = _SAMPLING_BYTES + (0 if value_model is None else _GUIDANCE_BYTES)
-    graphs = 0 if options.enforce_eager else _GRAPH_BYTES
     has_value_graphs = value_model is not None and options.value_graphs
-    reserve = Reserve(
-        activations=_batched_tokens(options, device, max_tokens) * _token_width(shape) * element // devices,
-        sampling=max_slots * shape.vocab * sampling,
-        passes=0 if value_model is None else value_model.passes,
-        graphs=graphs + (_VALUE_GRAPH_BYTES if has_value_graphs else 0),
-    )
-    weights = sum(_weight_bytes(each, options) for each in (shape, *_draft(options))) // devices
+    reserve = {
+        "activations": _batched_tokens(options, device, max_tokens) * _token_width(shape) * element // devices,
+        "sampling": max_slots * shape.vocab * sampling,
+        "value model's passes": 0 if value_model is None else value_model.passes,
+        "CUDA graphs": (0 if options.enforce_eager else _GRAPH_BYTES)
+        + (_VALUE_GRAPH_BYTES if has_value_graphs else 0),
+        "runtime": _RUNTIME_BYTES,
+    }
+    stored = _FLOAT32_BYTES if options.dtype == "float32" else None
+    weights = sum(each.weight_bytes(stored) for each in (shape, *_draft(options))) // devices
     num_blocks = -(-max_tokens // _BLOCK_TOKENS) + 1  # vLLM keeps one for itself
     sequence = num_blocks * _BLOCK_TOKENS * shape.kv_bytes_per_token(element) // devices
     return ArmMemory(label=label, weights=weights, value_model=value_model, reserve=reserve, sequence=sequence)
@@ -209,10 +184,6 @@ def _token_width(shape: ModelShape) -> int:
     """Numbers that a token has in one layer: residual and two results as wide, block, queries, keys, values."""
     block = max(shape.ffn, shape.moe.experts_per_token * shape.moe.expert_ffn if shape.moe is not None else 0)
     return 3 * shape.hidden + 3 * block + (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
-
-
-def _weight_bytes(shape: ModelShape, options: VllmLenvmOptions) -> int:
-    return shape.weight_bytes(_FLOAT32_BYTES if options.dtype == "float32" else None)
 
 
 def _draft(options: VllmLenvmOptions) -> tuple[ModelShape, ...]:

@@ -20,7 +20,7 @@ from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.gpu import gpu_checks, peak_checks
 from benchctl.measure.doctor.host import host_checks
-from benchctl.measure.kv_memory import plan_kv_memory, value_models
+from benchctl.measure.kv_memory import kv_shortfalls, value_models
 from benchctl.measure.machine import git_state
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.engine_options import ServerOptions
@@ -76,7 +76,7 @@ def _versions() -> Iterator[Check]:
 
 
 def memory_checks(profile: Profile) -> Iterator[Check]:
-    """One check for each value model of the profile, and one for the KV cache beside the largest."""
+    """One check for each value model of the profile, and one where the KV caches of the arms may differ."""
     check = partial(Check, "memory", is_needed=True)
     try:
         for directory, memory in value_models(profile).items():
@@ -88,14 +88,9 @@ def memory_checks(profile: Profile) -> Iterator[Check]:
     except UsageError as error:
         remedy = "name the directory of a value model with --set variants.NAME.server.value_model=DIR"
         yield check("value model", str(error), remedy=remedy, is_missing=True)
-    plan = plan_kv_memory(profile)
-    if plan.refusal is not None:
+    for shortfall in kv_shortfalls(profile):
         remedy = "change one of these with --set, or in the profile"
-        yield check("KV cache", plan.refusal, remedy=remedy, is_missing=True)
-    elif plan.text is not None:
-        kv = plan.memory
-        sizes = {} if kv is None else {"kv_cache_bytes": kv.num_bytes, "device_bytes": kv.device_bytes}
-        yield check("KV cache", plan.text, facts=sizes)
+        yield check("KV cache", shortfall.message, remedy=remedy, is_missing=shortfall.is_certain)
 
 
 def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Check, ...]:
