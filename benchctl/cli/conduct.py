@@ -22,6 +22,7 @@ from benchctl.cli.screen import bar, note, warn
 from benchctl.cluster.blocks import run_free_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError
+from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import (
     Listener,
     MeasureRun,
@@ -31,9 +32,7 @@ from benchctl.measure.experiment import (
     run_experiment,
 )
 from benchctl.measure.machine import node_name
-from benchctl.measure.result_directory import Origin
-from benchctl.measure.resume.here import Here
-from benchctl.measure.resume.pending import pending_runs, repeated_runs
+from benchctl.measure.pending import Here, pending_runs, repeated_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import check_simulated

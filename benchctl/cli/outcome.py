@@ -18,9 +18,9 @@ from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.cli.screen import verdict_text, warn, wide_console
+from benchctl.measure.directory import why_not_extended
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.on_file import keep_noise
-from benchctl.measure.resume.extension import why_not_extended
 from benchctl.profile.model import Profile
 from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document

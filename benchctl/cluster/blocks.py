@@ -18,8 +18,7 @@ from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_exper
 from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.measured_run import ignore, utc_now
-from benchctl.measure.resume.here import Here
-from benchctl.measure.resume.pending import pending_in_block
+from benchctl.measure.pending import Here, pending_in_block
 from benchctl.measure.run import measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile

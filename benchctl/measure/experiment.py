@@ -7,9 +7,9 @@ everything measured so far on disk.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,20 +27,27 @@ from benchctl.errors import (
     as_usage_error,
     is_of_the_system,
 )
+from benchctl.measure.directory import Origin, create_results, set_state
 from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.machine import new_manifest
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.on_file import noise_on_file, peaks_on_file
-from benchctl.measure.result_directory import Origin, create_results, set_state
-from benchctl.measure.resume.here import Here
-from benchctl.measure.resume.pending import pending_runs
+from benchctl.measure.pending import Here, pending_runs
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
-from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
+from benchctl.records.record import (
+    Look,
+    Manifest,
+    PlannedRun,
+    PreparedRequest,
+    RunFailure,
+    RunRecord,
+    StoppingRecord,
+)
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
@@ -53,6 +60,12 @@ MeasureRun: TypeAlias = Callable[[RunContext, PlannedRun, RunDirectory], RunReco
 """Does one run, and returns its final record, which is also on disk."""
 OUT_OF_MEMORY: Final = "out-of-memory"
 """Cause of a failure that makes the settings of a run infeasible here."""
+
+_ELSEWHERE: Final = ResultWarning(
+    code="measured-elsewhere",
+    message="the directory was created on a machine that does not measure: devices and driver are in the record of "
+    "each run, and no noise on file goes along",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +104,15 @@ class Looks:
         self._on_look = on_look
         self._rule = results.manifest().stopping
 
-    def take(self, num_blocks: int, infeasible: Collection[str]) -> None:
+    def take(self, num_blocks: int, failed: Mapping[str, RunRecord]) -> None:
         """Take each look that is due after ``num_blocks`` blocks and was not taken yet.
 
-        Cells in ``infeasible``, which no server can run, are left out.
+        Of the arms in ``failed``, those that no server has the memory for are left out.
         """
         rule = self._rule
         if rule is None or rule.ended_after is not None:
             return
+        infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]
         blocks_with_look = {look.num_blocks for look in rule.looks}
         for due in rule.look_blocks:
             if due > num_blocks or due in blocks_with_look:
@@ -121,11 +135,10 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     The noise on file for this machine and server goes along, with the warnings about it, and the measured peaks of
     its device; none of them where other machines measure, and a note says so.
     """
+    manifest = new_manifest(profile, prepared, origin.argv)
     if origin.is_elsewhere:
-        return _create_for_others(profile, prepared, origin)
-    manifest = msgspec.structs.replace(
-        new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
-    )
+        return _created(profile, prepared, origin, manifest, [_ELSEWHERE])
+    manifest = msgspec.structs.replace(manifest, gpus=gpu_inventory())
     on_file = noise_on_file(
         profile,
         manifest.gpus,
@@ -133,25 +146,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         begins_at=manifest.created_at,
         command=manifest.argv,
     )
-    warnings = (*manifest.warnings, *on_file.warnings, *profile_draft_warnings(profile))
-    manifest = msgspec.structs.replace(manifest, warnings=warnings)
-    peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
-    return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)
-
-
-def _create_for_others(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
-    """The same for blocks that other machines measure: devices and noise of this one say nothing about them."""
-    note = ResultWarning(
-        code="measured-elsewhere",
-        message=(
-            "the directory was created on a machine that does not measure: devices and driver are in the record of "
-            "each run, and no noise on file goes along"
-        ),
-    )
-    manifest = new_manifest(profile, prepared, origin.argv)
-    warnings = (*manifest.warnings, note, *profile_draft_warnings(profile))
-    manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
-    return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
+    return _created(profile, prepared, origin, manifest, on_file.warnings, on_file.noise)
 
 
 def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
@@ -165,10 +160,21 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
         + " and ".join(sorted(costs))
     )
     note = ResultWarning(code="simulated", message=message)
-    manifest = new_manifest(profile, prepared, origin.argv)
-    warnings = (*manifest.warnings, note, *profile_draft_warnings(profile))
+    return _created(profile, prepared, origin, new_manifest(profile, prepared, origin.argv), [note])
+
+
+def _created(
+    profile: Profile,
+    prepared: PreparedSet,
+    origin: Origin,
+    manifest: Manifest,
+    warnings: Iterable[ResultWarning],
+    noise: NoiseFloor | None = None,
+) -> ResultDirectory:
+    warnings = (*manifest.warnings, *warnings, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
-    return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
+    peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
+    return create_results(profile, prepared, origin, manifest, noise, peaks)
 
 
 def run_experiment(
@@ -189,12 +195,17 @@ def run_experiment(
     benchctl measures into the directory or nothing can be written there, and RunError when the system refuses files
     or memory later.
     """
+    context = RunContext(
+        profile=profile,
+        requests=tuple(requests),
+        on_progress=listener.on_request_end,
+        on_log_line=listener.on_log_line,
+        keeps_raw_logs=keeps_raw_logs,
+    )
     with sole_writer(results.path):
         _begin(results)
         try:
-            return _run_pending(
-                results, profile, requests, listener, measure, before_run, keeps_raw_logs=keeps_raw_logs
-            )
+            return _run_pending(results, context, listener, measure, before_run)
         except Exception as error:
             if isinstance(error, BenchctlError) or not is_of_the_system(error):
                 raise
@@ -218,31 +229,21 @@ def _begin(results: ResultDirectory) -> None:
 
 def _run_pending(
     results: ResultDirectory,
-    profile: Profile,
-    requests: Sequence[PreparedRequest],
+    context: RunContext,
     listener: Listener,
     measure: MeasureRun,
     before_run: Callable[[Sequence[PlannedRun]], None],
-    *,
-    keeps_raw_logs: bool,
 ) -> Outcome:
-    context = RunContext(
-        profile=profile,
-        requests=tuple(requests),
-        on_progress=listener.on_request_end,
-        on_log_line=listener.on_log_line,
-        keeps_raw_logs=keeps_raw_logs,
-    )
+    profile, requests = context.profile, context.requests
     pending = pending_runs(results, Here(profile))
     num_skipped = len(results.due_plan().runs) - len(pending)
     states = Counter[RunState]()
-    failed_arms = FailedArms()
-    num_arms = len(arms(profile))
+    failed: dict[str, RunRecord] = {}
     looks = Looks(results, profile, listener.on_look)
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
         for number, planned in enumerate(pending):
-            looks.take(planned.block, failed_arms.infeasible)
+            looks.take(planned.block, failed)
             if looks.is_needless(planned.block):
                 break
             before_run(pending[number:])
@@ -250,15 +251,17 @@ def _run_pending(
             began_s = time.monotonic()
             with _recording_end(results, planned):
                 directory = results.run(planned.run_id)
-                record = measure_feasible(measure, context, planned, directory, failed_arms)
+                record = _measure_feasible(measure, context, planned, directory, failed)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
-            if len(failed_arms.refused) == num_arms:
+            if sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values()) == len(
+                arms(profile)
+            ):
                 break
         else:
-            looks.take(results.manifest().blocks, failed_arms.infeasible)
+            looks.take(results.manifest().blocks, failed)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             is_interrupt = isinstance(error, KeyboardInterrupt | OutOfTimeError)
@@ -282,45 +285,30 @@ def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[No
             record_run(results, planned.run_id)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedArms:
-    """The first run of each arm, by its name, that failed by the arm's settings: a further one would, too."""
-
-    infeasible: dict[str, RunRecord] = field(default_factory=dict)
-    """Runs that ran out of memory."""
-    refused: dict[str, RunRecord] = field(default_factory=dict)
-    """Runs whose requests the server refused."""
-
-    def note(self, arm: str, record: RunRecord) -> None:
-        """Remember a run that failed by its settings; any other is ignored."""
-        if record.failure is not None:
-            if record.failure.cause == OUT_OF_MEMORY:
-                self.infeasible[arm] = record
-            elif record.failure.cause == RequestRefusedError.cause:
-                self.refused[arm] = record
-
-
-def measure_feasible(
+def _measure_feasible(
     measure: MeasureRun,
     context: RunContext,
     planned: PlannedRun,
     directory: RunDirectory,
-    failed_arms: FailedArms,
+    failed: dict[str, RunRecord],
 ) -> RunRecord:
-    """Measure a run, unless an earlier one of its arm failed by its settings, and note whether it did."""
+    """Measure a run, unless one of its arm is in ``failed``, where runs that fail by their settings are noted."""
     arm = arm_label(planned.variant, planned.cell)
-    if first := failed_arms.refused.get(arm):
-        message = f"not tried, because the server refused the same requests in {first.run_id}"
-        failure = RunFailure(cause=RequestRefusedError.cause, message=message)
+    if first := failed.get(arm):
+        why = f"{first.run_id} ran out of memory with the same settings; --resume tries it again"
+        failure = RunFailure(cause="infeasible", message=f"not tried, because {why}")
+        if _has_failed_by(first, RequestRefusedError.cause):
+            message = f"not tried, because the server refused the same requests in {first.run_id}"
+            failure = RunFailure(cause=RequestRefusedError.cause, message=message)
         return decline_run(context, planned, directory, failure)
-    if first := failed_arms.infeasible.get(arm):
-        message = (
-            f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
-        )
-        return decline_run(context, planned, directory, RunFailure(cause="infeasible", message=message))
     record = measure(context, planned, directory)
-    failed_arms.note(arm, record)
+    if _has_failed_by(record, OUT_OF_MEMORY) or _has_failed_by(record, RequestRefusedError.cause):
+        failed[arm] = record
     return record
+
+
+def _has_failed_by(record: RunRecord, cause: str) -> bool:
+    return record.failure is not None and record.failure.cause == cause
 
 
 def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:

@@ -21,9 +21,9 @@ from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import size_of
+from benchctl.measure.directory import Origin, create_results, set_state
 from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun
-from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.warmup import warmup_requests

@@ -22,9 +22,9 @@ from benchctl.analysis.validity.client import client_suspect_warnings, client_wa
 from benchctl.engines.engine import Engine, engine_for
 from benchctl.errors import KEPT, OWN_LIMITS, BenchctlError, RunError, as_run_error, is_of_the_system
 from benchctl.load.tally import LoadSummary
+from benchctl.measure.directory import begin_attempt
 from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible
 from benchctl.measure.redaction import redacted_tree
-from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory

@@ -21,7 +21,7 @@ from benchctl.errors import RunError, UsageError
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.measure.resume.pending import undone_runs
+from benchctl.measure.pending import undone_runs
 from benchctl.measure.run import RunContext, noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Profile, VariantSettings

@@ -21,12 +21,12 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import own_options
 from benchctl.engines.micro import MicroOptions
 from benchctl.errors import UsageError
+from benchctl.measure.directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.experiment import Listener, Outcome, run_experiment
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.machine import new_manifest
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.on_file import peaks_on_file
-from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.run import RunContext
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.peaks import Peaks, peaks_of_device

@@ -25,7 +25,7 @@ from benchctl.engines.attach import AttachEngine, AttachOptions
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.measure.resume import here
+from benchctl.measure import pending as here
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.telemetry.gpus import open_gpu

@@ -25,7 +25,7 @@ from benchctl.interop.layer_profile import read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.tables import TableDefaults, read_step_table
 from benchctl.load.answer import Answer, error_of
-from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.archive import contents_of, import_archive, write_archive
 from benchctl.records.files import write_json_atomic

@@ -33,7 +33,7 @@ from benchctl.interop.lenvm.directory import makespan_s, read_gpu_samples, read_
 from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm, request_of
 from benchctl.interop.lenvm.summary import RATIO_TAG
 from benchctl.interop.lenvm.warnings import REPAIRS
-from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.directory import reopen_experiment
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 

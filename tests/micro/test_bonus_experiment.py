@@ -10,7 +10,7 @@ from support.fake_passes import FakeWorkers
 
 from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.errors import UsageError
-from benchctl.measure.result_directory import Origin
+from benchctl.measure.directory import Origin
 from benchctl.micro.experiment import PassSettings, forward_profile, measure_forward
 
 

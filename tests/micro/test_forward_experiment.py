@@ -11,9 +11,9 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.foreign import compare_paths
 from benchctl.errors import RunError, UsageError
+from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.micro.experiment import (
     MicroOutcome,
     PassSettings,

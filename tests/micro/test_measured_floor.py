@@ -9,9 +9,9 @@ from support.peaks import cpu_peaks, gpu_peaks
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.costs.hardware import HARDWARE
+from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.micro.experiment import PassSettings, forward_profile, grid_of_points, measure_forward, resume_forward
 from benchctl.micro.peaks import peak_warnings, peaks_of_device
 from benchctl.records.directory import ResultDirectory

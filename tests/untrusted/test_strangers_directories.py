@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from benchctl.cli.app import app
 from benchctl.errors import BenchctlError, RecordError
-from benchctl.measure.result_directory import reopen_experiment
-from benchctl.measure.resume.attempts import begin_attempt
+from benchctl.measure.directory import begin_attempt, reopen_experiment
 from benchctl.profile.load import parse_profile, profile_sha256
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import DIGESTS_FILE, begin_digests, digests_of_run, record_run

@@ -23,9 +23,9 @@ from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_c
 from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
+from benchctl.measure.directory import Origin
 from benchctl.measure.limits import shortfalls
 from benchctl.measure.load_only import LoadResult, create_load_directory, load_server
-from benchctl.measure.result_directory import Origin
 from benchctl.measure.tokens import prepare_counted, tokenizer_for
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects

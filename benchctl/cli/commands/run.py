@@ -40,15 +40,13 @@ from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
+from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment
 from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.kv_memory import kv_shortfalls
 from benchctl.measure.limits import shortfalls
 from benchctl.measure.on_file import noise_on_file
-from benchctl.measure.result_directory import Origin, reopen_experiment
-from benchctl.measure.resume.extension import extend_experiment, extended_plan
-from benchctl.measure.resume.here import Here
-from benchctl.measure.resume.pending import pending_runs
+from benchctl.measure.pending import Here, pending_runs
 from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile

@@ -46,8 +46,8 @@ from benchctl.measure.capacity import (
     run_sweep,
     sweep_points,
 )
+from benchctl.measure.directory import Origin, renamed_when_complete
 from benchctl.measure.experiment import create_simulation
-from benchctl.measure.result_directory import Origin, renamed_when_complete
 from benchctl.measure.virtual import simulate_recorded, simulate_run, simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 from benchctl.profile.engine_table import is_virtual

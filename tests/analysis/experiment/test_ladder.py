@@ -11,8 +11,8 @@ from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
 from benchctl.analysis.experiment.pairing import Side
+from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
-from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory

@@ -19,12 +19,9 @@ from support.shared_directory import (
 
 from benchctl.cluster.blocks import block_runs, divide
 from benchctl.errors import InvalidDataError, UsageError
+from benchctl.measure.directory import begin_attempt, extend_experiment, reopen_experiment
 from benchctl.measure.machine import node_name
-from benchctl.measure.result_directory import reopen_experiment
-from benchctl.measure.resume.attempts import begin_attempt
-from benchctl.measure.resume.extension import extend_experiment
-from benchctl.measure.resume.here import Here
-from benchctl.measure.resume.pending import pending_in_block
+from benchctl.measure.pending import Here, pending_in_block
 from benchctl.profile.load import stored_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import begin_digests, read_digests, verify_directory

@@ -1,9 +1,18 @@
-"""Result directories on disk: created whole, and reopened unchanged."""
+"""Result directories: created whole, reopened unchanged, extended by blocks; attempts at their runs.
 
+What an earlier attempt at a run left is moved aside, never mixed with the new one and never deleted. Blocks are
+added to the plan of an experiment that lacks some; the runs until then keep their names, blocks and positions.
+Because results may have been seen, every extension is one more look at the data, by which all intervals are
+corrected (``analysis/experiment/stopping.py``).
+"""
+
+import datetime as dt
 import errno
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +20,22 @@ from typing import Final
 
 import msgspec
 
-from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.errors import BenchctlError, NotComparableError, RecordError, UsageError
+from benchctl.measure.pending import undone_runs
+from benchctl.profile.checks import MAX_RUNS
+from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import plan_runs
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.profile.planning import extend_plan, plan_runs
+from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.files import write_json_atomic
-from benchctl.records.integrity import begin_digests, digest_of, read_digests
+from benchctl.records.integrity import begin_digests, digest_of, read_digests, renew_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
-from benchctl.records.record import Manifest, PreparedRequest
+from benchctl.records.record import Extension, Manifest, Plan, PreparedRequest
 from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import NOISE, NoiseFloor
+from benchctl.records.writers import sole_writer
+from benchctl.untrusted.files import entry_names, make_folder, move_entry
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -182,3 +196,115 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
 
 def _altered(path: Path) -> RecordError:
     return RecordError(f"{path} was changed since the experiment began; restore it, or start a new one")
+
+
+_EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
+
+
+def begin_attempt(directory: RunDirectory) -> int:
+    """Make room for a new attempt; returns its number, from 1.
+
+    The files of the previous one move into ``attempt-<n>/`` inside the run's directory.
+    """
+    path, root = directory.path, directory.root
+    make_folder(path, within=root)
+    number, files = _attempts_in(directory, entry_names(path, within=root))
+    if not files:
+        return number
+    aside = path / f"attempt-{number}"
+    make_folder(aside, within=root)
+    for name in files:
+        move_entry(path / name, aside / name, within=root)
+    return number + 1
+
+
+def _attempts_in(directory: RunDirectory, names: Iterable[str]) -> tuple[int, list[str]]:
+    """The number of the attempt whose files are there, or of the next one, and its files."""
+    matches = [(name, _EARLIER_ATTEMPT.fullmatch(name)) for name in names]
+    files = [name for name, match in matches if match is None]
+    newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
+    number = newest + 1
+    if files:
+        with suppress(BenchctlError):  # ``run.json`` is missing or damaged
+            number = max(directory.read().attempt, number)
+    return number, files
+
+
+_SIMULATED: Final = "simulated"
+"""Code of the note in the manifest of an experiment in virtual time."""
+
+
+def why_not_extended(manifest: Manifest) -> str | None:
+    """The reason why no blocks can be added to an experiment; None where they can."""
+    if manifest.stopping is not None:
+        return (
+            "its stopping rule declared the looks and the most blocks before the first run, and more would break "
+            "the promise of its intervals; begin a new experiment with more --blocks"
+        )
+    if manifest.imported is not None:
+        return "it was imported; measure a new experiment"
+    if any(warning.code == _SIMULATED for warning in manifest.warnings):
+        return "its runs were simulated in virtual time; simulate it again with more --blocks"
+    if manifest.dataset == NO_REQUESTS:
+        return "it measures forward passes, which 'benchctl micro' measures anew in seconds"
+    return None
+
+
+def extended_plan(reopened: ReopenedExperiment, num_blocks: int) -> Plan:
+    """The plan of an experiment with blocks added until it has ``num_blocks``; nothing is written.
+
+    Raises UsageError for fewer blocks than there are, and for an experiment that cannot grow.
+    """
+    results = reopened.results
+    manifest, plan = results.manifest(), results.plan()
+    if num_blocks == manifest.blocks:
+        return plan
+    if num_blocks < manifest.blocks:
+        raise UsageError(
+            f"{results.path} has {manifest.blocks} blocks, and --blocks {num_blocks} would be fewer; blocks "
+            f"are only added: give a number above {manifest.blocks}, or leave --blocks out"
+        )
+    if reason := why_not_extended(manifest):
+        raise UsageError(f"{results.path}: no blocks can be added: {reason}")
+    if (num_runs := len(plan.runs) // manifest.blocks * num_blocks) > MAX_RUNS:
+        raise UsageError(f"--blocks {num_blocks} makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it")
+    return extend_plan(plan, reopened.profile, num_blocks)
+
+
+def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extension | None:
+    """Add blocks to an experiment until it has ``num_blocks``; None where its plan has as many already.
+
+    Raises UsageError as ``extended_plan`` does.
+    """
+    results = reopened.results
+    with sole_writer(results.path):
+        manifest, plan = results.manifest(), results.plan()
+        longer = extended_plan(reopened, num_blocks)
+        if num_blocks == manifest.blocks:
+            return None
+        extension = Extension(
+            extended_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            from_blocks=manifest.blocks,
+            to_blocks=num_blocks,
+            num_done=len(plan.runs) - len(undone_runs(results, plan)),
+            num_looks=len(manifest.extensions) + 2,
+        )
+        extended = msgspec.structs.replace(
+            manifest, blocks=num_blocks, extensions=(*manifest.extensions, extension)
+        )
+        with _uninterrupted():
+            results.write_plan(longer)
+            results.write_manifest(extended)
+            renew_digests(results)
+    return extension
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that end us wait until the files agree with each other again."""
+    ending = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
