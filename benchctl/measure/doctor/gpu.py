@@ -53,7 +53,11 @@ def _absent(gpus: OpenedGpus, visible: str | None, *, is_needed: bool) -> Check:
 
 def _sampling(reader: GpuReader, nvml_problem: str) -> Iterator[Check]:
     """The driver, and what a run will know of each device."""
-    gpus, unknown = reader.described(), _unknown_quantities(reader.read())
+    gpus = reader.described()
+    untold = {
+        each.index: [name for name in READ_QUANTITIES if getattr(each, name) is None] for each in reader.read()
+    }
+    unknown = {index: names for index, names in untold.items() if names}
     driver = gpus[0].driver or "of unknown version"
     facts = {"driver": gpus[0].driver, "num_visible": len(gpus)}
     yield Check("gpu", "driver", f"driver {driver}, {len(gpus)} visible", facts=facts)
@@ -71,14 +75,6 @@ def _sampling(reader: GpuReader, nvml_problem: str) -> Iterator[Check]:
             "nvml_problem": None if is_nvml else nvml_problem,
         },
     )
-
-
-def _unknown_quantities(samples: Sequence[GpuSample]) -> dict[int, list[str]]:
-    """The quantities that each device does not tell, by its index; none for a device that tells all."""
-    unknown = {
-        sample.index: [name for name in READ_QUANTITIES if getattr(sample, name) is None] for sample in samples
-    }
-    return {index: names for index, names in unknown.items() if names}
 
 
 def _warning(warning: ResultWarning) -> Check:

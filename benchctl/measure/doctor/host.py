@@ -1,4 +1,4 @@
-"""Checks of the machine itself: cores, the client's priority, a steady clock, disk space, memory, ports."""
+"""Checks of the machine itself: cores, the client's priority, a steady clock, disk space, memory."""
 
 import os
 import resource
@@ -14,15 +14,13 @@ from typing import Final
 
 import psutil
 
-from benchctl.errors import RunError
 from benchctl.load.process import Priority, load_priority, usable_open_files
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.limits import OWN_OPEN_FILES, existing_parent, memory_shortfalls
 from benchctl.measure.machine import host_info
-from benchctl.measure.server.resources import CoreSplit, choose_port, core_ranges, split_cores
 from benchctl.units import GIB, MIB, NS_PER_S
 
-_check = partial(Check, topic="machine")
+_check = partial(Check, "machine")
 _SYSTEM: Final = Path("/sys/devices/system")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only its size is read; no file is created
 _FEW_CORES: Final = 4
@@ -47,8 +45,8 @@ _TO_GET_PRIORITY: Final = "sudo prlimit --pid $$ --rtprio=1 in this shell; docke
 def host_checks(results: Path) -> tuple[Check, ...]:
     """Check the machine for measurements into ``results``, which need not exist yet."""
     return (
-        _cores(),
-        *client_checks(_SYSTEM),
+        _processor(),
+        priority_check(granted_priority()),
         _load(),
         governor_check(_SYSTEM),
         clock_check(_SYSTEM),
@@ -57,56 +55,23 @@ def host_checks(results: Path) -> tuple[Check, ...]:
         shared_memory_check(_SHARED_MEMORY),
         open_files_check(usable_open_files()),
         processes_check(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
-        _ports(),
     )
 
 
-def _cores() -> Check:
+def _processor() -> Check:
     host = host_info()
-    detail, remedy = f"{host.num_cores} cores, {host.cpu_model or 'model unknown'}", None
+    finding, remedy = f"{host.num_cores} cores, {host.cpu_model or 'model unknown'}", None
     if host.num_cores is not None and host.num_cores < _FEW_CORES:
-        detail += "; a server that computes on the CPU shares them with the load client"
+        finding += "; a server that computes on the CPU shares them with the load client"
         remedy = "prefer step metrics, which the server itself times, to those of the client"
     facts = {"num_cores": host.num_cores, "cpu_model": host.cpu_model}
-    return _check(name="processor", finding=detail, remedy=remedy, facts=facts)
+    return _check("processor", finding, remedy=remedy, facts=facts)
 
 
-def client_checks(system: Path) -> tuple[Check, ...]:
-    """Try a scheduling priority and a core of the client's own in a temporary thread, and undo them.
-
-    ``system`` is the kernel's directory of devices.
-    """
+def granted_priority() -> Priority:
+    """The scheduling priority that the client gets here, tried in a temporary thread."""
     with ThreadPoolExecutor(max_workers=1) as temporary_thread:
-        granted = temporary_thread.submit(_try_priority).result()
-        can_bind = temporary_thread.submit(_try_binding).result()
-    usable = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
-    split = split_cores("auto") if can_bind else None
-    isolated = _read(system / "cpu/isolated") or ""  # cores that the kernel schedules nothing on (``isolcpus``)
-    return (priority_check(granted), own_core_check(usable, isolated, split, can_bind=can_bind))
-
-
-def priority_check(granted: Priority) -> Check:
-    """Check that the client can take precedence over a server that keeps all cores busy."""
-    is_refused = granted.level != "fifo" and "not permitted" in granted.reason
-    return _check(
-        name="priority",
-        finding=f"of the load client: {granted}",
-        remedy=_TO_GET_PRIORITY if is_refused else None,
-        facts={"level": granted.level, "reason": granted.reason},
-    )
-
-
-def own_core_check(usable: frozenset[int], isolated: str, split: CoreSplit | None, *, can_bind: bool) -> Check:
-    """Check that the client can have a core without a server, and report whether ``auto`` gives it one."""
-    detail = f"usable {core_ranges(usable) or 'unknown'}, isolated {isolated or 'none'}; "
-    if len(usable) < 2 or not can_bind:
-        detail += "none can be reserved for the client"
-    elif split is not None:
-        detail += f"client on {core_ranges(split.client)}, servers on the others (client_cores: auto)"
-    else:
-        detail += "none is reserved for the client by default (client_cores: 1 reserves one)"
-    facts = {"num_usable": len(usable), "isolated": isolated or None, "can_bind": can_bind}
-    return _check(name="own core", finding=detail, facts=facts)
+        return temporary_thread.submit(_try_priority).result()
 
 
 def _try_priority() -> Priority:
@@ -114,36 +79,29 @@ def _try_priority() -> Priority:
         return granted
 
 
-def _try_binding() -> bool:
-    with suppress(AttributeError, OSError):
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(cores)})
-        os.sched_setaffinity(0, cores)
-        return True
-    return False
+def priority_check(granted: Priority) -> Check:
+    """Check that the client can take precedence over a server that keeps all cores busy."""
+    is_refused = granted.level != "fifo" and "not permitted" in granted.reason
+    facts = {"level": granted.level, "reason": granted.reason}
+    remedy = _TO_GET_PRIORITY if is_refused else None
+    return _check("priority", f"of the load client: {granted}", remedy=remedy, facts=facts)
 
 
 def _load() -> Check:
     load = psutil.getloadavg()[0]
     is_busy = load > _BUSY_FRAC * (psutil.cpu_count() or 1)
-    return _check(
-        name="load",
-        finding=f"{load:.2f} processes ran or waited, on average over the last minute",
-        remedy="end other work before measuring; 'top' lists it" if is_busy else None,
-        facts={"load_1min": load},
-    )
+    finding = f"{load:.2f} processes ran or waited, on average over the last minute"
+    remedy = "end other work before measuring; 'top' lists it" if is_busy else None
+    return _check("load", finding, remedy=remedy, facts={"load_1min": load})
 
 
 def governor_check(system: Path) -> Check:
     """Check that cores keep their clock; ``system`` is the kernel's directory of devices."""
     files = system.glob("cpu/cpu*/cpufreq/scaling_governor")
     governors = tuple(sorted({text for path in files if (text := _read(path)) is not None}))
-    return _check(
-        name="governor",
-        finding=", ".join(governors) or "unknown, as is usual for a virtual machine",
-        remedy="sudo cpupower frequency-set -g performance" if set(governors) - {"performance"} else None,
-        facts={"governors": governors},
-    )
+    finding = ", ".join(governors) or "unknown, as is usual for a virtual machine"
+    remedy = "sudo cpupower frequency-set -g performance" if set(governors) - {"performance"} else None
+    return _check("governor", finding, remedy=remedy, facts={"governors": governors})
 
 
 def clock_check(system: Path) -> Check:
@@ -152,13 +110,10 @@ def clock_check(system: Path) -> Check:
     resolution_ns = round(time.clock_getres(time.CLOCK_MONOTONIC) * NS_PER_S)
     reading_ns = timeit(time.monotonic_ns, number=_NUM_READINGS) / _NUM_READINGS * NS_PER_S
     is_slow = max(reading_ns, resolution_ns) > _SLOW_NS or (source is not None and source not in _FAST_CLOCKS)
-    detail = (
-        f"CLOCK_MONOTONIC from {source or 'an unknown source'}, resolution {resolution_ns} ns, "
-        f"{reading_ns:.0f} ns to read"
-    )
     return _check(
-        name="clock",
-        finding=detail,
+        "clock",
+        f"CLOCK_MONOTONIC from {source or 'an unknown source'}, resolution {resolution_ns} ns, "
+        f"{reading_ns:.0f} ns to read",
         remedy="boot with clocksource=tsc if the processor's counter is steady" if is_slow else None,
         facts={"source": source, "resolution_ns": resolution_ns, "reading_ns": reading_ns},
     )
@@ -168,35 +123,28 @@ def _memory() -> Check:
     memory = psutil.virtual_memory()
     shortfall = next(memory_shortfalls(), None)
     finding = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    return _check(
-        name="memory",
-        finding=finding if shortfall is None else f"{finding}; {shortfall.message.partition(';')[0]}",
-        remedy=None if shortfall is None else "ulimit -v unlimited",
-        is_missing=shortfall is not None,
-        is_needed=shortfall is not None,
-        facts={"available_bytes": memory.available, "total_bytes": memory.total},
-    )
+    facts = {"available_bytes": memory.available, "total_bytes": memory.total}
+    if shortfall is None:
+        return _check("memory", finding, facts=facts)
+    finding += f"; {shortfall.message.partition(';')[0]}"
+    return _check("memory", finding, remedy="ulimit -v unlimited", is_missing=True, is_needed=True, facts=facts)
 
 
 def results_check(results: Path) -> Check:
     """Check the free space for result directories."""
     path, existing = results.absolute(), existing_parent(results)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return _check(
-            name="results",
-            finding=f"{existing} is not a directory that can be written to",
-            remedy="name another one: --output-dir DIR, here and for 'benchctl run'",
-            is_missing=True,
-            is_needed=True,
-            facts={"path": str(path)},
-        )
+        finding = f"{existing} is not a directory that can be written to"
+        remedy = "name another one: --output-dir DIR, here and for 'benchctl run'"
+        facts = {"path": str(path)}
+        return _check("results", finding, remedy=remedy, is_missing=True, is_needed=True, facts=facts)
     free_bytes = shutil.disk_usage(existing).free
     return _check(
-        name="results",
-        finding=f"{free_bytes / GIB:.1f} GiB free for {path}",
-        remedy="free space, or name another directory: --output-dir DIR"
-        if free_bytes < _LEAST_FREE_BYTES
-        else None,
+        "results",
+        f"{free_bytes / GIB:.1f} GiB free for {path}",
+        remedy=None
+        if free_bytes >= _LEAST_FREE_BYTES
+        else "free space, or name another directory: --output-dir DIR",
         is_needed=True,
         facts={"path": str(path), "free_bytes": free_bytes},
     )
@@ -205,17 +153,14 @@ def results_check(results: Path) -> Check:
 def shared_memory_check(directory: Path) -> Check:
     """Check the space for memory that the processes of an engine share."""
     if not directory.is_dir():
-        return _check(
-            name="shared memory",
-            finding=f"{directory} does not exist; engines of several processes need it",
-            remedy=f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}",
-            is_missing=True,
-        )
+        finding = f"{directory} does not exist; engines of several processes need it"
+        remedy = f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}"
+        return _check("shared memory", finding, remedy=remedy, is_missing=True)
     usage = shutil.disk_usage(directory)
     remedy = f"sudo mount -o remount,size=8G {directory}; start a container with --shm-size=8g"
     return _check(
-        name="shared memory",
-        finding=f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free at {directory}",
+        "shared memory",
+        f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free at {directory}",
         remedy=remedy if usage.free < _LEAST_SHARED_BYTES else None,
         facts={"free_bytes": usage.free, "total_bytes": usage.total},
     )
@@ -223,43 +168,24 @@ def shared_memory_check(directory: Path) -> Check:
 
 def open_files_check(limit: int) -> Check:
     """Check ``limit``, the most files that a process may open once its soft limit is raised to the hard one."""
-    is_unlimited = limit in {resource.RLIM_INFINITY, sys.maxsize}
     most = max(limit - OWN_OPEN_FILES, 0)
-    return _check(
-        name="open files",
-        finding="no limit" if is_unlimited else f"{limit:,} at once, enough for {most:,} requests in flight",
-        remedy=None if is_unlimited or limit >= _LEAST_OPEN_FILES else _TO_OPEN_MORE,
-        facts={"limit": None if is_unlimited else limit},
-    )
+    finding = f"{limit:,} at once, enough for {most:,} requests in flight"
+    return _limit_check("open files", limit, _LEAST_OPEN_FILES, finding, _TO_OPEN_MORE)
 
 
 def processes_check(limit: int) -> Check:
     """Check ``limit``, the most processes and threads of this user; a real engine starts some hundred."""
-    is_unlimited = limit == resource.RLIM_INFINITY
-    return _check(
-        name="processes",
-        finding="no limit" if is_unlimited else f"{limit:,} processes and threads of this user at once (ulimit -u)",
-        remedy=None if is_unlimited or limit >= _LEAST_PROCESSES else "ulimit -u unlimited",
-        facts={"limit": None if is_unlimited else limit},
-    )
+    finding = f"{limit:,} processes and threads of this user at once (ulimit -u)"
+    return _limit_check("processes", limit, _LEAST_PROCESSES, finding, "ulimit -u unlimited")
 
 
-def _ports() -> Check:
-    try:
-        port = choose_port(None)
-    except RunError as error:
-        return _check(
-            name="ports",
-            finding=str(error),
-            remedy="end servers that are not needed; 'ss -ltnp' lists them",
-            is_missing=True,
-            is_needed=True,
-        )
-    return _check(name="ports", finding=f"free, for example {port}", facts={"free_port": port})
+def _limit_check(name: str, limit: int, least: int, finding: str, remedy: str) -> Check:
+    if limit in {resource.RLIM_INFINITY, sys.maxsize}:
+        return _check(name, "no limit", facts={"limit": None})
+    return _check(name, finding, remedy=None if limit >= least else remedy, facts={"limit": limit})
 
 
 def _read(path: Path) -> str | None:
-    try:
+    with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    return None

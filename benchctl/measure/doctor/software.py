@@ -7,9 +7,8 @@ Nothing is changed or downloaded, and programs are started only to read their ve
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,36 +31,23 @@ from benchctl.workload.datasets.base import data_directory, dataset_files, file_
 _SHORT_SHA: Final = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeededEngine:
-    """An engine that must be installed, with the options that name its environment."""
+def inspect_machine(
+    results: Path, engines: Mapping[str, ServerOptions], profile: Profile | None = None, *, needs_gpu: bool = False
+) -> tuple[Check, ...]:
+    """All checks, topic after topic, for measurements into ``results``.
 
-    kind: str
-    options: ServerOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Needs of the planned measurement beyond those of the simulator."""
-
-    results: Path
-    engines: Sequence[NeededEngine] = ()
-    gpu: bool = False
-    profile: Profile | None = None
-    """Experiment whose memory is checked."""
-
-
-def inspect_machine(needs: Needs) -> tuple[Check, ...]:
-    """All checks, topic after topic."""
-    gpus = gpu_checks(is_needed=needs.gpu or any(engine.options.uses_gpu for engine in needs.engines))
+    ``engines`` are those that must be installed, with the options that name their environments, by kind;
+    ``profile`` is an experiment whose memory is checked.
+    """
+    gpus = gpu_checks(is_needed=needs_gpu or any(options.uses_gpu for options in engines.values()))
     has_gpu = not any(check.is_missing for check in gpus)
     return (
         *_versions(),
-        *host_checks(needs.results),
+        *host_checks(results),
         *gpus,
         *peak_checks([gpu.name for gpu in gpu_inventory()]),
-        *(() if needs.profile is None else memory_checks(needs.profile)),
-        *engine_checks(needs.engines, has_gpu=has_gpu),
+        *(() if profile is None else memory_checks(profile)),
+        *engine_checks(engines, has_gpu=has_gpu),
         *(_data_set(name, data_directory()) for name in dataset_files()),
     )
 
@@ -93,41 +79,35 @@ def memory_checks(profile: Profile) -> Iterator[Check]:
         yield check("KV cache", shortfall.message, remedy=remedy, is_missing=shortfall.is_certain)
 
 
-def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Check, ...]:
+def engine_checks(needed: Mapping[str, ServerOptions], *, has_gpu: bool) -> tuple[Check, ...]:
     """Check the simulator, which is always available, and each engine that can be installed."""
-    options = {engine.kind: engine.options for engine in needed}
     specs = [
         spec
         for spec in ENGINES.values()
-        if spec.installed_by is not None and (spec.kind in options or not spec.is_optional_check)
+        if spec.installed_by is not None and (spec.kind in needed or not spec.is_optional_check)
     ]
-
-    def check(spec: EngineSpec) -> Check:
-        return _engine(spec, options.get(spec.kind), is_needed=spec.kind in options, has_gpu=has_gpu)
-
     with ThreadPoolExecutor(max_workers=len(specs)) as workers:
-        installed = tuple(workers.map(check, specs))
+        installed = tuple(workers.map(lambda spec: _engine(spec, needed.get(spec.kind), has_gpu=has_gpu), specs))
     return (Check("engine", "sim", "the simulator is part of benchctl", is_needed=True), *installed)
 
 
-def _engine(spec: EngineSpec, options: ServerOptions | None, *, is_needed: bool, has_gpu: bool) -> Check:
+def _engine(spec: EngineSpec, options: ServerOptions | None, *, has_gpu: bool) -> Check:
+    """Check an engine, which is needed where its ``options`` are given."""
+    check = partial(Check, "engine", spec.kind, is_needed=options is not None)
     finding = "not installed"
     try:
         installation = engine_for(spec.kind).installation(options)
     except EngineUnavailableError as error:
         installation = None
-        finding = str(error) if is_needed else finding
+        finding = finding if options is None else str(error)
     if installation is None:
         where = ", on a machine with an NVIDIA GPU" if spec.needs_gpu and not has_gpu else ""
-        install = f"{spec.installed_by}{where}"
-        return Check("engine", spec.kind, finding, remedy=install, is_missing=True, is_needed=is_needed)
+        return check(finding, remedy=f"{spec.installed_by}{where}", is_missing=True)
     finding, remedy, is_broken = _installed(spec, installation, has_gpu=has_gpu)
     facts = {"version": installation.version, "program": str(installation.program)}
     if installation.is_python:
         facts = {"version": installation.version, "torch": installation.torch, "python": str(installation.program)}
-    return Check(
-        "engine", spec.kind, finding, remedy=remedy, is_missing=is_broken, is_needed=is_needed, facts=facts
-    )
+    return check(finding, remedy=remedy, is_missing=is_broken, facts=facts)
 
 
 def _installed(spec: EngineSpec, installation: Installation, *, has_gpu: bool) -> tuple[str, str | None, bool]:
@@ -150,11 +130,11 @@ def _data_set(name: str, directory: Path) -> Check:
     """Check the size only; ``benchctl data verify`` reads the whole file."""
     file = dataset_files()[name]
     state, path = file_state(file, directory, full=False), file.path_in(directory)
-    findings = {
+    finding = {
         "present": f"{path}",
         "missing": f"not in {directory}",
         "damaged": f"{path} does not have the size of the published file",
-    }
+    }[state]
     remedy = None if state == "present" else f"benchctl data fetch {name}"
     facts = {"path": str(path), "state": state}
-    return Check("data", name, findings[state], remedy=remedy, is_missing=state == "missing", facts=facts)
+    return Check("data", name, finding, remedy=remedy, is_missing=state == "missing", facts=facts)

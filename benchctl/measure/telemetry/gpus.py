@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,7 +134,6 @@ def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tup
 
 def process_text(pid: int) -> str:
     """A process by its id, and its name if it is visible from here."""
-    try:
+    with suppress(psutil.Error, ValueError):
         return f"{pid} ({psutil.Process(pid).name()})"
-    except (psutil.Error, ValueError):
-        return f"{pid}"
+    return f"{pid}"

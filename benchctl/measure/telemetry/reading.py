@@ -21,8 +21,6 @@ _INDEX: Final = re.compile(r"[0-9]{1,9}")
 _NONE: Final = frozenset({"", "-1", "NoDevFiles"})
 """Values that hide all devices on purpose; the last one is Slurm's."""
 _MIG: Final = "MIG-"
-_OLD_MIG: Final = re.compile(r"MIG-(GPU-[^/]+)(/\d+){2}")
-"""A MIG device as drivers before 470 name it: the GPU that it is part of, its GPU and its compute instance."""
 
 NONE_VISIBLE: Final = "none of its devices is visible"
 """The reason why there is no reader where CUDA_VISIBLE_DEVICES names none of the devices."""
@@ -79,38 +77,32 @@ class GpuReader:
 
     def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
         """Samples at ``hz`` until ``stopped`` is set; ``warn`` is told once of each device that stops answering."""
-        silence = {gpu.index: _Silence() for gpu in self.described()}
+        num_unanswered = {gpu.index: 0 for gpu in self.described()}
+        answers: dict[int, tuple[int, dt.datetime]] = {}  # the last one of each device, by index
         first_ns: int | None = None
         for sample, reason in self.stream(hz, stopped):
-            device = silence[sample.index]
-            if device.num_unanswered >= SILENT_READINGS:
-                if all(each.num_unanswered >= SILENT_READINGS for each in silence.values()):
+            index = sample.index
+            if num_unanswered[index] >= SILENT_READINGS:
+                if min(num_unanswered.values()) >= SILENT_READINGS:
                     return
             elif is_answered(sample):
                 first_ns = sample.t_ns if first_ns is None else first_ns
-                device.num_unanswered, device.last_ns, device.last_at = 0, sample.t_ns, dt.datetime.now(dt.UTC)
+                num_unanswered[index], answers[index] = 0, (sample.t_ns, dt.datetime.now(dt.UTC))
                 yield sample
             else:
-                device.num_unanswered += 1
-                if device.num_unanswered == SILENT_READINGS:
-                    warn(ResultWarning(code=GPU_LOST, message=device.message(sample.index, reason, first_ns)))
+                num_unanswered[index] += 1
+                if num_unanswered[index] == SILENT_READINGS:
+                    message = _silence(index, reason, answers.get(index), first_ns)
+                    warn(ResultWarning(code=GPU_LOST, message=message))
 
 
-@dataclass(slots=True)
-class _Silence:
-    """The last answer of a device, and the readings in a row without one."""
-
-    num_unanswered: int = 0
-    last_ns: int = 0
-    last_at: dt.datetime | None = None
-
-    def message(self, index: int, reason: str, first_ns: int | None) -> str:
-        if self.last_at is None or first_ns is None:
-            return f"GPU {index} answered no question during the load ({reason}): it has no samples"
-        return (
-            f"GPU {index} has not answered since {self.last_at:%Y-%m-%d %H:%M:%S} UTC, "
-            f"{s_from_ns(self.last_ns - first_ns):.1f} s after the first sample ({reason}): its samples end there"
-        )
+def _silence(index: int, reason: str, answer: tuple[int, dt.datetime] | None, first_ns: int | None) -> str:
+    if answer is None or first_ns is None:
+        return f"GPU {index} answered no question during the load ({reason}): it has no samples"
+    return (
+        f"GPU {index} has not answered since {answer[1]:%Y-%m-%d %H:%M:%S} UTC, "
+        f"{s_from_ns(answer[0] - first_ns):.1f} s after the first sample ({reason}): its samples end there"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,45 +130,16 @@ def opened_gpus(
 
     ``uuids`` are those of all devices of the machine, ``unreadable`` the reasons why some cannot be read, by index.
     """
-    chosen = visible_devices(visible, uuids, mig)
-    absent = {index: reason for index, reason in unreadable.items() if index in chosen.positions}
-    says = "its use, power, clocks and throttling are unknown"
-    warnings = (
-        *chosen.warnings,
-        *(
-            ResultWarning(code=GPU_UNREADABLE, message=f"GPU {index} cannot be read ({reason}): {says}")
-            for index, reason in absent.items()
-        ),
-    )
-    if readable := [index for index in chosen.positions if index not in absent]:
-        return OpenedGpus(reader=make_reader(readable), warnings=warnings)
+    chosen, warnings = visible_devices(visible, uuids, mig)
+    absent = {index: reason for index, reason in unreadable.items() if index in chosen}
+    for index, reason in absent.items():
+        message = f"GPU {index} cannot be read ({reason}): its use, power, clocks and throttling are unknown"
+        warnings.append(ResultWarning(code=GPU_UNREADABLE, message=message))
+    if readable := [index for index in chosen if index not in absent]:
+        return OpenedGpus(reader=make_reader(readable), warnings=tuple(warnings))
     reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in absent.items())
-    return OpenedGpus(warnings=warnings, problem=reasons or (NONE_VISIBLE if uuids else "it lists no device"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisibleDevices:
-    """The devices that a value of the variable names."""
-
-    positions: tuple[int, ...]
-    """Their places in the list of all devices, in the order of the value."""
-    problem: str = ""
-    """The reason why some or all of what the value names is left out; empty where nothing is."""
-    mig_positions: tuple[int, ...] = ()
-    """Those of which the value names only a part, a MIG device."""
-
-    @property
-    def warnings(self) -> tuple[ResultWarning, ...]:
-        """The warnings for a value of which something is left out, or that names parts of devices."""
-        warnings = []
-        if self.problem:
-            message = f"{self.problem}; what it and later entries mean is not sampled"
-            warnings.append(ResultWarning(code="gpu-unknown-name", message=message))
-        if self.mig_positions:
-            whole = ", ".join(map(str, self.mig_positions))
-            message = f"the server has a part of GPU {whole}, a MIG device, and samples are of the whole GPU"
-            warnings.append(ResultWarning(code="gpu-partitioned", message=message))
-        return tuple(warnings)
+    problem = reasons or (NONE_VISIBLE if uuids else "it lists no device")
+    return OpenedGpus(warnings=tuple(warnings), problem=problem)
 
 
 def names_mig(visible: str | None) -> bool:
@@ -191,43 +154,44 @@ def hides_all(visible: str | None) -> bool:
 
 def visible_devices(
     visible: str | None, uuids: Sequence[str | None], mig: Mapping[str, int] | None = None
-) -> VisibleDevices:
-    """The devices that ``visible``, a value of CUDA_VISIBLE_DEVICES, names; all when it is None.
+) -> tuple[tuple[int, ...], list[ResultWarning]]:
+    """The positions of the devices that ``visible``, a value of CUDA_VISIBLE_DEVICES, names; all when it is None.
 
-    ``uuids`` are the identities of all devices in PCI order, which is CUDA's own on machines with equal devices;
-    ``mig`` has the position of the device that each MIG device is part of. As CUDA does, an entry is an index or
-    the beginning of an identity, and the first that names no device ends the list.
+    With them warnings of an entry that names none, and of parts of devices. ``uuids`` are the identities of all
+    devices in PCI order, which is CUDA's own on machines with equal devices; ``mig`` has the position of the device
+    that each MIG device is part of. As CUDA does, an entry is an index or the beginning of an identity, and the
+    first that names no device ends the list.
     """
     if visible is None:
-        return VisibleDevices(positions=tuple(range(len(uuids))))
-    chosen: dict[int, bool] = {}
-    problem = ""
+        return tuple(range(len(uuids))), []
+    is_part: dict[int, bool] = {}
+    warnings: list[ResultWarning] = []
     for entry in [] if hides_all(visible) else [part.strip() for part in visible.split(",")]:
         named = _positions_of(entry, uuids, mig or {})
         if len(named) != 1:
-            problem = _problem(visible, entry, len(named), uuids)
+            unknown = [str(i) for i, uuid in enumerate(uuids) if uuid is None]
+            hint = f" (the identity of GPU {', '.join(unknown)} is unknown)" if unknown else ""
+            says = f"names {len(named)} devices" if named else f"names none of the {len(uuids)} devices here"
+            message = (
+                f"{VARIABLE} is {visible_value(visible)}, whose entry {visible_value(entry)} {says}{hint}; what it "
+                "and later entries mean is not sampled"
+            )
+            warnings.append(ResultWarning(code="gpu-unknown-name", message=message))
             break
-        chosen[named[0]] = entry.startswith(_MIG)
-    parts = tuple(position for position, is_part in chosen.items() if is_part)
-    return VisibleDevices(positions=tuple(chosen), problem=problem, mig_positions=parts)
+        is_part[named[0]] = entry.startswith(_MIG)
+    if whole := [str(position) for position in is_part if is_part[position]]:
+        message = f"the server has a part of GPU {', '.join(whole)}, a MIG device, and samples are of the whole GPU"
+        warnings.append(ResultWarning(code="gpu-partitioned", message=message))
+    return tuple(is_part), warnings
 
 
 def _positions_of(entry: str, uuids: Sequence[str | None], mig: Mapping[str, int]) -> list[int]:
     """Positions of the devices that one entry may mean; one for an entry that is right."""
     if _INDEX.fullmatch(entry):
         return [int(entry)] if int(entry) < len(uuids) else []
-    if (old := _OLD_MIG.fullmatch(entry)) is not None:
-        entry = old[1]
     if entry.startswith(_MIG):
         return sorted({position for uuid, position in mig.items() if uuid.startswith(entry)})
     return [i for i, uuid in enumerate(uuids) if entry and uuid is not None and uuid.startswith(entry)]
-
-
-def _problem(visible: str, entry: str, num_named: int, uuids: Sequence[str | None]) -> str:
-    unknown = [str(i) for i, uuid in enumerate(uuids) if uuid is None]
-    hint = f" (the identity of GPU {', '.join(unknown)} is unknown)" if unknown else ""
-    says = f"names {num_named} devices" if num_named else f"names none of the {len(uuids)} devices here"
-    return f"{VARIABLE} is {visible_value(visible)}, whose entry {visible_value(entry)} {says}{hint}"
 
 
 def is_answered(sample: GpuSample) -> bool:
