@@ -69,7 +69,7 @@ def estimate_plan(
         if earlier is not None:
             return PlanEstimate(
                 run_s=earlier.run_s,
-                around_s=earlier.around_s,
+                around_s=AROUND_S,
                 basis=f"from {count_of(earlier.num_runs, 'earlier run')} on this machine",
                 prediction=None if isinstance(predicted, str) else predicted,
             )

@@ -15,7 +15,7 @@ import msgspec
 from benchctl.errors import OutOfTimeError, OwnedError, RecordError, UsageError, as_usage_error
 from benchctl.measure.durations import seconds_by_arm
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
-from benchctl.measure.interrupt import warned_by_scheduler
+from benchctl.measure.interrupt import OF_SCHEDULERS, interruptible
 from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.measured_run import ignore, utc_now
 from benchctl.measure.pending import Here, pending_in_block
@@ -160,7 +160,7 @@ def run_block(
         if left_s is None:
             return
         labels = [arm_label(planned.variant, planned.cell) for planned in pending]
-        arm_s = seconds_by_arm(results, profile, requests, labels, here.gpu_names)
+        arm_s = seconds_by_arm(results, profile, requests, here.gpu_names)
         needed_s = sum(arm_s[label] for label in labels) if set(labels) <= arm_s.keys() else 0.0
         if needed_s > left_s:
             raise OutOfTimeError(
@@ -169,7 +169,7 @@ def run_block(
                 "again with more time"
             )
 
-    with warned_by_scheduler():
+    with interruptible(OF_SCHEDULERS):
         try:
             of_block = begin_block(results, block)
         except OSError as error:

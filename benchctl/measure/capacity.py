@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby, product
 from math import fsum, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.columns import columns_from
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, Cell, Record, ResultWarning
+from benchctl.records.record import PreparedRequest, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, Cell, Record, ResultWarning, StepRecord
 from benchctl.sim.predict import draft_warnings
 from benchctl.sim.virtual import VirtualServer, config_of
 from benchctl.steptime.model import read_model
@@ -129,9 +129,6 @@ def _next_size(good: float | None, bad: float | None, *, is_whole: bool) -> floa
     return None if bad <= good * _WIDTH else sqrt(good * bad)
 
 
-if TYPE_CHECKING:
-    from benchctl.records.schema import StepRecord
-
 _FEWEST_WAVES: Final = 5
 _IDLE_REQUESTS: Final = 0.1
 """Mean requests in flight, by Little's law, below which a server counts as idle."""
@@ -175,8 +172,10 @@ def simulate_point(point: LoadPoint) -> Metrics:
     profile = point.profile
     if point.kind is not None and point.size is not None:
         profile = with_load(profile, point.kind, point.size)
+    settings = variant_settings(profile, point.variant, point.cell)
+    requests = prepare_counted(profile, planning_tokenizer(profile)).requests
     runs = [run for run in plan_runs(profile).runs if (run.variant, run.cell) == (point.variant, point.cell)]
-    blocks = [_metrics_of(profile, run) for run in runs]
+    blocks = [metrics_of_life(profile, settings, requests, noise_seed(profile, run)) for run in runs]
     return {name: _mean([block[name] for block in blocks]) for name in blocks[0]}
 
 
@@ -201,12 +200,6 @@ def is_idle(point: LoadPoint, metrics: Metrics) -> bool:
     if point.kind != "rate" or point.size is None or e2el_ms is None:
         return False
     return point.size * e2el_ms / MS_PER_S < _IDLE_REQUESTS
-
-
-def _metrics_of(profile: Profile, planned: PlannedRun) -> Metrics:
-    settings = variant_settings(profile, planned.variant, planned.cell)
-    requests = prepare_counted(profile, planning_tokenizer(profile)).requests
-    return metrics_of_life(profile, settings, requests, noise_seed(profile, planned))
 
 
 def metrics_of_life(
@@ -246,21 +239,14 @@ class SimulatedPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmCapacity:
-    """The largest load of one arm under the objectives."""
-
-    label: str
-    largest: Largest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """All points by arm and size, and the capacity of each arm where a load was swept."""
 
     objectives: tuple[Objective, ...]
     kind: LoadKind | None
     points: tuple[SimulatedPoint, ...]
-    capacities: tuple[ArmCapacity, ...]
+    capacities: dict[str, Largest]
+    """By the label of the arm."""
     warnings: tuple[ResultWarning, ...] = ()
 
 
@@ -289,7 +275,8 @@ def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, s
         narrow = partial(_narrowed, objectives=objectives)
         if kind is not None and searches:
             groups = list(map(narrow, groups) if pool is None else pool.map(narrow, groups))
-    capacities = () if kind is None or not objectives else tuple(map(_capacity, groups))
+    has_limits = kind is not None and objectives
+    capacities = {group[0].point.label: _capacity(group) for group in groups} if has_limits else {}
     return Sweep(
         objectives=objectives,
         kind=kind,
@@ -319,13 +306,13 @@ def _narrowed(group: list[SimulatedPoint], objectives: Sequence[Objective]) -> l
         tried = by_size[size]
         return None if is_idle(tried.point, tried.metrics) and not tried.holds else tried.holds
 
-    find_largest(holds, _capacity(group).largest, is_whole=first.kind == "max-concurrency")
+    find_largest(holds, _capacity(group), is_whole=first.kind == "max-concurrency")
     return list(by_size.values())
 
 
-def _capacity(group: Sequence[SimulatedPoint]) -> ArmCapacity:
-    outcomes = {each.point.size or 0.0: each.holds for each in group}
-    return ArmCapacity(label=group[0].point.label, largest=enclosed(outcomes))
+def _capacity(group: Sequence[SimulatedPoint]) -> Largest:
+    """The largest load of one arm under the objectives."""
+    return enclosed({each.point.size or 0.0: each.holds for each in group})
 
 
 class Predicted(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -345,12 +332,6 @@ class ArmPrediction(Record, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, Predicted]
 
 
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    label: str
-    settings: VariantSettings
-
-
 def predict_intervals(
     profile: Profile, requests: Sequence[PreparedRequest], num_draws: int, level: float = 0.9
 ) -> tuple[ArmPrediction, ...]:
@@ -360,10 +341,10 @@ def predict_intervals(
     """
     predictions = []
     for variant, cell in arms(profile):
-        arm = _Arm(arm_label(variant, cell), variant_settings(profile, variant, cell))
-        count = min(num_draws, _num_draws(arm))
-        value = metrics_of_life(profile, _with_noise(arm.settings, "none"), requests, 0)
-        drawn = _with_noise(arm.settings, "fitted")
+        settings = variant_settings(profile, variant, cell)
+        count = min(num_draws, _num_draws(settings))
+        value = metrics_of_life(profile, _with_noise(settings, "none"), requests, 0)
+        drawn = _with_noise(settings, "fitted")
         draws = [metrics_of_life(profile, drawn, requests, seed) for seed in range(count)]
         metrics = {}
         for name, centre in value.items():
@@ -371,7 +352,9 @@ def predict_intervals(
             if centre is not None and len(numbers) == count:
                 low, high = np.quantile(numbers, ((1 - level) / 2, (1 + level) / 2))
                 metrics[name] = Predicted(value=centre, low=float(low), high=float(high))
-        predictions.append(ArmPrediction(arm=arm.label, num_draws=count, level=level, metrics=metrics))
+        predictions.append(
+            ArmPrediction(arm=arm_label(variant, cell), num_draws=count, level=level, metrics=metrics)
+        )
     return tuple(predictions)
 
 
@@ -379,11 +362,12 @@ def _with_noise(settings: VariantSettings, noise: str) -> VariantSettings:
     return settings.model_copy(update={"server": settings.server.model_copy(update={"noise": noise})})
 
 
-def _num_draws(arm: _Arm) -> int:
-    options = own_options(arm.settings, SimOptions)
+def _num_draws(settings: VariantSettings) -> int:
+    """Bootstrap draws of the model that prices an arm. Raises UsageError for fewer than two."""
+    options = own_options(settings, SimOptions)
     if options.step_time_model is None:
         raise UsageError(
-            f"{arm.label}: cost model {options.cost_model} has no uncertainty to draw from; take cost_model "
+            f"{settings.variant}: cost model {options.cost_model} has no uncertainty to draw from; take cost_model "
             "fitted with a step_time_model, or leave --draws out"
         )
     count = len(read_model(Path(options.step_time_model).expanduser()).draws)

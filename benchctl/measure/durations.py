@@ -3,7 +3,7 @@
 import hashlib
 import heapq
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import log
@@ -36,8 +36,6 @@ class DurationEstimate:
 
     run_s: Mapping[str, float]
     num_runs: int
-    around_s: float = 0.0
-    """Seconds of an experiment outside its runs."""
 
 
 def gpu_names_here(manifest: Manifest) -> tuple[str, ...]:
@@ -77,12 +75,7 @@ def estimate_durations(
     profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
 ) -> DurationEstimate | None:
     """Estimate the duration of each arm's runs; None without an earlier run on this machine."""
-    here = (platform.node(), tuple(gpus), profile.model)
-    earlier = [
-        duration
-        for duration in stored_durations(profile.engine.kind)
-        if (duration.host, duration.gpus, duration.model) == here
-    ]
+    earlier = _earlier_here(profile, gpus)
     if not earlier or not requests:
         return None
     arrival, run_s = profile.workload.arrival, {}
@@ -94,30 +87,27 @@ def estimate_durations(
         token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
         run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
-        used |= set(map(id, alike[-_NEWEST:]))
-    return DurationEstimate(run_s=run_s, num_runs=len(used), around_s=AROUND_S)
+        used.update(map(id, alike[-_NEWEST:]))
+    return DurationEstimate(run_s=run_s, num_runs=len(used))
+
+
+def _earlier_here(profile: Profile, gpus: Sequence[str]) -> list[RunDuration]:
+    here = (platform.node(), tuple(gpus), profile.model)
+    stored = stored_durations(profile.engine.kind)
+    return [duration for duration in stored if (duration.host, duration.gpus, duration.model) == here]
 
 
 def earlier_overhead_s(profile: Profile, gpus: Sequence[str]) -> float | None:
     """Median over earlier runs here of all but their loads: a server's start, warm-up and end; None without any."""
-    here = (platform.node(), tuple(gpus), profile.model)
-    overheads_s = [
-        duration.overhead_s
-        for duration in stored_durations(profile.engine.kind)
-        if (duration.host, duration.gpus, duration.model) == here
-    ]
-    return median(overheads_s[-_NEWEST:]) if overheads_s else None
+    overheads_s = [duration.overhead_s for duration in _earlier_here(profile, gpus)[-_NEWEST:]]
+    return median(overheads_s) if overheads_s else None
 
 
-def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> list[RunDuration]:
+def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> Sequence[RunDuration]:
     """Earlier runs of the same settings, or else of the same server, or else all of the model."""
     whole, server = _settings_sha256(settings), _sha256(settings.server.model_dump(mode="json"))
-    tests: tuple[Callable[[RunDuration], bool], ...] = (
-        lambda duration: duration.settings_sha256 == whole,
-        lambda duration: duration.server_sha256 == server,
-        lambda _: True,
-    )
-    return next(alike for test in tests if (alike := [duration for duration in earlier if test(duration)]))
+    same_settings = [duration for duration in earlier if duration.settings_sha256 == whole]
+    return same_settings or [duration for duration in earlier if duration.server_sha256 == server] or earlier
 
 
 def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float) -> float:
@@ -154,45 +144,27 @@ def _sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode(document)).hexdigest()
 
 
-_ENOUGH: Final = 4
-"""Earlier runs of an arm that speak for its next one."""
 _AROUND_RUN_S: Final = 1.0
 """Of a run outside its server's life: preparation, the end of its processes, checks of its records."""
 
 
 def seconds_by_arm(
-    results: ResultDirectory,
-    profile: Profile,
-    requests: Sequence[PreparedRequest],
-    arms: Collection[str],
-    gpus: Sequence[str],
+    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
 ) -> dict[str, float]:
-    """Seconds that a run of each of these arms will take, by the arm's label; absent where nothing is known.
+    """Seconds that a run of each arm will take, by the arm's label; absent where nothing is known.
 
     The longest of an arm's earlier runs in this experiment counts, or else what runs on this machine took.
     """
-    took = _took_s(results, set(arms))
-    if all(arm in took for arm in arms):
-        return took
-    estimate = estimate_durations(profile, requests, gpus)
-    return {**({} if estimate is None else estimate.run_s), **took}
-
-
-def _took_s(results: ResultDirectory, arms: set[str]) -> dict[str, float]:
-    """The longest of the newest runs of each arm, in seconds."""
     longest: dict[str, float] = {}
-    counts = dict.fromkeys(arms, 0)
-    for planned in reversed(results.due_plan().runs):
-        arm = arm_label(planned.variant, planned.cell)
-        if counts.get(arm, _ENOUGH) >= _ENOUGH:
-            continue
+    for planned in results.due_plan().runs:
         with suppress(RecordError):
             directory = results.run(planned.run_id)
             took_s = _duration_s(directory.read()) if directory.is_begun() else None
             if took_s is not None:
-                counts[arm] += 1
+                arm = arm_label(planned.variant, planned.cell)
                 longest[arm] = max(longest.get(arm, 0.0), took_s + _AROUND_RUN_S)
-    return longest
+    estimate = estimate_durations(profile, requests, gpus)
+    return {**({} if estimate is None else estimate.run_s), **longest}
 
 
 def _duration_s(record: RunRecord) -> float | None:

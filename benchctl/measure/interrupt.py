@@ -20,10 +20,53 @@ from benchctl.load.process import allow_many_open_files
 T = TypeVar("T")
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_OF_SCHEDULERS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+OF_SCHEDULERS: Final = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which job systems warn of the end of a job; most let the user choose which."""
 _SIGNAL_WAIT_S: Final = 1.0
 """Time in which a signal to all processes of a job reaches this one, too."""
+
+
+class _Handler:
+    """Calls ``act`` on the first signal, and notes that one came."""
+
+    def __init__(self, act: Callable[[], object] = lambda: None) -> None:
+        self.act = act
+        self.has_come = False
+
+
+_handlers: list[_Handler] = []
+"""Those in effect, the innermost last. It alone acts; those around it learn that a signal came."""
+
+
+def _on_signal(_number: int, _frame: object) -> None:
+    innermost = _handlers[-1]
+    is_first = not innermost.has_come
+    for handler in _handlers:
+        handler.has_come = True
+    if is_first:
+        innermost.act()
+
+
+@contextmanager
+def _installed(handler: _Handler, also: Iterable[signal.Signals] = ()) -> Iterator[None]:
+    """Handle the signals that end us, and ``also`` these, except those that are ignored (nohup, background jobs).
+
+    No effect outside the main thread, where Python allows no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*_ENDING, *also)}
+    handled = [number for number, earlier in before.items() if earlier is not signal.SIG_IGN]
+    _handlers.append(handler)
+    for number in handled:
+        signal.signal(number, _on_signal)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+        _handlers.remove(handler)
 
 
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
@@ -32,29 +75,22 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     The first signal cancels it; later ones have no effect, so that they do not interrupt the clean-up.
     """
     allow_many_open_files()
-    cancels: list[Callable[[], object]] = []
-
-    def cancel() -> None:
-        while cancels:
-            cancels.pop()()
-
-    handler = _Handler(cancel)
+    handler = _Handler()
 
     async def cancellable() -> T:
-        task = asyncio.current_task()
-        if task is not None:
-            cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        if (task := asyncio.current_task()) is not None:
+            handler.act = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         try:
             if handler.has_come:
                 main.close()
                 raise asyncio.CancelledError
             return await main
         finally:
-            cancels.clear()
+            handler.act = _Handler().act
 
     try:
         # The handlers are installed outside the loop: an exception of a handler inside would break it.
-        with handler.installed(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with _installed(handler), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(cancellable())
     except (Exception, asyncio.CancelledError) as error:
         if handler.has_come:  # what fails then fails by the signal: others may get it, too, such as the server
@@ -66,27 +102,17 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does: for code without a loop.
+def interruptible(also: Iterable[signal.Signals] = ()) -> Iterator[None]:
+    """Inside, SIGTERM, a closed terminal and the signals in ``also`` raise KeyboardInterrupt as Ctrl-C does.
 
-    Only the first signal does, also where a coroutine inside took it: later ones would interrupt the clean-up.
+    That is for code without a loop, and ``also`` for coroutines inside. Only the first signal does, also where a
+    coroutine inside took it: later ones would interrupt the clean-up.
     """
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with _Handler(interrupt).installed():
-        yield
-
-
-@contextmanager
-def warned_by_scheduler() -> Iterator[None]:
-    """``interruptible`` also by the signals of job systems, for this code and for coroutines inside."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with _Handler(interrupt, also=_OF_SCHEDULERS).installed():
+    with _installed(_Handler(interrupt), also):
         yield
 
 
@@ -95,51 +121,8 @@ def await_signal() -> None:
 
     Outside of a job's task there is nothing to wait for.
     """
-    if isinstance(signal.getsignal(signal.SIGUSR1), _Handler):
+    if signal.getsignal(signal.SIGUSR1) is _on_signal:
         time.sleep(_SIGNAL_WAIT_S)
-
-
-class _Handler:
-    """Calls ``act`` on the first signal; the handlers around it learn that one came, and do not act on another."""
-
-    def __init__(self, act: Callable[[], object], also: Iterable[signal.Signals] = ()) -> None:
-        """``also`` names signals beside those that always end us."""
-        self._act = act
-        self._also = tuple(also)
-        self.has_come = False
-        self._before: dict[int, Any] = {}
-
-    def __call__(self, number: int, _frame: object) -> None:
-        is_first = not self.has_come
-        self.note(number)
-        if is_first:
-            self._act()
-
-    def note(self, number: int) -> None:
-        self.has_come = True
-        if isinstance(around := self._before[number], _Handler):
-            around.note(number)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the signals that end us, except those that are ignored (nohup, background jobs), and those that a
-        handler of this kind around this one handles.
-
-        No effect outside the main thread, where Python allows no handlers.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        inherited = (each for each in _OF_SCHEDULERS if isinstance(signal.getsignal(each), _Handler))
-        before = {number: signal.getsignal(number) for number in (*_ENDING, *self._also, *inherited)}
-        self._before = {number: each for number, each in before.items() if each is not signal.SIG_IGN}
-        for number in self._before:
-            signal.signal(number, self)
-        try:
-            yield
-        finally:
-            for number, earlier in self._before.items():
-                signal.signal(number, earlier)
 
 
 @contextmanager
@@ -149,8 +132,8 @@ def noting_interrupt() -> Iterator[Callable[[], bool]]:
     For code that starts processes: an exception between a start and its record would leave one behind. After the
     context KeyboardInterrupt is raised if a signal came.
     """
-    handler = _Handler(lambda: None)
-    with handler.installed():
+    handler = _Handler()
+    with _installed(handler):
         yield lambda: handler.has_come
     if handler.has_come:
         raise KeyboardInterrupt

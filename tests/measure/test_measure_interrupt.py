@@ -11,7 +11,7 @@ import time
 import pytest
 
 from benchctl.errors import RunError, UsageError
-from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible, warned_by_scheduler
+from benchctl.measure.interrupt import OF_SCHEDULERS, await_signal, interruptible, run_interruptible
 from benchctl.records.writers import sole_writer
 
 
@@ -110,7 +110,7 @@ def test_a_task_is_ended_by_the_signals_of_schedulers_and_other_code_is_not():
         await asyncio.sleep(10)
 
     before = signal.getsignal(signal.SIGUSR2)
-    with warned_by_scheduler():
+    with interruptible(OF_SCHEDULERS):
         with pytest.raises(KeyboardInterrupt):
             run_interruptible(work())
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -121,7 +121,7 @@ def test_a_failure_of_a_task_waits_a_moment_for_a_signal_and_of_other_code_does_
     began_s = time.monotonic()
     await_signal()
     assert time.monotonic() - began_s < 0.5
-    with warned_by_scheduler():
+    with interruptible(OF_SCHEDULERS):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(KeyboardInterrupt):
             await_signal()

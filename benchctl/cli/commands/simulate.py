@@ -275,15 +275,15 @@ def _sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
             for each in sweep.points
         ],
         "capacities": [
-            {"arm": each.label, "largest": each.largest.holds, "breaks": each.largest.breaks}
-            for each in sweep.capacities
+            {"arm": label, "largest": largest.holds, "breaks": largest.breaks}
+            for label, largest in sweep.capacities.items()
         ],
         "warnings": msgspec.to_builtins(sweep.warnings),
     }
 
 
 def _picture(sweep: Sweep, profile: Profile) -> bytes:
-    largest = {each.label: each.largest.holds for each in sweep.capacities}
+    largest = {label: each.holds for label, each in sweep.capacities.items()}
     limits = {objective.metric: objective.limit for objective in sweep.objectives}
     names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
     rows = [
@@ -299,15 +299,16 @@ def _picture(sweep: Sweep, profile: Profile) -> bytes:
 def _sentences(sweep: Sweep) -> list[str]:
     limits = " and ".join(map(str, sweep.objectives))
     unit = _UNITS[sweep.kind or "rate"]
-    lines = [f"{each.label}: {_in_words(each.largest, unit)}" for each in sweep.capacities]
+    lines = [f"{label}: {_in_words(largest, unit)}" for label, largest in sweep.capacities.items()]
     if sweep.objectives and any(each.holds is None for each in sweep.points):
         lines.append(
             "too short to tell: the requests arrive within less than five latencies, or fill the slots less than "
             "five times; raise workload.num_prompts"
         )
-    best = max(sweep.capacities, key=lambda each: each.largest.holds or 0.0, default=None)
-    if best is not None and best.largest.holds is not None and len(sweep.capacities) > 1:
-        lines.append(f"most under {limits}: {best.label} with {best.largest.holds:.4g} {unit}")
+    held = {label: largest.holds for label, largest in sweep.capacities.items() if largest.holds is not None}
+    if held and len(sweep.capacities) > 1:
+        best = max(held, key=held.__getitem__)
+        lines.append(f"most under {limits}: {best} with {held[best]:.4g} {unit}")
     return lines
 
 
