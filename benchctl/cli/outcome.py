@@ -214,7 +214,7 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False
 def store_noise(path: Path, profile: Profile) -> None:
     """Store the noise of an A/A experiment and print the result; no effect for other experiments."""
     stored = keep_noise(path, profile)
-    if stored is not None and stored.path is not None:
-        print(f"noise of this machine stored: benchctl noise show {stored.path.parent.name}")
+    if isinstance(stored, Path):
+        print(f"noise of this machine stored: benchctl noise show {stored.parent.name}")
     elif stored is not None:
-        warn(f"the noise was not stored: {stored.reason}")
+        warn(f"the noise was not stored: {stored}")

@@ -144,7 +144,6 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         manifest.gpus,
         request_set_sha256=manifest.request_set_sha256,
         begins_at=manifest.created_at,
-        command=manifest.argv,
     )
     return _created(profile, prepared, origin, manifest, on_file.warnings, on_file.noise)
 

@@ -2,11 +2,9 @@
 
 import datetime as dt
 import platform
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning import engine_sha256, is_repeated_baseline, noise_of_experiment
@@ -45,11 +43,6 @@ def _is_measured(name: str) -> bool:
     return hardware is not None and hardware.measured_at is not None
 
 
-_NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
-"""Options of ``run``, with a value each, that an A/A experiment does not take over."""
-_FLAGS_NOT_OF_NOISE: Final = {"--dry-run", "--json", "--quick", "--quiet", "-q"}
-
-
 @dataclass(frozen=True, slots=True)
 class NoiseOnFile:
     """The noise that applies to an experiment, if any, and the warnings about it."""
@@ -64,70 +57,45 @@ def noise_on_file(
     *,
     request_set_sha256: str | None = None,
     begins_at: str | None = None,
-    command: Sequence[str] = (),
 ) -> NoiseOnFile:
     """The noise that applies to an experiment with ``profile``, with the warnings about it.
 
     It is the newest on file for the baseline's server on this machine; none for an experiment that compares
     nothing, and for an A/A experiment, which measures it. ``gpus`` defaults to those of this machine, ``begins_at``
-    to now; without ``request_set_sha256`` the workload is not compared. ``command`` is the command line that begins
-    the experiment: where only noise of other servers is on file, the warning names the one that measures its noise.
+    to now; without ``request_set_sha256`` the workload is not compared.
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
-    key = _key_of_server(profile, gpus)
+    key = NoiseKey(
+        host=platform.node(),
+        gpus=tuple(gpu.name for gpu in (gpu_inventory() if gpus is None else gpus)),
+        engine=profile.engine.kind,
+        engine_sha256=engine_sha256(profile),
+        model=profile.model,
+    )
     entries = NOISE.entries(key.name)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
     if not newest or newest[0].content is None:
         others = [entry.content for entry in newest_of_each(NOISE.entries()) if entry.content]
-        misfit = other_server_warning(key, others, _command_of_noise(command))
+        misfit = other_server_warning(key, others)
         return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
     noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
 
 
-def _key_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None) -> NoiseKey:
-    devices = gpu_inventory() if gpus is None else gpus
-    return NoiseKey(
-        host=platform.node(),
-        gpus=tuple(gpu.name for gpu in devices),
-        engine=profile.engine.kind,
-        engine_sha256=engine_sha256(profile),
-        model=profile.model,
-    )
+def keep_noise(path: Path, profile: Profile) -> Path | str | None:
+    """Store the noise of a finished experiment; returns the file, or the reason why it is not stored.
 
-
-def _command_of_noise(command: Sequence[str]) -> str | None:
-    """The ``run`` command that measures the noise of the server that ``command`` measures; None for any other."""
-    if list(command[1:2]) != ["run"]:
-        return None
-    words, remaining = iter(command), list[str]()
-    for word in words:
-        if word in _NOT_OF_NOISE:
-            next(words, None)
-        elif word not in _FLAGS_NOT_OF_NOISE and word.partition("=")[0] not in _NOT_OF_NOISE:
-            remaining.append(word)
-    return shlex.join([*remaining, "--aa"])
-
-
-@dataclass(frozen=True, slots=True)
-class StoredNoise:
-    """The file in which the noise of an A/A experiment is stored, or the reason why it is not."""
-
-    path: Path | None
-    reason: str = ""
-
-
-def keep_noise(path: Path, profile: Profile) -> StoredNoise | None:
-    """Store the noise of a finished experiment; None if its variants are not all the baseline."""
+    None if the experiment's variants are not all the baseline.
+    """
     if not is_repeated_baseline(profile):
         return None
     try:
-        return StoredNoise(NOISE.add(sound_noise(load_experiment(path))))
+        return NOISE.add(sound_noise(load_experiment(path)))
     except BenchctlError as error:
-        return StoredNoise(None, str(error))
+        return str(error)
 
 
 def sound_noise(experiment: Experiment) -> NoiseFloor:

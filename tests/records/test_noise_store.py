@@ -148,8 +148,7 @@ def test_an_experiment_of_one_server_is_stored_with_scatter_and_floor(tmp_path: 
     results = a_against_a(tmp_path / "aa")
     profile = parse_profile(SAME_SERVER, "built")
     noise_result = keep_noise(results.path, profile)
-    assert noise_result is not None
-    assert noise_result.path is not None
+    assert isinstance(noise_result, Path)
     (entry,) = NOISE.entries()
     assert entry.content is not None
     step = entry.content.metrics["step_ms"]
@@ -166,17 +165,16 @@ def test_nothing_is_stored_of_an_experiment_with_a_run_that_is_not_done(
     results = a_against_a(tmp_path / "aa")
     edit_run(results, results.plan().runs[3].run_id, state=state)
     noise_result = keep_noise(results.path, parse_profile(SAME_SERVER, "built"))
-    assert noise_result is not None
-    assert noise_result.path is None
-    assert f"1 of 16 runs of {results.path} are not done" in noise_result.reason
-    assert "--resume" in noise_result.reason
+    assert isinstance(noise_result, str)
+    assert f"1 of 16 runs of {results.path} are not done" in noise_result
+    assert "--resume" in noise_result
     assert NOISE.entries() == ()
 
 
 def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: Path, store: Path) -> None:
     few = keep_noise(a_against_a(tmp_path / "few", SCATTER[:5]).path, parse_profile(SAME_SERVER, "built"))
-    assert few is not None
-    assert "at least 6" in few.reason
+    assert isinstance(few, str)
+    assert "at least 6" in few
     other = write_results(tmp_path / "other")
     assert keep_noise(other.path, parse_profile(PROFILE_YAML, "built")) is None
     with pytest.raises(NotComparableError, match="not an A/A experiment"):

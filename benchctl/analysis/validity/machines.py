@@ -252,11 +252,8 @@ def other_machine_warning(noise: NoiseFloor, results: LoadedResults) -> ResultWa
     return ResultWarning(code="noise-of-another-machine", message=message, where=str(results.path))
 
 
-def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor], command: str | None) -> ResultWarning | None:
-    """The note that noise is on file for this machine, but not for the server of ``key``; None without any.
-
-    ``command`` measures the noise of that server.
-    """
+def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor]) -> ResultWarning | None:
+    """The note that noise is on file for this machine, but not for the server of ``key``; None without any."""
     described = []
     for noise in on_file:
         version = f" {noise.engine_version}" if noise.engine_version else ""
@@ -273,7 +270,7 @@ def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor], command: 
         return None
     message = (
         f"no A/A experiment of this server ({key.engine} with {key.model}) is on file; of this machine there is "
-        f"{first_of(described, _MOST_NODES)}; measure the right one: {command or 'benchctl run NAME --aa'}"
+        f"{first_of(described, _MOST_NODES)}; measure the right one with --aa behind the same 'benchctl run'"
     )
     return ResultWarning(code="noise-of-another-server", message=message)
 

@@ -160,7 +160,7 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     first = lengths_profile(profile) if needs_lengths(profile) else profile
     prepared = prepare_experiment(first)
     sha256 = prepared.sha256 if first is profile else None
-    on_file = noise_on_file(profile, request_set_sha256=sha256, command=("benchctl", *sys.argv[1:]))
+    on_file = noise_on_file(profile, request_set_sha256=sha256)
     for warning in on_file.warnings:
         warn(warning.message)
     requests = prepared.requests
