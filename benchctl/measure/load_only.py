@@ -25,7 +25,7 @@ from benchctl.measure.directory import Origin, create_results, set_state
 from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.sending import ServerUnderTest
-from benchctl.measure.server.attached import NOT_FRESH
+from benchctl.measure.server.server import NOT_FRESH
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.records.directory import ResultDirectory

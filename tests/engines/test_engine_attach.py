@@ -27,7 +27,7 @@ from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartErr
 from benchctl.load.client import StreamClient
 from benchctl.measure import pending as here
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server.attached import AttachedServer
+from benchctl.measure.server.server import AttachedServer
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings

@@ -74,16 +74,14 @@ class Segments:
     """
 
     def __init__(self) -> None:
-        self._older = self._looked_at = _segments()
+        self._older = _segments()
         self._ours: dict[str, int] = {}
 
-    def scan(self, pids: Iterable[int], *, again: bool = True) -> None:
-        """Look whose the new segments are; with ``again`` also those that seemed to be nobody's."""
-        fresh = dict(_segments().items() - self._older.items() - self._ours.items())
-        if fresh.items() - self._looked_at.items() or (fresh and again):
+    def scan(self, pids: Iterable[int]) -> None:
+        """Look which of the new segments these processes, the server's, use."""
+        if fresh := dict(_segments().items() - self._older.items() - self._ours.items()):
             used = {inode for pid in pids for inode in _segments_of(pid)}
             self._ours |= {path: inode for path, inode in fresh.items() if inode in used}
-        self._looked_at = fresh
 
     def left(self) -> dict[str, int]:
         """The inodes of those that still exist, by their paths."""
@@ -243,7 +241,7 @@ class Supervisor:
         self._pause_s = min(2 * self._pause_s, _SCAN_S) if is_steady else _WATCH_S
         self._next_scan = time.monotonic() + self._pause_s
         members = family()
-        self._segments.scan(members, again=is_steady)
+        self._segments.scan(members)
         named = {pid: title for pid in members if (title := self._essential_title(pid))}
         confirmed = {pid: title for pid, title in named.items() if pid in self._named}
         gone = {pid: title for pid, title in self._watched.items() if pid not in members}
