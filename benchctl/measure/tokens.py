@@ -2,19 +2,25 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 import httpx
 
-from benchctl.engines.engine import Engine, PromptCounter, engine_for
+from benchctl.engines.engine import Engine, LaunchSite, PromptCounter, engine_for
 from benchctl.engines.hub import repository_of
-from benchctl.errors import UsageError
+from benchctl.errors import ServerStartError, UsageError
 from benchctl.load.control import control_client
 from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.redaction import server_env
+from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
@@ -157,8 +163,6 @@ def tokenizer_for(
 
     def open_server() -> AbstractContextManager[str]:
         if engine.is_launched:
-            from benchctl.measure.tokenizing.launched import launched_server  # noqa: PLC0415 - few need it
-
             return launched_server(engine, settings, profile.timeouts, on_start)
         return nullcontext(engine.base_url(settings, 0))
 
@@ -216,3 +220,43 @@ def _baseline(profile: Profile) -> VariantSettings:
 
 def _directory(model: str) -> Path | None:
     return directory_on_disk(model, repository_of(model))
+
+
+@contextmanager
+def launched_server(
+    engine: Engine, settings: VariantSettings, timeouts: Timeouts, on_start: Callable[[str], None]
+) -> Iterator[str]:
+    """The address of a server of these settings, which is ready and lives as long as the context.
+
+    ``on_start`` is told in words what is started. Raises EngineUnavailableError where it is not installed,
+    ServerStartError where it does not become ready, and UsageError where it never will; the log is then
+    kept.
+    """
+    engine.check_available(settings)
+    directory = Path(tempfile.mkdtemp(prefix="benchctl-tokenizer-"))
+    site = LaunchSite(port=choose_port(settings.server.fixed_port), directory=directory)
+    launch = Launch(
+        argv=engine.argv(settings, site),
+        env=server_env(os.environ, engine.env(settings, site)),
+        port=site.port,
+        health_path=engine.health_path(settings),
+        log=directory / "server.log",
+        timeouts=timeouts,
+        diagnose=engine.diagnose,
+        essential_processes=engine.essential_processes,
+    )
+    on_start(f"starting a server of {settings.variant} to count the prompts: only it has the tokenizer")
+    with ServerProcess(launch) as server:
+        try:
+            run_interruptible(_ready(server, launch))
+        except ServerStartError as error:
+            if error.is_profile_error:
+                raise UsageError(str(error), log_tail=error.log_tail) from error
+            raise
+        yield launch.base_url
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _ready(server: ServerProcess, launch: Launch) -> None:
+    async with control_client(launch.base_url, launch.timeouts) as client:
+        await server.wait_ready(client)

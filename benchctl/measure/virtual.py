@@ -134,8 +134,19 @@ def simulated_runs(
         yield partial(simulate_run, keep=keep)
         return
     context = RunContext(profile=profile, requests=tuple(requests))
+    futures: dict[str, Future[RunRecord]] = {}
+    """Of runs that were begun ahead of their turn: all of them, or those of a block where a look may end the rest."""
+
+    def measure(_: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+        if planned.run_id not in futures:
+            for run in pending:
+                if profile.stopping is None or run.block == planned.block:
+                    of_run = RunDirectory(directory.path.with_name(run.run_id), directory.within)
+                    futures[run.run_id] = executor.submit(_simulate, run, of_run)
+        return futures.pop(planned.run_id).result()
+
     with simulating_processes(jobs, partial(_begin, context, keep)) as executor:
-        yield _Ahead(executor, pending, is_sequential=profile.stopping is not None).measure
+        yield measure
 
 
 @contextmanager
@@ -166,28 +177,6 @@ def _ignore_interrupts(then: Callable[[], object] | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends its children
     if then is not None:
         then()
-
-
-class _Ahead:
-    """Runs that were begun ahead of their turn: all of them, or those of a block where a look may end the rest."""
-
-    def __init__(
-        self, executor: ProcessPoolExecutor, pending: Sequence[PlannedRun], *, is_sequential: bool
-    ) -> None:
-        self._executor = executor
-        self._pending = pending
-        self._is_sequential = is_sequential
-        self._futures: dict[str, Future[RunRecord]] = {}
-
-    def measure(self, _: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
-        if planned.run_id not in self._futures:
-            for run in self._pending:
-                if not self._is_sequential or run.block == planned.block:
-                    path = directory.path.with_name(run.run_id)
-                    self._futures[run.run_id] = self._executor.submit(
-                        _simulate, run, RunDirectory(path, directory.within)
-                    )
-        return self._futures.pop(planned.run_id).result()
 
 
 _shared: list[tuple[RunContext, Kept]] = []

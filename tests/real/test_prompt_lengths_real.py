@@ -19,8 +19,7 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import engine_for
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.measure.tokenizing.launched import launched_server
-from benchctl.measure.tokens import tokenizer_for
+from benchctl.measure.tokens import launched_server, tokenizer_for
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results

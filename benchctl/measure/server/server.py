@@ -4,8 +4,8 @@ Ready means three things at once: the process lives, its health path answers 200
 belongs to the process we started. Without the last one, an orphan of an earlier run that still holds the port
 would be measured instead of the new server.
 
-A server that someone else started is watched, but neither started nor ended by us. Its process, its log and its start
-are unknown. A run on it therefore has the warning that the server was not fresh.
+A server that someone else started is watched, but neither started nor ended by us. Its process, its log and its
+start are unknown. A run on it therefore has the warning that the server was not fresh.
 """
 
 import asyncio
