@@ -6,6 +6,7 @@ It leaves a result directory like any other, with a single run. It starts nothin
 nothing in memory while it sends; afterwards the run is read back and judged like any other.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -109,7 +110,7 @@ async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callabl
             again = [
                 msgspec.structs.replace(request, ignore_eos=is_forced) for request in warmup_requests(first, count)
             ]
-            run.begin_warmup()
+            run.time(warmup_start_ns=time.monotonic_ns())
             warmup = await target.send_bursts([again])
             if warmup.num_failed == warmup.num_sent:
                 remedy = "correct the address, --model or --dialect, or ask the server's owner"

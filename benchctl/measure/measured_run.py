@@ -8,7 +8,6 @@ The caller brings the server and sends the requests. A run that fails keeps what
 import datetime as dt
 import os
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +45,15 @@ def ignore(*_values: object) -> None:
 def utc_now() -> str:
     """The time of day, UTC, ISO 8601, to milliseconds."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cause_and_message(error: BaseException) -> tuple[str, str]:
+    """What a record says of the error that ended a run."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "the run was interrupted by a signal"
+    if isinstance(error, BenchctlError):
+        return getattr(error, "cause", type(error).__name__), str(error)
+    return INTERNAL_ERROR, f"{type(error).__name__}: {error}"
 
 
 class MeasuredRun:
@@ -99,26 +107,19 @@ class MeasuredRun:
             try:
                 self.update(attempt=begin_attempt(self.directory))
                 yield
-            except KeyboardInterrupt:
-                self._fail_unless_closed(INTERRUPTED, "the run was interrupted by a signal")
-                raise
-            except BenchctlError as error:
-                self._fail_unless_closed(getattr(error, "cause", type(error).__name__), str(error))
-                raise
             except BaseException as error:
-                if not is_of_the_system(error):
-                    self._fail_unless_closed(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+                ended = error
+                if not isinstance(error, BenchctlError | KeyboardInterrupt) and is_of_the_system(error):
+                    next_step = f", then continue with --resume; {KEPT}" if can_resume else f"; {KEPT}"
+                    ended = as_run_error(error, self.directory.path, next_step=next_step)
+                if self.record.state == "running":
+                    with suppress(
+                        Exception
+                    ):  # what fails here, such as a full disk, must not hide why the run failed
+                        self.fail(*_cause_and_message(ended))
+                if ended is error:
                     raise
-                next_step = f", then continue with --resume; {KEPT}" if can_resume else f"; {KEPT}"
-                ended = as_run_error(error, self.directory.path, next_step=next_step)
-                self._fail_unless_closed(ended.cause, str(ended))
                 raise ended from error
-
-    def _fail_unless_closed(self, cause: str, message: str) -> None:
-        """Record why the run failed; what fails here, such as a full disk, must not hide it."""
-        if self.record.state == "running":
-            with suppress(Exception):
-                self.fail(cause, message)
 
     def perform(self, main: Coroutine[Any, Any, None]) -> RunError | None:
         """Run ``main`` to its end; record and return the RunError with which it failed, if it did."""
@@ -138,10 +139,6 @@ class MeasuredRun:
     def time(self, **times: int | None) -> None:
         """Note when phases began."""
         self.update(times=msgspec.structs.replace(self.record.times, **times))
-
-    def begin_warmup(self, now_ns: int | None = None) -> None:
-        """Note when the warm-up begins: now, unless another clock says when."""
-        self.time(warmup_start_ns=time.monotonic_ns() if now_ns is None else now_ns)
 
     def warn(self, *warnings: ResultWarning) -> None:
         """Attach warnings; those that name no place are about this run. One whose code says so makes it suspect."""

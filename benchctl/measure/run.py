@@ -35,7 +35,7 @@ from benchctl.measure.telemetry.gpus import (
     wait_memory_returned,
 )
 from benchctl.measure.telemetry.reading import VARIABLE, GpuReader
-from benchctl.measure.telemetry.samplers import SampledServer, sampling
+from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
@@ -199,17 +199,18 @@ class _ExperimentRun:
         self, server: AnyServer, client: StreamClient, gpu: GpuReader | None
     ) -> AbstractContextManager[list[ResultWarning]]:
         path = self._engine.metrics_path(self._settings)
-        sampled = SampledServer(
+        return sampling(
+            self._run.directory.path,
+            self._profile.telemetry,
             processes=server.processes if self._engine.is_launched else None,
             gpu=gpu,
             metrics_url=None if path is None else str(client.control.base_url.join(path)),
             counts_late=self._run.record.clock != "virtual",
         )
-        return sampling(self._run.directory.path, self._profile.telemetry, sampled)
 
     async def _warm_up(self, target: ServerUnderTest) -> None:
         if bursts := warmup_bursts(self._context.requests, self._profile, self._settings):
-            self._run.begin_warmup()
+            self._run.time(warmup_start_ns=time.monotonic_ns())
             self._run.judge_warmup(await target.send_bursts(bursts))
 
     async def _first_generation(self, target: ServerUnderTest, server: AnyServer) -> int:

@@ -88,7 +88,7 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
         run.note_configuration({"version": __version__, **server.config.server_info()})
         writer = files.enter_context(run.directory.append("requests"))
         if bursts := warmup_bursts(context.requests, context.profile, run.settings):
-            run.begin_warmup(server.now_ns)
+            run.time(warmup_start_ns=server.now_ns)
             warmup = LoadSummary()
             for burst in bursts:
                 await _record(server.send_burst(burst), writer, warmup)
@@ -135,7 +135,7 @@ def simulated_runs(
         return
     context = RunContext(profile=profile, requests=tuple(requests))
     futures: dict[str, Future[RunRecord]] = {}
-    """Of runs that were begun ahead of their turn: all of them, or those of a block where a look may end the rest."""
+    """Of runs begun ahead of their turn: of all, or of those of a block where a look may end the rest."""
 
     def measure(_: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
         if planned.run_id not in futures:

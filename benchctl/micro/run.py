@@ -22,7 +22,7 @@ from benchctl.errors import RunError
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.telemetry.gpus import open_gpu
-from benchctl.measure.telemetry.samplers import SampledServer, sampling
+from benchctl.measure.telemetry.samplers import sampling
 from benchctl.micro.peaks import Peaks
 from benchctl.micro.worker import ForwardTimes, Worker, WorkerInfo
 from benchctl.profile.choices import ForwardPoint
@@ -125,8 +125,7 @@ def _replays(
     with open_gpu(visible_devices(options.device), warn=journal.warn if samples_gpu else ignore) as gpu:
         gpus = () if gpu is None else gpu.described()
         journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
-        sampled = SampledServer(processes=worker.processes, gpu=gpu, metrics_url=None)
-        with sampling(directory.path, profile.telemetry, sampled) as warnings:
+        with sampling(directory.path, profile.telemetry, processes=worker.processes, gpu=gpu) as warnings:
             point, mode = options.forward_pass
             times = worker.measure(point, mode, warmups=options.warmups, replays=options.replays)
     journal.warn(*warnings)

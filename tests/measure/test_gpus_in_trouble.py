@@ -12,7 +12,7 @@ from support.nvml import FakeNvml, wait_for_lines
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.reading import SILENT_READINGS, visible_devices
-from benchctl.measure.telemetry.samplers import SampledServer, Sampler, sampling
+from benchctl.measure.telemetry.samplers import sampler, sampling
 from benchctl.profile.sections import Telemetry
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuSample
@@ -146,8 +146,7 @@ def test_an_nvml_that_cannot_be_shut_down_does_not_end_the_run(no_smi):
 def sampled(reader, directory, during):
     """The samples and warnings of a load during which ``during`` is called with the path of the samples."""
     directory.mkdir(exist_ok=True)
-    server = SampledServer(processes=None, gpu=reader, metrics_url=None)
-    with sampling(directory, Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0), server) as warnings:
+    with sampling(directory, Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0), gpu=reader) as warnings:
         during(directory / "gpu.jsonl")
     return tuple(read_jsonl(directory / "gpu.jsonl", GpuSample)), warnings
 
@@ -342,13 +341,13 @@ def test_lines_that_are_no_rows_are_passed_over(smi, tmp_path):
 def test_half_a_line_before_its_end_is_no_sample_and_the_end_is_a_warning(smi, tmp_path):
     smi.behave(dies_after=5, last_words="0, GPU-aa, 37, 51")
     reader = open_smi(None).reader
-    with Sampler(
+    with sampler(
         "gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(50, stopped, lambda _warning: None)
-    ) as sampler:
+    ) as warnings:
         deadline = time.monotonic() + 20
-        while not sampler.warnings and time.monotonic() < deadline:
+        while not warnings and time.monotonic() < deadline:
             time.sleep(0.01)
-    (warning,) = sampler.warnings
+    (warning,) = warnings
     assert "nvidia-smi ended by itself with exit code 15" in warning.message
     assert len(tuple(read_jsonl(tmp_path / "gpu.jsonl", GpuSample))) == 5
 

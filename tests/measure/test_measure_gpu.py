@@ -19,7 +19,7 @@ from benchctl.measure.telemetry.gpus import (
 )
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.reading import throttle_reasons, visible_devices
-from benchctl.measure.telemetry.samplers import Sampler
+from benchctl.measure.telemetry.samplers import sampler
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuSample
 from benchctl.units import MIB, NS_PER_MS
@@ -77,12 +77,12 @@ def test_throttle_reasons_have_names_and_unknown_bits_keep_their_number():
 def test_the_sampler_writes_readings_at_its_rate_until_the_load_ends(tmp_path):
     path = tmp_path / "gpu.jsonl"
     with open_gpu("0", FakeNvml()) as reader:
-        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped, lambda _warning: None)) as sampler:
+        with sampler("gpu", path, lambda stopped: reader.samples(50, stopped, lambda _warning: None)) as warnings:
             wait_for_lines(path, 8)
         seen = tuple(read_jsonl(path, GpuSample))
         time.sleep(0.1)
         assert tuple(read_jsonl(path, GpuSample)) == seen
-    assert sampler.warnings == ()
+    assert warnings == []
     gaps_ns = [later.t_ns - earlier.t_ns for earlier, later in itertools.pairwise(seen)]
     assert min(gaps_ns) > 15 * NS_PER_MS
     assert min(gaps_ns) < 60 * NS_PER_MS
@@ -93,9 +93,9 @@ def test_a_sampler_that_breaks_off_is_a_warning(tmp_path):
         yield GpuSample(t_ns=1, index=0, source="nvml")
         raise OSError("the device fell off the bus")
 
-    with Sampler("gpu", tmp_path / "gpu.jsonl", samples) as sampler:
+    with sampler("gpu", tmp_path / "gpu.jsonl", samples) as warnings:
         pass
-    (warning,) = sampler.warnings
+    (warning,) = warnings
     assert warning.code == "gpu-sampler-failed"
     assert "fell off the bus" in warning.message
 
@@ -186,7 +186,7 @@ def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
 def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):
     reader = open_smi("1").reader
     assert reader is not None
-    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped, lambda _warning: None)):
+    with sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped, lambda _warning: None)):
         wait_for_lines(tmp_path / "gpu.jsonl", 3)
     first, *_ = read_jsonl(tmp_path / "gpu.jsonl", GpuSample)
     assert (first.power_w, first.utilization_frac, first.throttle_reasons) == (700.25, 0.37, ("sw-power-cap",))
@@ -198,12 +198,12 @@ def test_a_stream_of_nvidia_smi_that_ends_by_itself_is_a_warning_and_its_samples
     reader = open_smi("1").reader
     assert reader is not None
     path = tmp_path / "gpu.jsonl"
-    with Sampler("gpu", path, lambda stopped: reader.samples(20, stopped, lambda _warning: None)) as sampler:
+    with sampler("gpu", path, lambda stopped: reader.samples(20, stopped, lambda _warning: None)) as warnings:
         wait_for_lines(path, 20)
         deadline = time.monotonic() + 20
-        while not sampler.warnings and time.monotonic() < deadline:
+        while not warnings and time.monotonic() < deadline:
             time.sleep(0.01)
-    (warning,) = sampler.warnings
+    (warning,) = warnings
     assert warning.code == "gpu-sampler-failed"
     assert "nvidia-smi ended by itself with exit code 15: GPU is lost" in warning.message
     assert len(tuple(read_jsonl(path, GpuSample))) == 20

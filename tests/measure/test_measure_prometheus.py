@@ -1,5 +1,6 @@
 """The server's own counters: read before, during and after the load, and held against usage."""
 
+from functools import partial
 from pathlib import Path
 from threading import Event, Timer
 
@@ -12,7 +13,7 @@ from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.server_counters import COUNTERS
 from benchctl.analysis.validity.answers import Check
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.telemetry.samplers import Sampler, prometheus_samples
+from benchctl.measure.telemetry.samplers import prometheus_samples, sampler
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_results
@@ -62,7 +63,7 @@ def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_
     with sim_server(tmp_path) as server:
         url = str(server.client.base_url.join("/metrics"))
         assert server.client.post("/v1/completions", json=body).status_code == 200
-        with Sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end)):
+        with sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end)):
             assert server.client.post("/v1/completions", json=body).status_code == 200
     samples = list(read_jsonl(tmp_path / "prometheus.jsonl", PrometheusSample))
     assert len(samples) >= 2
@@ -75,11 +76,11 @@ def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_
 def test_a_page_that_cannot_be_had_or_read_ends_the_sampler_with_a_warning(tmp_path: Path, path: str) -> None:
     with sim_server(tmp_path) as server:
         url = str(server.client.base_url.join(path))
-        sampler = Sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end))
-        with sampler:
+        samples = partial(prometheus_samples, url, 5)
+        with sampler("prometheus", tmp_path / "prometheus.jsonl", samples) as warnings:
             pass
-    assert [warning.code for warning in sampler.warnings] == ["prometheus-sampler-failed"]
-    assert "do not cover the whole load" in sampler.warnings[0].message
+    assert [warning.code for warning in warnings] == ["prometheus-sampler-failed"]
+    assert "do not cover the whole load" in warnings[0].message
 
 
 def test_readings_end_soon_after_they_are_told_to(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
-from typing import Final, Self
+from typing import Final
 
 import httpx
 import msgspec
@@ -144,78 +144,69 @@ _FIRST_SAMPLE_S: Final = 5.0
 """Time that a load waits for the first sample before it starts without."""
 
 
-class Sampler:
-    """Inside the context, writes what ``samples`` yields to ``path``, one flushed line each.
+@contextmanager
+def sampler(
+    name: str, path: Path, samples: Callable[[Event], Iterator[msgspec.Struct]]
+) -> Iterator[list[ResultWarning]]:
+    """Inside, write what ``samples`` yields to ``path``, one flushed line each, in a thread.
 
-    The context begins when the first sample is written, so that each load has a sample from before it. ``warnings``
-    tells afterwards if sampling failed; the run continues without it.
+    The context begins when the first sample is written, so that each load has a sample from before it. The list
+    tells if sampling failed; the run continues without it.
     """
+    warnings: list[ResultWarning] = []
+    stopped, begun = Event(), Event()
 
-    def __init__(self, name: str, path: Path, samples: Callable[[Event], Iterator[msgspec.Struct]]) -> None:
-        self.warnings: tuple[ResultWarning, ...] = ()
-        self._name = name
-        self._path = path
-        self._samples = samples
-        self._stopped = Event()
-        self._begun = Event()
-        self._thread = Thread(target=self._write, name=f"benchctl-{name}-sampler", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._begun.wait(_FIRST_SAMPLE_S)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _write(self) -> None:
+    def write() -> None:
         try:
-            with JsonlWriter(self._path) as writer:
-                for sample in self._samples(self._stopped):
+            with JsonlWriter(path) as writer:
+                for sample in samples(stopped):
                     writer.write(sample)
-                    self._begun.set()
+                    begun.set()
         except Exception as error:  # noqa: BLE001 - a load does not end for want of samples
-            failed = f"the {self._name} sampler failed ({type(error).__name__}: {error})"
+            failed = f"the {name} sampler failed ({type(error).__name__}: {error})"
             message = f"{failed}: its samples do not cover the whole load"
-            self.warnings = (ResultWarning(code=f"{self._name}-sampler-failed", message=message),)
+            warnings.append(ResultWarning(code=f"{name}-sampler-failed", message=message))
         finally:
-            self._begun.set()
+            begun.set()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledServer:
-    """The sources of samples: the server's processes, its devices and its metrics page, if there are any."""
-
-    processes: Callable[[], list[psutil.Process]] | None
-    """Lists the living processes of the server."""
-    gpu: GpuReader | None
-    metrics_url: str | None
-    counts_late: bool = False
-    """True when the server updates its counters a moment after its answers, as real engines do."""
+    thread = Thread(target=write, name=f"benchctl-{name}-sampler", daemon=True)
+    thread.start()
+    begun.wait(_FIRST_SAMPLE_S)
+    try:
+        yield warnings
+    finally:
+        stopped.set()
+        thread.join()
 
 
 @contextmanager
-def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterator[list[ResultWarning]]:
-    """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards."""
-    samplers: list[Sampler] = []
-    device_warnings: list[ResultWarning] = []
-    if server.gpu is not None and rates.gpu_hz:
-        gpu, hz = server.gpu, rates.gpu_hz
-        samplers.append(
-            Sampler(
-                "gpu", directory / "gpu.jsonl", lambda stopped: gpu.samples(hz, stopped, device_warnings.append)
-            )
-        )
-    if server.processes is not None and rates.host_hz:
-        read = partial(host_samples, server.processes, rates.host_hz)
-        samplers.append(Sampler("host", directory / "host.jsonl", read))
-    if server.metrics_url is not None and rates.prometheus_hz:
-        scrape = partial(prometheus_samples, server.metrics_url, rates.prometheus_hz, settles=server.counts_late)
-        samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
-    sampler_warnings: list[ResultWarning] = []
+def sampling(
+    directory: Path,
+    rates: Telemetry,
+    *,
+    processes: Callable[[], list[psutil.Process]] | None = None,
+    gpu: GpuReader | None = None,
+    metrics_url: str | None = None,
+    counts_late: bool = False,
+) -> Iterator[list[ResultWarning]]:
+    """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards.
+
+    ``processes`` lists the living processes of the server. ``counts_late`` says that it updates its counters a
+    moment after its answers, as real engines do.
+    """
+    warnings: list[ResultWarning] = []
     with ExitStack() as stack:
-        for sampler in samplers:
-            stack.enter_context(sampler)
-        yield sampler_warnings
-    sampler_warnings += [*device_warnings, *(warning for sampler in samplers for warning in sampler.warnings)]
+
+        def sample(name: str, samples: Callable[[Event], Iterator[msgspec.Struct]]) -> None:
+            failures.append(stack.enter_context(sampler(name, directory / f"{name}.jsonl", samples)))
+
+        failures: list[list[ResultWarning]] = []
+        if gpu is not None and rates.gpu_hz:
+            sample("gpu", partial(gpu.samples, rates.gpu_hz, warn=warnings.append))
+        if processes is not None and rates.host_hz:
+            sample("host", partial(host_samples, processes, rates.host_hz))
+        if metrics_url is not None and rates.prometheus_hz:
+            pages = partial(prometheus_samples, metrics_url, rates.prometheus_hz, settles=counts_late)
+            sample("prometheus", pages)
+        yield warnings
+    warnings += chain.from_iterable(failures)
