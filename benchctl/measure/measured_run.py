@@ -113,9 +113,7 @@ class MeasuredRun:
                     next_step = f", then continue with --resume; {KEPT}" if can_resume else f"; {KEPT}"
                     ended = as_run_error(error, self.directory.path, next_step=next_step)
                 if self.record.state == "running":
-                    with suppress(
-                        Exception
-                    ):  # what fails here, such as a full disk, must not hide why the run failed
+                    with suppress(Exception):  # such as a full disk, which must not hide why the run failed
                         self.fail(*_cause_and_message(ended))
                 if ended is error:
                     raise
