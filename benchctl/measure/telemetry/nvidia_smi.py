@@ -72,7 +72,8 @@ class SmiReader(GpuReader):
 
 def open_smi(visible: str | None) -> OpenedGpus:
     """A reader of the devices that ``visible`` names; none where the program is absent, fails, or sees none."""
-    fields, refused = _FIELDS, {""}
+    fields: tuple[str, ...] = _FIELDS
+    refused = {""}
     while refused and fields:
         lines, problem = _ask(_query(fields))
         refused = set(_UNKNOWN_FIELD.findall("\n".join((*lines, problem)))).intersection(fields)
