@@ -29,8 +29,7 @@ from benchctl.cluster.blocks import has_ended
 from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
-from benchctl.measure.gpu_need import gpus_of_block
-from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.measure.telemetry.gpus import gpu_inventory, gpus_of_block
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory

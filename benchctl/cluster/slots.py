@@ -14,9 +14,8 @@ from typing import Final
 
 from benchctl.errors import UsageError
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.gpu_need import gpus_of_block
-from benchctl.measure.server.resources import core_ranges
-from benchctl.measure.telemetry.gpus import open_gpu
+from benchctl.measure.server.process import core_ranges
+from benchctl.measure.telemetry.gpus import gpus_of_block, open_gpu
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.model import Profile, VariantSettings

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import BenchctlError, NotComparableError, RecordError, UsageError
-from benchctl.measure.pending import undone_runs
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
@@ -31,7 +30,7 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, digest_of, read_digests, renew_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
-from benchctl.records.record import Extension, Manifest, Plan, PreparedRequest
+from benchctl.records.record import Extension, Manifest, Plan, PlannedRun, PreparedRequest, RunRecord
 from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import sole_writer
@@ -308,3 +307,23 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def undone_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
+    """The runs of ``plan`` that are not done, in its order.
+
+    By default it is that of ``results`` without blocks that a stopping rule made unnecessary. A run with an
+    unreadable ``run.json`` is not done.
+    """
+    runs = (plan or results.due_plan()).runs
+    done = dict(done_runs(results, runs))
+    return tuple(planned for planned in runs if planned.run_id not in done)
+
+
+def done_runs(results: ResultDirectory, runs: Sequence[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
+    """The id and the record of each of these runs that is done; one with an unreadable record is not."""
+    for planned in runs:
+        with suppress(RecordError):  # a run with an unreadable record is measured again
+            directory = results.run(planned.run_id)
+            if directory.is_begun() and (record := directory.read()).state == "done":
+                yield planned.run_id, record

@@ -18,7 +18,7 @@ import psutil
 import benchctl
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.measure.redaction import redacted_argv, redacted_tree
-from benchctl.measure.server.resources import core_ranges
+from benchctl.measure.server.process import core_ranges
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.records.record import Manifest

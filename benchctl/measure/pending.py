@@ -5,14 +5,13 @@ A block is measured on one node and its same devices, to be compared.
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks
 from benchctl.engines.engine import engine_for
-from benchctl.errors import RecordError
+from benchctl.measure.directory import done_runs
 from benchctl.measure.machine import node_name
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
@@ -75,17 +74,6 @@ def _inventory(visible: str | None) -> tuple[GpuInfo, ...]:
     return gpu_inventory(visible)
 
 
-def undone_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
-    """The runs of ``plan`` that are not done, in its order.
-
-    By default it is that of ``results`` without blocks that a stopping rule made unnecessary. A run with an
-    unreadable ``run.json`` is not done.
-    """
-    runs = (plan or results.due_plan()).runs
-    done = dict(_done_runs(results, runs))
-    return tuple(planned for planned in runs if planned.run_id not in done)
-
-
 def pending_runs(results: ResultDirectory, here: Here, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
     """The runs of ``plan`` that are to be measured here, in its order: see ``pending_in_block``.
 
@@ -102,7 +90,7 @@ def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here:
     They are all of them where some were done on another node or other devices, because runs of a block are
     compared.
     """
-    done = dict(_done_runs(results, runs))
+    done = dict(done_runs(results, runs))
     records = list(done.values())
     is_together = here.are_together(records)
     if len(done) == len(runs) and is_together:
@@ -114,12 +102,4 @@ def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here:
 
 def repeated_runs(results: ResultDirectory, pending: Sequence[PlannedRun]) -> tuple[RunRecord, ...]:
     """The records of the pending runs that are done, but on another node or other devices than their block now."""
-    return tuple(record for _, record in _done_runs(results, pending))
-
-
-def _done_runs(results: ResultDirectory, runs: Sequence[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
-    for planned in runs:
-        with suppress(RecordError):  # a run with an unreadable record is measured again
-            directory = results.run(planned.run_id)
-            if directory.is_begun() and (record := directory.read()).state == "done":
-                yield planned.run_id, record
+    return tuple(record for _, record in done_runs(results, pending))

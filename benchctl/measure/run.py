@@ -25,7 +25,7 @@ from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
-from benchctl.measure.server.resources import choose_port, process_on, split_cores
+from benchctl.measure.server.process import choose_port, process_on, split_cores
 from benchctl.measure.server.server import AnyServer, AttachedServer, Launch, ServerProcess
 from benchctl.measure.telemetry.gpus import (
     FORGOTTEN_LIMIT_S,

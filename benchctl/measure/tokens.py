@@ -19,7 +19,7 @@ from benchctl.errors import ServerStartError, UsageError
 from benchctl.load.control import control_client
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.redaction import server_env
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile, VariantSettings

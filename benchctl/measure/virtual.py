@@ -19,9 +19,9 @@ from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import RunError, UsageError
 from benchctl.load.tally import LoadSummary
+from benchctl.measure.directory import undone_runs
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.measure.pending import undone_runs
 from benchctl.measure.run import RunContext, noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Profile, VariantSettings

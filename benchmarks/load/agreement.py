@@ -33,7 +33,7 @@ from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings

@@ -30,7 +30,7 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.vllm import VllmEngine
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server

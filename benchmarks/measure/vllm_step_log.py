@@ -30,7 +30,7 @@ from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server

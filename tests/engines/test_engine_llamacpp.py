@@ -24,7 +24,7 @@ from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions, Timeouts

@@ -22,7 +22,7 @@ from benchctl.engines.environment import installed_versions
 from benchctl.engines.sglang import SglangEngine, SglangOptions
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.sections import Timeouts

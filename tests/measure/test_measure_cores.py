@@ -11,9 +11,8 @@ from support.servers.paced_engine import PacedEngine, launch, planned, profile, 
 
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server import resources
-from benchctl.measure.server.process import Supervised
-from benchctl.measure.server.resources import CoreSplit, process_on, split_cores
+from benchctl.measure.server import process as resources
+from benchctl.measure.server.process import CoreSplit, Supervised, process_on, split_cores
 from benchctl.measure.server.supervise import Launched
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings

@@ -11,8 +11,7 @@ from support.servers.paced_engine import launch
 
 from benchctl.errors import PortTakenError, RunError, ServerDiedError, ServerStartError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.process import is_alive
-from benchctl.measure.server.resources import belongs_to, choose_port, is_free, port_holder, wait_free
+from benchctl.measure.server.process import belongs_to, choose_port, is_alive, is_free, port_holder, wait_free
 from benchctl.measure.server.server import ServerProcess
 
 

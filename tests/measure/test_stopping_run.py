@@ -7,9 +7,8 @@ import pytest
 from support.cli import benchctl, only_result
 
 from benchctl.cli.conduct import experiment_progress
-from benchctl.measure.directory import Origin, reopen_experiment
+from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
-from benchctl.measure.pending import undone_runs
 from benchctl.profile.load import load_profile
 from benchctl.records.record import Look, PlannedRun, RunRecord, StoppingRecord
 from benchctl.workload.prepare import prepare_requests

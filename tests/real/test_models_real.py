@@ -13,7 +13,7 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 

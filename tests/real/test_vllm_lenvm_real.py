@@ -19,7 +19,7 @@ from support.servers.real_engines import needs, turn_of
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import Timeouts

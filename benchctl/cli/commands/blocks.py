@@ -31,13 +31,12 @@ from benchctl.cluster.slurm import BlocksOnSlurm, logs_of, queued_blocks, requir
 from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
-from benchctl.measure.directory import reopen_experiment
+from benchctl.measure.directory import reopen_experiment, undone_runs
 from benchctl.measure.experiment import Outcome
-from benchctl.measure.gpu_need import gpu_shortfalls, gpus_of_block
 from benchctl.measure.interrupt import noting_interrupt
 from benchctl.measure.limits import shortfalls
-from benchctl.measure.pending import undone_runs
 from benchctl.measure.redaction import redacted_argv
+from benchctl.measure.telemetry.gpus import gpu_shortfalls, gpus_of_block
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs

@@ -45,8 +45,7 @@ from benchctl.cli.outcome import print_tables_and_notes
 from benchctl.cli.screen import tell, warn
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
-from benchctl.measure.directory import Origin, reopen_experiment
-from benchctl.measure.pending import undone_runs
+from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.experiment import (
     MicroOutcome,

@@ -42,11 +42,11 @@ from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment
-from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.kv_memory import kv_shortfalls
 from benchctl.measure.limits import shortfalls
 from benchctl.measure.on_file import noise_on_file
 from benchctl.measure.pending import Here, pending_runs
+from benchctl.measure.telemetry.gpus import gpu_shortfalls
 from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile

@@ -29,8 +29,7 @@ from benchctl.measure.server.health import (
     limit_in_log,
     start_refusal,
 )
-from benchctl.measure.server.process import Supervised, descendants
-from benchctl.measure.server.resources import HOST, belongs_to, wait_free
+from benchctl.measure.server.process import HOST, Supervised, belongs_to, descendants, wait_free
 from benchctl.measure.server.supervise import Launched, finish_log
 from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning

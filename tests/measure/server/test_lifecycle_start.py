@@ -11,8 +11,7 @@ from support.servers.stubborn_engine import CORE, launch, wait_until
 from benchctl.errors import ServerStartError
 from benchctl.load.client import StreamClient
 from benchctl.measure.server.health import ServerLog, Shortage
-from benchctl.measure.server.process import is_alive
-from benchctl.measure.server.resources import is_free
+from benchctl.measure.server.process import is_alive, is_free
 from benchctl.measure.server.server import ServerProcess
 from benchctl.untrusted.secrets import Redactor
 

@@ -14,7 +14,7 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import CANCELLED, Exchange
-from benchctl.measure.server.resources import choose_port
+from benchctl.measure.server.process import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import Timeouts
