@@ -71,7 +71,6 @@ class ServerLog:
         self._handle: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._redactor = redactor
         self._closed_end = b""
-        self._size_bytes = 0
 
     def close(self) -> None:
         """Close the file, keeping its end in memory."""
@@ -79,12 +78,6 @@ class ServerLog:
             self._closed_end = self._end()
             os.close(self._handle)
             self._handle = None
-
-    def has_changed(self) -> bool:
-        """True when its size differs from that at the last call."""
-        size_bytes = os.fstat(self._handle).st_size if self._handle is not None else self._size_bytes
-        has_changed, self._size_bytes = size_bytes != self._size_bytes, size_bytes
-        return has_changed
 
     def end(self) -> str:
         """As much as is searched for known failures, secrets included."""

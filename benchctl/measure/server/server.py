@@ -229,8 +229,6 @@ class ServerProcess:
         """Pass on the last line of the log. Raises ServerStartError when it shows a final failure."""
         if line := self._log.last_line():
             self._launch.on_log_line(line)
-        if not self._log.has_changed():
-            return
         diagnosis = self._launch.diagnose(self._log.end())
         if diagnosis is not None and diagnosis.is_final:
             raise self._start_error("the server is alive but will never be ready")
