@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,26 +207,18 @@ def begin_attempt(directory: RunDirectory) -> int:
     """
     path, root = directory.path, directory.root
     make_folder(path, within=root)
-    number, files = _attempts_in(directory, entry_names(path, within=root))
+    names = entry_names(path, within=root)
+    earlier = {name: int(match[1]) for name in names if (match := _EARLIER_ATTEMPT.fullmatch(name))}
+    number, files = max(earlier.values(), default=0) + 1, [name for name in names if name not in earlier]
     if not files:
         return number
+    with suppress(BenchctlError):  # ``run.json`` is missing or damaged
+        number = max(directory.read().attempt, number)
     aside = path / f"attempt-{number}"
     make_folder(aside, within=root)
     for name in files:
         move_entry(path / name, aside / name, within=root)
     return number + 1
-
-
-def _attempts_in(directory: RunDirectory, names: Iterable[str]) -> tuple[int, list[str]]:
-    """The number of the attempt whose files are there, or of the next one, and its files."""
-    matches = [(name, _EARLIER_ATTEMPT.fullmatch(name)) for name in names]
-    files = [name for name, match in matches if match is None]
-    newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
-    number = newest + 1
-    if files:
-        with suppress(BenchctlError):  # ``run.json`` is missing or damaged
-            number = max(directory.read().attempt, number)
-    return number, files
 
 
 _SIMULATED: Final = "simulated"

@@ -75,21 +75,17 @@ def memory_shortfalls() -> Iterator[Shortfall]:
 
 
 def disk_shortfalls(profile: Profile, size: LoadSize, results: Path) -> Iterator[Shortfall]:
-    """Space for results, where less is free than the experiment is estimated to write."""
-    needed, free = result_bytes(profile, size), shutil.disk_usage(existing_parent(results)).free
+    """Space for results, where less is free than the runs are estimated to write for their tokens and steps."""
+    streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
+    num_steps = size.num_tokens / max(streams, 1)
+    of_run = size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP
+    needed = round(profile.blocks * len(arms(profile)) * of_run)
+    free = shutil.disk_usage(existing_parent(results)).free
     if free < needed:
         yield Shortfall(
             message=f"{results.absolute()}: the experiment writes about {megabytes(needed)}, and {megabytes(free)} "
             "are free there; free space, or name another directory: --output-dir DIR"
         )
-
-
-def result_bytes(profile: Profile, size: LoadSize) -> int:
-    """Bytes that the runs of an experiment write, estimated from their output tokens and steps."""
-    streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
-    num_steps = size.num_tokens / max(streams, 1)
-    num_runs = profile.blocks * len(arms(profile))
-    return round(num_runs * (size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP))
 
 
 def existing_parent(path: Path) -> Path:
