@@ -94,41 +94,6 @@ class Outcome:
     """Runs that an earlier call had done."""
 
 
-class Looks:
-    """The looks of one experiment; with a fixed number of blocks there are none."""
-
-    def __init__(self, results: ResultDirectory, profile: Profile, on_look: OnLook) -> None:
-        roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
-        self._metrics = tuple(name for name, role in roles.items() if role == "deciding")
-        self._results = results
-        self._on_look = on_look
-        self._rule = results.manifest().stopping
-
-    def take(self, num_blocks: int, failed: Mapping[str, RunRecord]) -> None:
-        """Take each look that is due after ``num_blocks`` blocks and was not taken yet.
-
-        Of the arms in ``failed``, those that no server has the memory for are left out.
-        """
-        rule = self._rule
-        if rule is None or rule.ended_after is not None:
-            return
-        infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]
-        blocks_with_look = {look.num_blocks for look in rule.looks}
-        for due in rule.look_blocks:
-            if due > num_blocks or due in blocks_with_look:
-                continue
-            look = take_look(load_experiment(self._results.path), rule, due, self._metrics, left_out=infeasible)
-            self._rule = rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
-            self._results.write_manifest(msgspec.structs.replace(self._results.manifest(), stopping=rule))
-            self._on_look(look, rule)
-            if look.is_precise:
-                return
-
-    def is_needless(self, block: int) -> bool:
-        ended = None if self._rule is None else self._rule.ended_after
-        return block >= (math.inf if ended is None else ended)
-
-
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory.
 
@@ -238,12 +203,10 @@ def _run_pending(
     num_skipped = len(results.due_plan().runs) - len(pending)
     states = Counter[RunState]()
     failed: dict[str, RunRecord] = {}
-    looks = Looks(results, profile, listener.on_look)
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
         for number, planned in enumerate(pending):
-            looks.take(planned.block, failed)
-            if looks.is_needless(planned.block):
+            if planned.block >= _take_looks(results, profile, planned.block, failed, listener.on_look):
                 break
             before_run(pending[number:])
             listener.on_run_start(planned, len(requests))
@@ -260,7 +223,7 @@ def _run_pending(
             ):
                 break
         else:
-            looks.take(results.manifest().blocks, failed)
+            _take_looks(results, profile, results.manifest().blocks, failed, listener.on_look)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             is_interrupt = isinstance(error, KeyboardInterrupt | OutOfTimeError)
@@ -282,6 +245,30 @@ def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[No
     finally:
         with suppress(OSError):
             record_run(results, planned.run_id)
+
+
+def _take_looks(
+    results: ResultDirectory, profile: Profile, num_blocks: int, failed: Mapping[str, RunRecord], on_look: OnLook
+) -> float:
+    """Take each look that is due after ``num_blocks`` blocks and was not; returns how many blocks are needed.
+
+    Of the arms in ``failed``, those that no server has the memory for are left out. Without a stopping rule there
+    are no looks.
+    """
+    rule = results.manifest().stopping
+    if rule is None:
+        return math.inf
+    roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
+    metrics = [name for name, role in roles.items() if role == "deciding"]
+    infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]
+    taken = {look.num_blocks for look in rule.looks}
+    for due in rule.look_blocks:
+        if due <= num_blocks and due not in taken and rule.ended_after is None:
+            look = take_look(load_experiment(results.path), rule, due, metrics, left_out=infeasible)
+            rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
+            results.write_manifest(msgspec.structs.replace(results.manifest(), stopping=rule))
+            on_look(look, rule)
+    return math.inf if rule.ended_after is None else rule.ended_after
 
 
 def _measure_feasible(
