@@ -22,7 +22,7 @@ from benchctl.cli.screen import bar, note, warn
 from benchctl.cluster.blocks import run_free_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError
-from benchctl.measure.directory import Origin
+from benchctl.measure.directory import Origin, done_runs
 from benchctl.measure.experiment import (
     Listener,
     MeasureRun,
@@ -32,7 +32,7 @@ from benchctl.measure.experiment import (
     run_experiment,
 )
 from benchctl.measure.machine import node_name
-from benchctl.measure.pending import Here, pending_runs, repeated_runs
+from benchctl.measure.pending import Here, pending_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import check_simulated
@@ -176,7 +176,7 @@ def measure(
 def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> None:
     """Name the blocks of which a part was measured elsewhere, so that all their runs are measured again here."""
     nodes_by_block: dict[int, set[str]] = defaultdict(set)
-    for record in repeated_runs(results, pending):
+    for _, record in done_runs(results, pending):
         nodes_by_block[record.block].add(record.node_name or "another machine")
     for block, nodes in nodes_by_block.items():
         elsewhere = " and ".join(sorted(nodes - {node_name()})) or "other devices of this node"

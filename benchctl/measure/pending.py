@@ -4,8 +4,7 @@ A block is measured on one node and its same devices, to be compared.
 """
 
 import os
-import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
 
@@ -38,20 +37,18 @@ class Here:
     def has_measured(self, record: RunRecord) -> bool:
         """True where runs that are measured here can be compared with a run of their block.
 
-        A simulator's numbers do not depend on the node. Older records name their host alone.
+        A simulator's numbers do not depend on the node.
         """
         if record.is_virtual:
             return True
         if record.node is None:
-            return record.host == platform.node()
-        return record.node.name == node_name() and _uuids(record) == self._uuids_of(record)
+            return False
+        uuids = frozenset(gpu.uuid for gpu in record.node.gpus)
+        return record.node.name == node_name() and uuids == self._uuids_of(record)
 
-    def are_together(self, records: Sequence[RunRecord]) -> bool:
-        """True where runs of a block were measured on one node and its same devices; older ones on one host."""
-        timed = [record for record in records if record.clock != "virtual"]
-        if any(record.node is None for record in timed):
-            return len({record.host for record in timed}) <= 1
-        return not scattered_blocks((record, self._settings_of(record)) for record in timed)
+    def are_together(self, records: Iterable[RunRecord]) -> bool:
+        """True where runs of a block were measured on one node and its same devices."""
+        return not scattered_blocks((record, self._settings_of(record)) for record in records)
 
     def _settings_of(self, record: RunRecord) -> VariantSettings:
         return variant_settings(self._profile, record.variant, record.cell)
@@ -63,10 +60,6 @@ class Here:
             return frozenset()
         visible = getattr(settings.server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
         return frozenset(gpu.uuid for gpu in _inventory(visible))
-
-
-def _uuids(record: RunRecord) -> frozenset[str | None]:
-    return frozenset(() if record.node is None else (gpu.uuid for gpu in record.node.gpus))
 
 
 @cache
@@ -98,8 +91,3 @@ def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here:
     if not is_together or not all(map(here.has_measured, records)):
         return tuple(runs)
     return tuple(planned for planned in runs if planned.run_id not in done)
-
-
-def repeated_runs(results: ResultDirectory, pending: Sequence[PlannedRun]) -> tuple[RunRecord, ...]:
-    """The records of the pending runs that are done, but on another node or other devices than their block now."""
-    return tuple(record for _, record in done_runs(results, pending))

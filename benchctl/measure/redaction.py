@@ -51,12 +51,6 @@ def redacted_argv(argv: Sequence[str], redactor: Redactor | None = None) -> tupl
     return tuple(words)
 
 
-def redacted_env(env: Mapping[str, str], redactor: Redactor | None = None) -> dict[str, str]:
-    """``env`` by name, with secret values replaced."""
-    redactor = redactor or environment_redactor()
-    return {name: mark(name) if is_secret_name(name) else redactor.text(env[name]) for name in sorted(env)}
-
-
 def server_env(
     inherited: Mapping[str, str], own: Mapping[str, str], withheld: Collection[str] = ()
 ) -> dict[str, str]:
@@ -109,8 +103,9 @@ def _redacted_entry(key: object, value: Any, redactor: Redactor) -> Any:
 def recorded_env(
     env: Mapping[str, str], own: Mapping[str, str], redactor: Redactor | None = None
 ) -> dict[str, str]:
-    """The part of a server's environment for a record: the engine's own variables and others that change its
-    work.
+    """The part of a server's environment for a record, by name and without secrets: the engine's own variables and
+    others that change its work.
     """
-    recorded = {name: value for name, value in env.items() if name in own or name.startswith(_RECORDED)}
-    return redacted_env(recorded, redactor)
+    redactor = redactor or environment_redactor()
+    recorded = sorted(name for name in env if name in own or name.startswith(_RECORDED))
+    return {name: mark(name) if is_secret_name(name) else redactor.text(env[name]) for name in recorded}

@@ -12,7 +12,7 @@ import pytest
 import benchctl
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.machine import cpu_model, git_state, host_info, package_versions
-from benchctl.measure.redaction import recorded_env, redacted_argv, redacted_env, server_env
+from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.telemetry.samplers import host_samples
 from benchctl.units import s_from_ns
@@ -145,7 +145,7 @@ def test_secrets_do_not_reach_the_recorded_command_line(argv, shown):
 
 def test_secrets_do_not_reach_the_recorded_environment():
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "k", "TOKENIZERS_PARALLELISM": "false", "AUTHOR": "me"}
-    assert redacted_env(env) == {
+    assert recorded_env(env, env) == {
         "AUTHOR": "me",
         "HF_TOKEN": "[redacted: HF_TOKEN]",
         "OPENAI_API_KEY": "[redacted: OPENAI_API_KEY]",

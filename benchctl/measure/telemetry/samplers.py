@@ -3,7 +3,7 @@
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -73,19 +73,16 @@ def _cpu_s(processes: list[psutil.Process]) -> dict[int, float]:
     """CPU seconds by process, for those that still live."""
     used: dict[int, float] = {}
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             times = process.cpu_times()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        used[process.pid] = times.user + times.system
+            used[process.pid] = times.user + times.system
     return used
 
 
 def _rss_bytes(process: psutil.Process) -> int | None:
-    try:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return process.memory_info().rss
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return None
+    return None
 
 
 _TIMEOUT_S: Final = 5.0
