@@ -44,7 +44,7 @@ def planted(directory: Path, *devices: tuple[str, int | str]) -> dict[str, str]:
     program = directory / "bin" / "nvidia-smi"
     program.parent.mkdir(parents=True, exist_ok=True)
     lines = "\n".join(
-        f"{i}, GPU-{i}, {mib}, 570.1, 0, 1, 70, 345, 1593, 30, 0x0, NVIDIA {name}"
+        f"{i}, GPU-{i}, {mib}, 570.1, 0, 1, 70, 345, 1593, 30, 0x0, 0x0, NVIDIA {name}"
         for i, (name, mib) in enumerate(devices)
     )
     program.write_text(f'#!/bin/sh\ncase "$*" in *memory.total*) echo "{lines}";; esac\n')
