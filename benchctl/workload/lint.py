@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from benchctl.interop.inference_perf import ConfigFile, KeyPath, WrongValueError, read_config
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, StepTimeSource, load_at_concurrency, load_at_rate
@@ -105,6 +105,17 @@ class PredictedStage:
     is_saturated: bool
 
 
+class Rule(NamedTuple):
+    """One rule as it came out for a configuration: whether the load breaks it, at which key, and what to do."""
+
+    is_broken: bool
+    code: str
+    severity: Severity
+    key: KeyPath
+    problem: str
+    remedy: str
+
+
 def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
     """Check one configuration of inference-perf. Raises UsageError for a file that cannot be read as one."""
     options = options or LintOptions()
@@ -114,28 +125,25 @@ def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
         stages, prompts = stages_of(file), prompt_set(file)
         if options.source is not None and prompts is not None:
             predicted = predict_stages(prompts, stages, options.source, has_prefix_cache=options.has_prefix_cache)
-        findings = list(_findings(file, stages, prompts, predicted, options))
+        rules = list(_rules(file, stages, prompts, predicted, options))
     except WrongValueError as error:
-        remedy = "correct it as inference-perf has it"
-        findings = [_finding(file, error.key, "schema", "error", problem=str(error), remedy=remedy)]
+        rules = [Rule(True, "schema", "error", error.key, str(error), "correct it as inference-perf has it")]
+    findings = (_finding(file, rule) for rule in rules if rule.is_broken)
     return LintResult(
         path=file.path, findings=tuple(sorted(findings, key=lambda each: each.line)), predicted=predicted
     )
 
 
-def _finding(
-    file: ConfigFile, key: KeyPath, code: str, severity: Severity, *, problem: str, remedy: str
-) -> LintFinding:
-    """A finding at a key of ``file``."""
-    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
+def _finding(file: ConfigFile, rule: Rule) -> LintFinding:
+    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rule.key)
     return LintFinding(
-        code=code,
-        severity=severity,
+        code=rule.code,
+        severity=rule.severity,
         path=file.path,
-        line=file.line(key),
-        key=dotted,
-        problem=problem,
-        remedy=remedy,
+        line=file.line(rule.key),
+        key=dotted.removeprefix("."),
+        problem=rule.problem,
+        remedy=rule.remedy,
     )
 
 
@@ -147,18 +155,24 @@ def stages_of(file: ConfigFile) -> tuple[Stage, ...]:
     written = file.value("load", "stages", default=[])
     if not isinstance(written, list):
         raise WrongValueError(("load", "stages"), f"{visible_value(written)} is not a list of stages")
-    stages = []
-    for i in range(len(written)):
-        key = ("load", "stages", i)
-        if kind in _AT_A_RATE:
-            rate = file.number(*key, "rate", least=_LEAST_RATE_PER_S)
-            num_requests = int(rate * file.number(*key, "duration", least=1))
-            stages.append(Stage(index=i, num_requests=num_requests, rate=rate))
-        elif kind == "concurrent":
-            num_requests = int(file.number(*key, "num_requests", least=1))
-            concurrency = int(file.number(*key, "concurrency_level", least=1))
-            stages.append(Stage(index=i, num_requests=num_requests, concurrency=concurrency))
-    return tuple(stages)
+    if kind in _AT_A_RATE:
+        return tuple(_stage_at_a_rate(file, i) for i in range(len(written)))
+    return tuple(_closed_stage(file, i) for i in range(len(written))) if kind == "concurrent" else ()
+
+
+def _stage_at_a_rate(file: ConfigFile, index: int) -> Stage:
+    key = ("load", "stages", index)
+    rate = file.number(*key, "rate", least=_LEAST_RATE_PER_S)
+    return Stage(index=index, num_requests=int(rate * file.number(*key, "duration", least=1)), rate=rate)
+
+
+def _closed_stage(file: ConfigFile, index: int) -> Stage:
+    key = ("load", "stages", index)
+    return Stage(
+        index=index,
+        num_requests=int(file.number(*key, "num_requests", least=1)),
+        concurrency=int(file.number(*key, "concurrency_level", least=1)),
+    )
 
 
 def prompt_set(file: ConfigFile) -> PromptSet | None:
@@ -239,39 +253,120 @@ def _predicted(stage: Stage, size: RequestSize, source: StepTimeSource) -> Predi
     return PredictedStage(stage=stage, load=load, is_saturated=load.utilisation >= share)
 
 
-def _findings(
+def _rules(
     file: ConfigFile,
     stages: tuple[Stage, ...],
     prompts: PromptSet | None,
     predicted: tuple[PredictedStage, ...],
     options: LintOptions,
-) -> Iterator[LintFinding]:
+) -> Iterator[Rule]:
+    """All rules that apply. A whole configuration one level too deep has none of the keys that the others read."""
     if "inference_perf" in file.document:
-        yield _finding(
-            file,
-            ("inference_perf",),
+        yield Rule(
+            True,
             "schema",
             "error",
-            problem="unknown key, which inference-perf forbids: a whole configuration, one level too deep",
-            remedy="move the sections below it to the top of the file, and delete it",
+            ("inference_perf",),
+            "unknown key, which inference-perf forbids: a whole configuration, one level too deep",
+            "move the sections below it to the top of the file, and delete it",
         )
         return
-    yield from no_token_times(file)
-    yield from random_constant(file)
-    yield from unseeded_prompts(file)
+    yield from _file_rules(file)
     if prompts is not None:
-        num_requests = sum(stage.num_requests for stage in stages)
-        if options.has_prefix_cache and not file.value("data", "shared_prefix", "enable_multi_turn_chat"):
-            kv_tokens = options.kv_tokens
-            if kv_tokens is None and options.source is not None:
-                kv_tokens = options.source.limits.kv_tokens
-            yield from repeated_prompts(file, prompts, num_requests, kv_tokens)
-        yield from missing_prompts(file, prompts, num_requests)
-        yield from early_ends(file, prompts)
-    for each in predicted:
-        if options.source is not None:
-            yield from overlapping_requests(file, each, options.source.words)
-            yield from saturated_stage(file, each, options.source.words)
+        yield from _prompt_rules(file, prompts, sum(stage.num_requests for stage in stages), options)
+    if options.source is not None:
+        for each in predicted:
+            yield from _stage_rules(each, options.source.words)
+
+
+def _file_rules(file: ConfigFile) -> tuple[Rule, ...]:
+    """Rules that no prediction and no length matters to.
+
+    ``constant`` draws exponential gaps, scaled to the duration, from a generator without a seed.
+    """
+    is_constant = file.value("load", "type", default="constant") == "constant"
+    has_rates = bool(file.value("load", "stages") or file.value("load", "sweep"))
+    by_default = "" if ("api", "streaming") in file.lines else " by default"
+    kind = file.value("data", "type")
+    seed: tuple[str, ...] = ("data", "shared_prefix", "seed") if kind == "shared_prefix" else ("load", "base_seed")
+    is_seeded = kind not in {"shared_prefix", "synthetic", "random"} or file.value(*seed) is not None
+    return (
+        Rule(
+            not file.value("api", "streaming"),
+            "no-token-times",
+            "warning",
+            ("api", "streaming"),
+            f"streaming is false{by_default}: the report has no time to first token, per output token or between "
+            "tokens",
+            "set api.streaming to true",
+        ),
+        Rule(
+            is_constant and has_rates,
+            "constant-is-random",
+            "warning",
+            ("load", "type"),
+            "constant sends at random times: exponential gaps scaled to the duration, from a generator that "
+            "base_seed does not seed, so neither is the rate constant nor can the run be repeated",
+            "use concurrent for a fixed number of open requests, or poisson where random arrivals are meant",
+        ),
+        Rule(
+            not is_seeded,
+            "unseeded-prompts",
+            "warning",
+            seed[:-1],
+            f"{'.'.join(seed)} is not set, so every run draws other prompts",
+            f"set {'.'.join(seed)}",
+        ),
+    )
+
+
+def _prompt_rules(
+    file: ConfigFile, prompts: PromptSet, num_requests: int, options: LintOptions
+) -> tuple[Rule, ...]:
+    """Rules on the prompts: those that come again, those that are missing, and answers that end early.
+
+    A prefill costs almost nothing where a prefix cache still holds a prompt that comes again. That is an error
+    where any server's cache holds all of them; a warning where the one of these options does, for the decoding
+    steps between are then still those of the file.
+    """
+    kv_tokens = options.kv_tokens
+    if kv_tokens is None and options.source is not None:
+        kv_tokens = options.source.limits.kv_tokens
+    apart = prompts.num_distinct * (prompts.prompt_tokens + prompts.output_tokens)
+    is_cached = options.has_prefix_cache and apart <= max(SURELY_CACHED_TOKENS, kv_tokens or 0)
+    is_short, length = num_requests > prompts.num_distinct, round(prompts.prompt_tokens)
+    count = "the same prompt" if prompts.num_distinct == 1 else f"{prompts.num_distinct} different prompts"
+    takes_turns = bool(file.value("data", "shared_prefix", "enable_multi_turn_chat"))
+    ends_early = not file.value("server", "ignore_eos", default=True)
+    return (
+        Rule(
+            is_short and is_cached and not prompts.is_exhaustible and not takes_turns,
+            "repeated-prompt",
+            "error" if apart <= SURELY_CACHED_TOKENS else "warning",
+            prompts.key,
+            f"{num_requests} requests send {count}; a prefix cache, on by default, still holds a prompt that comes "
+            f"again, and of its {length} tokens only {computed_tokens(length)} are computed",
+            f"set num_unique_system_prompts to {num_requests}, or start the server without prefix caching and lint "
+            "with --no-prefix-caching",
+        ),
+        Rule(
+            is_short and prompts.is_exhaustible,
+            "too-few-prompts",
+            "error",
+            prompts.key,
+            f"{num_requests} requests and lengths for {prompts.num_distinct}: the run ends in an error",
+            f"set total_count of both distributions to {num_requests}",
+        ),
+        Rule(
+            ends_early and prompts.output_tokens > 1,
+            "answers-end-early",
+            "warning",
+            ("server", "ignore_eos"),
+            f"ignore_eos is false: the model ends answers where it likes, and the {prompts.output_tokens:g} output "
+            "tokens are only a limit, so lengths and load differ between models and runs",
+            "set server.ignore_eos to true, unless answers of natural length are meant",
+        ),
+    )
 
 
 def computed_tokens(prompt_tokens: int) -> int:
@@ -279,163 +374,40 @@ def computed_tokens(prompt_tokens: int) -> int:
     return prompt_tokens - BLOCK_TOKENS * ((prompt_tokens - 1) // BLOCK_TOKENS)
 
 
-def repeated_prompts(
-    file: ConfigFile, prompts: PromptSet, num_requests: int, kv_tokens: float | None
-) -> Iterator[LintFinding]:
-    """Prompts that come again while a prefix cache still holds them: their prefill costs almost nothing.
-
-    An error where any server's cache holds all of them; a warning where that of ``kv_tokens`` tokens does, for the
-    decoding steps between are then still those of the file.
+def _stage_rules(predicted: PredictedStage, words: str) -> tuple[Rule, ...]:
+    """Rules on the predicted load: low rates whose requests still overlap, by Little's law N = rate x latency,
+    rates that a server cannot complete, and more open requests than it runs together.
     """
-    if prompts.is_exhaustible or num_requests <= prompts.num_distinct:
-        return
-    apart = prompts.num_distinct * (prompts.prompt_tokens + prompts.output_tokens)
-    if apart > max(SURELY_CACHED_TOKENS, kv_tokens or 0):
-        return
-    length = round(prompts.prompt_tokens)
-    yield _finding(
-        file,
-        prompts.key,
-        "repeated-prompt",
-        "error" if apart <= SURELY_CACHED_TOKENS else "warning",
-        problem=(
-            f"{num_requests} requests send {_count(prompts.num_distinct)}; a prefix cache, on by default, still "
-            f"holds a prompt that comes again, and of its {length} tokens only "
-            f"{computed_tokens(length)} are computed"
-        ),
-        remedy=(
-            f"set num_unique_system_prompts to {num_requests}, or start the server without prefix caching and lint "
-            "with --no-prefix-caching"
-        ),
-    )
-
-
-def _count(num_prompts: int) -> str:
-    return "the same prompt" if num_prompts == 1 else f"{num_prompts} different prompts"
-
-
-def missing_prompts(file: ConfigFile, prompts: PromptSet, num_requests: int) -> Iterator[LintFinding]:
-    """Fewer prompts than requests where the generator does not start over."""
-    if prompts.is_exhaustible and num_requests > prompts.num_distinct:
-        yield _finding(
-            file,
-            prompts.key,
-            "too-few-prompts",
-            "error",
-            problem=f"{num_requests} requests and lengths for {prompts.num_distinct}: the run ends in an error",
-            remedy=f"set total_count of both distributions to {num_requests}",
-        )
-
-
-def unseeded_prompts(file: ConfigFile) -> Iterator[LintFinding]:
-    """Prompts that differ between two runs of the same file."""
-    kind = file.value("data", "type")
-    section: KeyPath = ("data", "shared_prefix") if kind == "shared_prefix" else ("load",)
-    seed = "seed" if kind == "shared_prefix" else "base_seed"
-    if kind in {"shared_prefix", "synthetic", "random"} and file.value(*section, seed) is None:
-        key = ".".join(map(str, (*section, seed)))
-        yield _finding(
-            file,
-            section,
-            "unseeded-prompts",
-            "warning",
-            problem=f"{key} is not set, so every run draws other prompts",
-            remedy=f"set {key}",
-        )
-
-
-def early_ends(file: ConfigFile, prompts: PromptSet) -> Iterator[LintFinding]:
-    """Lengths of answers that are only limits, because the model may end an answer before."""
-    if not file.value("server", "ignore_eos", default=True) and prompts.output_tokens > 1:
-        yield _finding(
-            file,
-            ("server", "ignore_eos"),
-            "answers-end-early",
-            "warning",
-            problem=(
-                f"ignore_eos is false: the model ends answers where it likes, and the {prompts.output_tokens:g} "
-                "output tokens are only a limit, so lengths and load differ between models and runs"
+    stage, load, is_saturated = predicted.stage, predicted.load, predicted.is_saturated
+    if stage.rate is None:
+        return (
+            Rule(
+                is_saturated,
+                "queue-in-server",
+                "warning",
+                stage.key,
+                f"{stage.concurrency} open requests, of which {load.concurrency:.0f} run together ({words}): the "
+                "others wait, and time to first token is their wait",
+                f"lower concurrency_level to {load.concurrency:.0f}, or use it for throughput only",
             ),
-            remedy="set server.ignore_eos to true, unless answers of natural length are meant",
         )
-
-
-def random_constant(file: ConfigFile) -> Iterator[LintFinding]:
-    """``constant`` draws exponential gaps, scaled to the duration, from a generator without a seed."""
-    is_constant = file.value("load", "type", default="constant") == "constant"
-    if is_constant and (file.value("load", "stages") or file.value("load", "sweep")):
-        yield _finding(
-            file,
-            ("load", "type"),
-            "constant-is-random",
-            "warning",
-            problem=(
-                "constant sends at random times: exponential gaps scaled to the duration, from a generator that "
-                "base_seed does not seed, so neither is the rate constant nor can the run be repeated"
-            ),
-            remedy="use concurrent for a fixed number of open requests, or poisson where random arrivals are meant",
-        )
-
-
-def overlapping_requests(file: ConfigFile, predicted: PredictedStage, words: str) -> Iterator[LintFinding]:
-    """A low rate whose requests still overlap, by Little's law N = rate x latency."""
-    stage, load = predicted.stage, predicted.load
-    is_low = stage.rate is not None and stage.rate <= LOW_RATE_PER_S
-    if is_low and load.concurrency > MOST_OVERLAP and not predicted.is_saturated:
-        yield _finding(
-            file,
-            stage.key,
+    return (
+        Rule(
+            stage.rate <= LOW_RATE_PER_S and load.concurrency > MOST_OVERLAP and not is_saturated,
             "overlapping-requests",
             "error",
-            problem=(
-                f"{stage.rate:g} requests per second of {load.e2el_s:.3g} s each are {load.concurrency:.2g} at a "
-                f"time on average (Little's law; {words}), not one"
-            ),
-            remedy="for one at a time use load.type concurrent with concurrency_level 1",
-        )
-
-
-def saturated_stage(file: ConfigFile, predicted: PredictedStage, words: str) -> Iterator[LintFinding]:
-    """A rate that a server cannot complete, or more open requests than it runs together."""
-    stage, load = predicted.stage, predicted.load
-    if predicted.is_saturated and stage.rate is None:
-        yield _finding(
-            file,
             stage.key,
-            "queue-in-server",
-            "warning",
-            problem=(
-                f"{stage.concurrency} open requests, of which {load.concurrency:.0f} run together ({words}): "
-                "the others wait, and time to first token is their wait"
-            ),
-            remedy=f"lower concurrency_level to {load.concurrency:.0f}, or use it for throughput only",
-        )
-    elif predicted.is_saturated:
-        most = load.max_requests_per_s
-        yield _finding(
-            file,
-            stage.key,
+            f"{stage.rate:g} requests per second of {load.e2el_s:.3g} s each are {load.concurrency:.2g} at a time "
+            f"on average (Little's law; {words}), not one",
+            "for one at a time use load.type concurrent with concurrency_level 1",
+        ),
+        Rule(
+            is_saturated,
             "saturated",
             "error",
-            problem=(
-                f"{stage.rate:g} requests per second are {load.utilisation:.0%} of the {most:.3g} that fit "
-                f"({words}): the queue grows for as long as the stage lasts, and latencies measure its duration"
-            ),
-            remedy=f"lower rate to {most / 2:.2g}, or use type concurrent",
-        )
-
-
-def no_token_times(file: ConfigFile) -> Iterator[LintFinding]:
-    """Without streaming, the report has no times of tokens."""
-    if not file.value("api", "streaming"):
-        yield _finding(
-            file,
-            ("api", "streaming"),
-            "no-token-times",
-            "warning",
-            problem=(
-                f"streaming is false{'' if ('api', 'streaming') in file.lines else ' by default'}: the report has "
-                "no time to first token, per output token or between tokens"
-            ),
-            remedy="set api.streaming to true",
-        )
+            stage.key,
+            f"{stage.rate:g} requests per second are {load.utilisation:.0%} of the {load.max_requests_per_s:.3g} "
+            f"that fit ({words}): the queue grows for as long as the stage lasts, and latencies measure its duration",
+            f"lower rate to {load.max_requests_per_s / 2:.2g}, or use type concurrent",
+        ),
+    )
