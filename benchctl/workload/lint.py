@@ -407,7 +407,8 @@ def _stage_rules(predicted: PredictedStage, words: str) -> tuple[Rule, ...]:
             "error",
             stage.key,
             f"{stage.rate:g} requests per second are {load.utilisation:.0%} of the {load.max_requests_per_s:.3g} "
-            f"that fit ({words}): the queue grows for as long as the stage lasts, and latencies measure its duration",
+            f"that fit ({words}): the queue grows for as long as the stage lasts, and latencies measure its "
+            "duration",
             f"lower rate to {load.max_requests_per_s / 2:.2g}, or use type concurrent",
         ),
     )

@@ -59,8 +59,10 @@ def change_at_the_shop(cast: Cast, draw: random.Random) -> Draft:
     cost = num * price + more * cheap
     paid = (cost // 50 + 1) * 50
     return (
-        f"{cast.a} buys {num} {cast.item} for ${price} each and {more} {cast.other} for ${cheap} each. "
-        f"{cast.a} hands the cashier ${paid}. How many dollars of change does {cast.a} get back?",
+        (
+            f"{cast.a} buys {num} {cast.item} for ${price} each and {more} {cast.other} for ${cheap} each. "
+            f"{cast.a} hands the cashier ${paid}. How many dollars of change does {cast.a} get back?"
+        ),
         paid - cost,
     )
 
@@ -71,9 +73,11 @@ def weekly_savings(cast: Cast, draw: random.Random) -> Draft:
     saved = (earned - spent) * weeks
     cost = draw.randint(10, saved - 5)
     return (
-        f"{cast.a} earns ${earned} every week by walking dogs and spends ${spent} of it on lunch and bus tickets. "
-        f"The rest goes into a jar. After {weeks} weeks, {cast.a} takes ${cost} out of the jar to buy a winter "
-        "jacket. How many dollars are left in the jar?",
+        (
+            f"{cast.a} earns ${earned} every week by walking dogs and spends ${spent} of it on lunch and bus tickets. "
+            f"The rest goes into a jar. After {weeks} weeks, {cast.a} takes ${cost} out of the jar to buy a winter "
+            "jacket. How many dollars are left in the jar?"
+        ),
         saved - cost,
     )
 
@@ -84,9 +88,11 @@ def bake_sale(cast: Cast, draw: random.Random) -> Draft:
     burnt = trays * per_tray - boxes * per_box
     price = draw.randint(2, 12)
     return (
-        f"For a bake sale, {cast.a} bakes {trays} trays of muffins with {per_tray} muffins on each tray. "
-        f"{burnt} muffins are burnt and get thrown away. {cast.b} helps to pack the good muffins into boxes of "
-        f"{per_box}, and every box is sold for ${price}. If all boxes are sold, how many dollars do they take in?",
+        (
+            f"For a bake sale, {cast.a} bakes {trays} trays of muffins with {per_tray} muffins on each tray. "
+            f"{burnt} muffins are burnt and get thrown away. {cast.b} helps to pack the good muffins into boxes of "
+            f"{per_box}, and every box is sold for ${price}. If all boxes are sold, how many dollars do they take in?"
+        ),
         boxes * price,
     )
 
@@ -97,9 +103,11 @@ def road_trip(cast: Cast, draw: random.Random) -> Draft:
     driven = hours * speed + later * slower
     total = driven + draw.randint(10, 240)
     return (
-        f"{cast.a} drives {hours} hours at {speed} miles per hour. After a break for coffee, the road gets worse, "
-        f"and {cast.a} drives {later} more hours at {slower} miles per hour. The whole trip is {total} miles long. "
-        "How many miles remain?",
+        (
+            f"{cast.a} drives {hours} hours at {speed} miles per hour. After a break for coffee, the road gets worse, "
+            f"and {cast.a} drives {later} more hours at {slower} miles per hour. The whole trip is {total} miles long. "
+            "How many miles remain?"
+        ),
         total - driven,
     )
 
@@ -108,8 +116,10 @@ def pooled_collection(cast: Cast, draw: random.Random) -> Draft:
     children, times = draw.randint(3, 9), draw.randint(3, 6)
     owned = children * draw.randint(2, 20)
     return (
-        f"{cast.a} has {owned} {cast.item}, and {cast.b} has {times} times as many. They put all of them together "
-        f"and share them equally among {children} children. How many {cast.item} does each child get?",
+        (
+            f"{cast.a} has {owned} {cast.item}, and {cast.b} has {times} times as many. They put all of them together "
+            f"and share them equally among {children} children. How many {cast.item} does each child get?"
+        ),
         owned * (1 + times) // children,
     )
 
@@ -119,8 +129,10 @@ def coat_on_sale(cast: Cast, draw: random.Random) -> Draft:
     reduced = price - price * percent // 100
     coupon = draw.randint(2, reduced - 5)
     return (
-        f"A coat costs ${price}. This week the shop takes {percent}% off the price, and {cast.a} also has a coupon "
-        f"worth ${coupon} that is used after the discount. How much does {cast.a} pay?",
+        (
+            f"A coat costs ${price}. This week the shop takes {percent}% off the price, and {cast.a} also has a coupon "
+            f"worth ${coupon} that is used after the discount. How much does {cast.a} pay?"
+        ),
         reduced - coupon,
     )
 
@@ -128,8 +140,10 @@ def coat_on_sale(cast: Cast, draw: random.Random) -> Draft:
 def ages(cast: Cast, draw: random.Random) -> Draft:
     times, years, now = draw.randint(2, 6), draw.randint(2, 15), draw.randint(3, 14)
     return (
-        f"{cast.a} is {times} times as old as {cast.b}. In {years} years, {cast.b} will be {now + years} years "
-        f"old. How old is {cast.a} now?",
+        (
+            f"{cast.a} is {times} times as old as {cast.b}. In {years} years, {cast.b} will be {now + years} years "
+            f"old. How old is {cast.a} now?"
+        ),
         times * now,
     )
 
@@ -139,9 +153,11 @@ def flower_beds(cast: Cast, draw: random.Random) -> Draft:
     more, fewer = draw.randint(2, 10), draw.randint(4, 15)
     lost, price = draw.randint(2, 25), draw.randint(2, 6)
     return (
-        f"In spring, {cast.a} plants {rows} rows of tulips with {per_row} tulips in each row, and {more} rows of "
-        f"daisies with {fewer} daisies in each row. A hailstorm ruins {lost} of the flowers. All the others are "
-        f"cut and sold at the market, where each flower brings ${price}. How many dollars does {cast.a} earn?",
+        (
+            f"In spring, {cast.a} plants {rows} rows of tulips with {per_row} tulips in each row, and {more} rows of "
+            f"daisies with {fewer} daisies in each row. A hailstorm ruins {lost} of the flowers. All the others are "
+            f"cut and sold at the market, where each flower brings ${price}. How many dollars does {cast.a} earn?"
+        ),
         (rows * per_row + more * fewer - lost) * price,
     )
 
@@ -150,9 +166,11 @@ def overtime(cast: Cast, draw: random.Random) -> Draft:
     wage, hours = draw.randint(11, 30), draw.randint(42, 60)
     higher = wage + draw.randint(3, 15)
     return (
-        f"{cast.a} works in a warehouse and is paid ${wage} an hour. For every hour beyond 40 in a week the pay is "
-        f"${higher} an hour. Last week {cast.a} covered some shifts for {cast.b} and worked {hours} hours in "
-        f"total. How much did {cast.a} earn last week?",
+        (
+            f"{cast.a} works in a warehouse and is paid ${wage} an hour. For every hour beyond 40 in a week the pay is "
+            f"${higher} an hour. Last week {cast.a} covered some shifts for {cast.b} and worked {hours} hours in "
+            f"total. How much did {cast.a} earn last week?"
+        ),
         40 * wage + (hours - 40) * higher,
     )
 
@@ -162,8 +180,10 @@ def reading_plan(cast: Cast, draw: random.Random) -> Draft:
     left, pace = draw.randint(2, 8), draw.randint(6, 45)
     pages = per_day * days + left * pace
     return (
-        f"A novel from the library has {pages} pages. {cast.a} reads {per_day} pages a day for {days} days. The "
-        f"book is due in {left} days. How many pages a day must {cast.a} read from now on to finish it on time?",
+        (
+            f"A novel from the library has {pages} pages. {cast.a} reads {per_day} pages a day for {days} days. The "
+            f"book is due in {left} days. How many pages a day must {cast.a} read from now on to finish it on time?"
+        ),
         pace,
     )
 
@@ -174,9 +194,11 @@ def leaking_tank(cast: Cast, draw: random.Random) -> Draft:
     held = draw.randint(10, 300)
     full = held + minutes * (inflow - leak)
     return (
-        f"A tank on {cast.a}'s farm holds {full} liters and has {held} liters of water in it. A pump brings "
-        f"{inflow} liters every minute, but {leak} liters leak out of a crack every minute. How many minutes "
-        "does it take until the tank is full?",
+        (
+            f"A tank on {cast.a}'s farm holds {full} liters and has {held} liters of water in it. A pump brings "
+            f"{inflow} liters every minute, but {leak} liters leak out of a crack every minute. How many minutes "
+            "does it take until the tank is full?"
+        ),
         minutes,
     )
 
@@ -185,8 +207,10 @@ def pizza_party(cast: Cast, draw: random.Random) -> Draft:
     slices, guests, eaten = draw.choice((6, 8, 10, 12)), draw.randint(5, 20), draw.randint(2, 4)
     pizzas = guests * eaten // slices + draw.randint(2, 4)
     return (
-        f"{cast.a} orders {pizzas} pizzas for a party. Each is cut into {slices} slices. If each of {guests} "
-        f"guests eats {eaten} slices, how many slices are left?",
+        (
+            f"{cast.a} orders {pizzas} pizzas for a party. Each is cut into {slices} slices. If each of {guests} "
+            f"guests eats {eaten} slices, how many slices are left?"
+        ),
         pizzas * slices - guests * eaten,
     )
 
@@ -194,8 +218,10 @@ def pizza_party(cast: Cast, draw: random.Random) -> Draft:
 def sticker_album(cast: Cast, draw: random.Random) -> Draft:
     owned, packs, per_pack = 2 * draw.randint(10, 150), draw.randint(2, 15), draw.randint(3, 12)
     return (
-        f"{cast.a} has {owned} stickers and gives half of them to {cast.b}. Then {cast.a} buys {packs} packs of "
-        f"{per_pack} stickers. How many stickers does {cast.a} have now?",
+        (
+            f"{cast.a} has {owned} stickers and gives half of them to {cast.b}. Then {cast.a} buys {packs} packs of "
+            f"{per_pack} stickers. How many stickers does {cast.a} have now?"
+        ),
         owned // 2 + packs * per_pack,
     )
 
@@ -205,9 +231,11 @@ def two_machines(cast: Cast, draw: random.Random) -> Draft:
     second = 10 * draw.randint(1, 5) + -first % 10
     made = (first + second) * minutes
     return (
-        f"In a toy factory, one machine makes {first} parts a minute and a newer one makes {second} parts a "
-        f"minute. Both run for {minutes} minutes without a stop. {cast.a}, who checks the quality, has to throw "
-        f"out {percent}% of all the parts made in that time. How many good parts are there?",
+        (
+            f"In a toy factory, one machine makes {first} parts a minute and a newer one makes {second} parts a "
+            f"minute. Both run for {minutes} minutes without a stop. {cast.a}, who checks the quality, has to throw "
+            f"out {percent}% of all the parts made in that time. How many good parts are there?"
+        ),
         made * (100 - percent) // 100,
     )
 
@@ -217,9 +245,11 @@ def lending_library(cast: Cast, draw: random.Random) -> Draft:
     lent = draw.randint(20, shelves * per_shelf // 2)
     returned = draw.randint(5, lent - 5)
     return (
-        f"A small library has {shelves} shelves with {per_shelf} books on each. On Monday {cast.a} lends out "
-        f"{lent} books to a school. By Friday, {returned} of them have come back. How many books are in the "
-        "library now?",
+        (
+            f"A small library has {shelves} shelves with {per_shelf} books on each. On Monday {cast.a} lends out "
+            f"{lent} books to a school. By Friday, {returned} of them have come back. How many books are in the "
+            "library now?"
+        ),
         shelves * per_shelf - lent + returned,
     )
 
@@ -228,9 +258,11 @@ def club_budget(cast: Cast, draw: random.Random) -> Draft:
     members, fee, balls, price = (draw.randint(*r) for r in ((15, 40), (10, 35), (3, 9), (4, 9)))
     rent = draw.randint(10, members * fee - balls * price - 2)
     return (
-        f"Each of the {members} members of a sports club pays a fee of ${fee}. {cast.a}, who keeps the accounts, "
-        f"pays ${rent} for the rent of the hall and buys {balls} new balls at ${price} each. {cast.b} wants to "
-        "know what is left for the summer party. How many dollars does the club still have?",
+        (
+            f"Each of the {members} members of a sports club pays a fee of ${fee}. {cast.a}, who keeps the accounts, "
+            f"pays ${rent} for the rent of the hall and buys {balls} new balls at ${price} each. {cast.b} wants to "
+            "know what is left for the summer party. How many dollars does the club still have?"
+        ),
         members * fee - rent - balls * price,
     )
 
@@ -238,8 +270,10 @@ def club_budget(cast: Cast, draw: random.Random) -> Draft:
 def shell_hunt(cast: Cast, draw: random.Random) -> Draft:
     shells, more, times = draw.randint(4, 40), draw.randint(3, 25), draw.randint(2, 5)
     return (
-        f"On the beach {cast.a} found {shells} shells. {cast.b} found {more} more than {cast.a}, and {cast.c} "
-        f"found {times} times as many as {cast.b}. How many shells did they find in total?",
+        (
+            f"On the beach {cast.a} found {shells} shells. {cast.b} found {more} more than {cast.a}, and {cast.c} "
+            f"found {times} times as many as {cast.b}. How many shells did they find in total?"
+        ),
         shells + (shells + more) * (1 + times),
     )
 
@@ -247,9 +281,11 @@ def shell_hunt(cast: Cast, draw: random.Random) -> Draft:
 def gift_ribbon(cast: Cast, draw: random.Random) -> Draft:
     gifts, each, piece, pieces = (draw.randint(*r) for r in ((3, 12), (25, 80), (4, 15), (3, 30)))
     return (
-        f"{cast.a} has a roll with {gifts * each + piece * pieces} centimeters of ribbon and wraps {gifts} gifts, "
-        f"using {each} centimeters for each of them. What remains on the roll is cut into bookmarks that are "
-        f"{piece} centimeters long, one for every child at {cast.b}'s party. How many bookmarks are there?",
+        (
+            f"{cast.a} has a roll with {gifts * each + piece * pieces} centimeters of ribbon and wraps {gifts} gifts, "
+            f"using {each} centimeters for each of them. What remains on the roll is cut into bookmarks that are "
+            f"{piece} centimeters long, one for every child at {cast.b}'s party. How many bookmarks are there?"
+        ),
         pieces,
     )
 
