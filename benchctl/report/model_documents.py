@@ -159,15 +159,13 @@ def bucket_document(buckets: dict[str, tuple[Accuracy, ...]]) -> dict[str, Any]:
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Health, features, regions and the runs to add; numbers that are infinite are null."""
+    """Health, features and the runs to add; numbers that are infinite are null."""
     return {
         "is_finished": diagnosis.is_finished,
         "condition": _finite(diagnosis.condition),
         "columns": [{**asdict(column), "vif": _finite(column.vif)} for column in diagnosis.columns],
         "checks": [asdict(check) for check in diagnosis.checks],
         "buckets": bucket_document(diagnosis.buckets),
-        "gaps": [asdict(region) for region in diagnosis.gaps],
-        "redundant": [asdict(region) for region in diagnosis.redundant],
         "runs_to_add": [asdict(run) for run in diagnosis.runs_to_add],
     }
 

@@ -346,15 +346,9 @@ def column_table(diagnosis: Diagnosis) -> Table:
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """Health checks that did not pass, regions of the design, and the runs to add, as sentences."""
+    """Health checks that did not pass, and the runs to add, as sentences."""
     for check in diagnosis.checks:
         yield f"{check.kind}: {check.where}: {check.message}; {check.remedy} [{check.code}]"
-    for region in diagnosis.gaps:
-        shares = f"{region.steps_frac:.1%} of the steps and {region.leverage_frac:.0%} of the leverage"
-        yield f"gap: {region.label} has {shares}: a few steps decide coefficients"
-    for region in diagnosis.redundant:
-        shares = f"{region.steps_frac:.0%} of the steps and {region.leverage_frac:.0%} of the leverage"
-        yield f"redundant: {region.label} has {shares}: more like these tell little"
     if diagnosis.is_finished:
         is_typical = any(check.code == "not-identified" for check in diagnosis.checks)
         rest = "what is typical and not measured is noted above" if is_typical else "coefficients are determined"

@@ -25,7 +25,7 @@ from benchctl.steptime.design import (
     fitted_design,
     relative_rows,
 )
-from benchctl.steptime.evaluate import Accuracy, Evaluation, bin_labels, buckets, predict_runs
+from benchctl.steptime.evaluate import Accuracy, Evaluation, buckets, predict_runs
 from benchctl.steptime.fit import FitOptions, anchor_of, fit_to
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.queueing import kv_capacity_tokens
@@ -61,10 +61,6 @@ _WIDTH_REMEDIES: Final = {
     "requests": "add long prompts at low concurrency",
 }
 _ADD_LISTED: Final = "add the runs listed below"
-_GAP_STEPS: Final = 0.01
-_GAP_LEVERAGE: Final = 0.1
-_REDUNDANT_STEPS: Final = 0.2
-_REDUNDANT_RATIO: Final = 0.2
 
 
 def num_requests(concurrency: int) -> int:
@@ -102,15 +98,6 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """Steps of one range of batch and context, their part of all steps and of the leverage of the design."""
-
-    label: str
-    steps_frac: float
-    leverage_frac: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """Health checks that did not pass, and the runs to add next.
 
@@ -122,8 +109,6 @@ class Diagnosis:
     columns: tuple[ColumnDiagnosis, ...]
     checks: tuple[HealthCheck, ...]
     buckets: dict[str, tuple[Accuracy, ...]]
-    gaps: tuple[Region, ...]
-    redundant: tuple[Region, ...]
     runs_to_add: tuple[RunToAdd, ...]
     is_finished: bool
 
@@ -141,29 +126,19 @@ def diagnose(
     rows = relative_rows(design.matrix, design.measured_us, [np.arange(design.num_steps)])
     columns, condition = diagnose_columns(design, rows), condition_number(rows)
     by_bucket = buckets(predict_runs(model, observed) if held_out is None else held_out.predictions)
-    checks = tuple(
-        check
-        for fails, check in (
-            *_coefficient_checks(model, columns),
-            *_bound_checks(model, design, options),
-            *_error_checks(condition, held_out, by_bucket),
-        )
-        if fails
+    checks = (
+        *_coefficient_checks(model, columns),
+        *_bound_checks(model, design, options),
+        *_error_checks(condition, held_out, by_bucket),
     )
-    regions = _regions(design)
+    failed = tuple(check for fails, check in checks if fails)
     return Diagnosis(
         condition=condition,
         columns=columns,
-        checks=checks,
+        checks=failed,
         buckets=by_bucket,
-        gaps=tuple(r for r in regions if r.steps_frac < _GAP_STEPS and r.leverage_frac > _GAP_LEVERAGE),
-        redundant=tuple(
-            r
-            for r in regions
-            if r.steps_frac > _REDUNDANT_STEPS and r.leverage_frac < _REDUNDANT_RATIO * r.steps_frac
-        ),
         runs_to_add=suggest_runs(model, design, options, max_runs=max_runs),
-        is_finished=not any(check.kind == "warning" for check in checks),
+        is_finished=not any(check.kind == "warning" for check in failed),
     )
 
 
@@ -173,59 +148,69 @@ _Checks: TypeAlias = Iterable[tuple[bool, HealthCheck]]
 
 def _coefficient_checks(model: StepTimeModel, columns: Sequence[ColumnDiagnosis]) -> _Checks:
     for index, (coefficient, column) in enumerate(zip(model.coefficients, columns, strict=True)):
-        yield from _value_checks(coefficient)
-        yield _identity_check(coefficient, column)
+        yield from _value_checks(coefficient, column)
         if coefficient.is_identified:
             yield from _spread_checks(coefficient, np.array([draw[index] for draw in model.draws]))
 
 
-def _value_checks(coefficient: Coefficient) -> _Checks:
-    name, value, is_factor = coefficient.name, coefficient.value, not coefficient.unit
-    yield (
-        value < 0,
-        HealthCheck(
-            "negative",
-            name,
-            f"{value:.3g}: a part of a step cannot take less than no time",
-            "the feature is collinear with another, or the data are wrong: see its VIF",
+def _value_checks(coefficient: Coefficient, column: ColumnDiagnosis) -> _Checks:
+    name, value = coefficient.name, coefficient.value
+    why, remedy = (
+        (
+            "constant in these deployments, or a sum of other features",
+            "predict only these models and tensor-parallel sizes, or add others",
+        )
+        if column.share_frac
+        else ("no step has this feature", "predict only steps without it, or add a run that has it")
+    )
+    return (
+        (
+            value < 0,
+            HealthCheck(
+                "negative",
+                name,
+                f"{value:.3g}: a part of a step cannot take less than no time",
+                "the feature is collinear with another, or the data are wrong: see its VIF",
+            ),
+        ),
+        (
+            not coefficient.unit and value > MAX_FACTOR,
+            HealthCheck(
+                "far-above-peak",
+                name,
+                f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
+                "take another structure, or correct the peaks and the shape",
+            ),
+        ),
+        (
+            not coefficient.unit and name.endswith("weights") and 0 < value < MIN_FACTOR,
+            HealthCheck(
+                "weights-hidden",
+                name,
+                f"{value:.3g}: the weights seem to be read while something else takes the time",
+                "use the structure 'overlap', max(compute, kv + weights)",
+            ),
+        ),
+        (
+            "expert" in name and 0 < value < MIN_EXPERTS,
+            HealthCheck(
+                "experts-overcounted",
+                name,
+                f"{value:.3g}: fewer experts are read than the rule counts",
+                "use --experts uniform, or a measured table; group-limited routing reads fewer still",
+            ),
+        ),
+        (
+            not coefficient.is_identified,
+            HealthCheck(
+                "not-identified",
+                name,
+                f"{value:.3g} is a typical value and not measured: {why}",
+                remedy,
+                "note",
+            ),
         ),
     )
-    yield (
-        is_factor and value > MAX_FACTOR,
-        HealthCheck(
-            "far-above-peak",
-            name,
-            f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
-            "take another structure, or correct the peaks and the shape",
-        ),
-    )
-    yield (
-        is_factor and name.endswith("weights") and 0 < value < MIN_FACTOR,
-        HealthCheck(
-            "weights-hidden",
-            name,
-            f"{value:.3g}: the weights seem to be read while something else takes the time",
-            "use the structure 'overlap', max(compute, kv + weights)",
-        ),
-    )
-    yield (
-        "expert" in name and 0 < value < MIN_EXPERTS,
-        HealthCheck(
-            "experts-overcounted",
-            name,
-            f"{value:.3g}: fewer experts are read than the rule counts",
-            "use --experts uniform, or a measured table; group-limited routing reads fewer still",
-        ),
-    )
-
-
-def _identity_check(coefficient: Coefficient, column: ColumnDiagnosis) -> tuple[bool, HealthCheck]:
-    why = "constant in these deployments, or a sum of other features"
-    remedy = "predict only these models and tensor-parallel sizes, or add others"
-    if column.share_frac == 0:
-        why, remedy = "no step has this feature", "predict only steps without it, or add a run that has it"
-    message = f"{coefficient.value:.3g} is a typical value and not measured: {why}"
-    return not coefficient.is_identified, HealthCheck("not-identified", coefficient.name, message, remedy, "note")
 
 
 def _spread_checks(coefficient: Coefficient, draws: Floats) -> _Checks:
@@ -234,22 +219,24 @@ def _spread_checks(coefficient: Coefficient, draws: Floats) -> _Checks:
     low, high = (value if bound is None else bound for bound in (coefficient.low, coefficient.high))
     is_wide = high - low > MAX_RELATIVE_WIDTH * abs(value) > 0
     cv = float(np.std(draws, ddof=1)) / value if len(draws) > 1 and value > 0 else 0.0
-    yield (
-        is_wide,
-        HealthCheck(
-            "wide-interval",
-            name,
-            f"90 % interval {low:.3g} to {high:.3g} is wider than {MAX_RELATIVE_WIDTH:g} times its value",
-            _WIDTH_REMEDIES.get(name, _ADD_LISTED),
+    return (
+        (
+            is_wide,
+            HealthCheck(
+                "wide-interval",
+                name,
+                f"90 % interval {low:.3g} to {high:.3g} is wider than {MAX_RELATIVE_WIDTH:g} times its value",
+                _WIDTH_REMEDIES.get(name, _ADD_LISTED),
+            ),
         ),
-    )
-    yield (
-        cv > MAX_CV and not is_wide,
-        HealthCheck(
-            "unsteady",
-            name,
-            f"varies by {cv:.0%} between bootstrap draws; {MAX_CV:.0%} is too much, {ENOUGH_CV:.0%} enough",
-            _ADD_LISTED,
+        (
+            cv > MAX_CV and not is_wide,
+            HealthCheck(
+                "unsteady",
+                name,
+                f"varies by {cv:.0%} between bootstrap draws; {MAX_CV:.0%} is too much, {ENOUGH_CV:.0%} enough",
+                _ADD_LISTED,
+            ),
         ),
     )
 
@@ -257,10 +244,10 @@ def _spread_checks(coefficient: Coefficient, draws: Floats) -> _Checks:
 def _bound_checks(model: StepTimeModel, design: Design, options: FitOptions) -> _Checks:
     """Coefficients at 0 that would lie below it without the constraint."""
     if options.constraint == "none" or options.structure == "roofline":
-        return
+        return ()
     free = fit_to(design, np.arange(design.num_steps), replace(options, constraint="none"))
-    for coefficient, value in zip(model.coefficients, free, strict=True):
-        yield (
+    return (
+        (
             coefficient.value == 0 and value < 0 and coefficient.is_identified,
             HealthCheck(
                 "held-at-zero",
@@ -270,13 +257,15 @@ def _bound_checks(model: StepTimeModel, design: Design, options: FitOptions) -> 
                 "note",
             ),
         )
+        for coefficient, value in zip(model.coefficients, free, strict=True)
+    )
 
 
 def _error_checks(
     condition: float, held_out: Evaluation | None, by_bucket: dict[str, tuple[Accuracy, ...]]
 ) -> _Checks:
     yield (
-        bool(np.isfinite(condition)) and condition > MAX_CONDITION,
+        MAX_CONDITION < condition < np.inf,
         HealthCheck(
             "ill-conditioned", "design", f"condition number {condition:.3g}, above {MAX_CONDITION:g}", _ADD_LISTED
         ),
@@ -303,24 +292,6 @@ def _error_checks(
                     "add steps like these, or look at them: their times may not be their own",
                 ),
             )
-
-
-def _regions(design: Design) -> tuple[Region, ...]:
-    """Leverage and number of steps by batch and context: h = a (A'A)^+ a', which adds up to the rank."""
-    scaled = design.matrix / design.measured_us[:, None]
-    left, values, _ = np.linalg.svd(scaled, full_matrices=False)
-    leverage: Floats = np.sum(left[:, values > 1e-9 * values[0]] ** 2, axis=1)
-    batch, context, _ = design.extents.T
-    batches, contexts = bin_labels(batch, (1, 8, 32, 128)), bin_labels(context, (256, 1024, 4096, 16384))
-    labels = np.array([f"batch {row}, context {column}" for row, column in zip(batches, contexts, strict=True)])
-    return tuple(
-        Region(
-            label=str(label),
-            steps_frac=float(np.mean(labels == label)),
-            leverage_frac=float(leverage[labels == label].sum() / leverage.sum()),
-        )
-        for label in np.unique(labels)
-    )
 
 
 class _Candidate(NamedTuple):
