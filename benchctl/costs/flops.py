@@ -30,7 +30,7 @@ from benchctl.units import GIGA
 
 Convention: TypeAlias = Literal["published", "two-n", "lm-head-value-model"]
 RunWork: TypeAlias = Mapping[str, "TokenWork"]
-"""Work of a run by phase, named as the fields of ``FlopsAccount``; that of an absent model is left out."""
+"""Work of a run by phase, as ``FlopsAccount`` has them; that of an absent model is left out."""
 Models: TypeAlias = Mapping[str, ModelShape | None]
 """The models ``base``, ``value`` and ``draft`` of a run."""
 
@@ -185,49 +185,35 @@ class OperatorFlops:
 class FlopsAccount:
     """FLOPs of one run by model and phase; each phase by operator.
 
-    Invariants: ``base.total`` is prefill plus decode, ``value.total`` is prefill plus extend plus candidates,
-    ``draft.total`` is prefill plus decode, ``total`` is base plus value plus draft. ``base_decode`` has the
-    verification of drafts. ``value_extend`` keeps the value model's prefix up to date with the output,
-    ``value_candidates`` scores the candidates.
+    Phases are ``base_prefill``, ``base_decode`` with the verification of drafts, ``value_prefill``,
+    ``value_extend``, which keeps the value model's prefix up to date with the output, ``value_candidates``, which
+    scores the candidates, ``draft_prefill`` and ``draft_decode``. One that is left out has no FLOPs.
     """
 
     output_tokens: int
-    base_prefill: OperatorFlops = OperatorFlops()
-    base_decode: OperatorFlops = OperatorFlops()
-    value_prefill: OperatorFlops = OperatorFlops()
-    value_extend: OperatorFlops = OperatorFlops()
-    value_candidates: OperatorFlops = OperatorFlops()
-    draft_prefill: OperatorFlops = OperatorFlops()
-    draft_decode: OperatorFlops = OperatorFlops()
+    phases: Mapping[str, OperatorFlops]
 
-    @property
-    def base(self) -> OperatorFlops:
-        return self.base_prefill + self.base_decode
-
-    @property
-    def value(self) -> OperatorFlops:
-        return self.value_prefill + self.value_extend + self.value_candidates
-
-    @property
-    def draft(self) -> OperatorFlops:
-        return self.draft_prefill + self.draft_decode
+    def of(self, name: str) -> OperatorFlops:
+        """FLOPs of one phase, or of all phases of the model ``base``, ``value`` or ``draft``."""
+        return sum((flops for phase, flops in self.phases.items() if phase.startswith(name)), OperatorFlops())
 
     @property
     def total(self) -> int:
-        return self.base.total + self.value.total + self.draft.total
+        return self.of("").total
 
     @property
     def ratio(self) -> float | None:
         """Total over base: the factor by which the models beside the base multiply the computation, at these
         lengths.
         """
-        return self.total / self.base.total if self.base.total else None
+        base = self.of("base").total
+        return self.total / base if base else None
 
     @property
     def flops_per_output_token(self) -> float | None:
         """Decode, extend, candidates and drafts over output tokens; prefill is left out, tokens are not rounded."""
-        per_token_work = self.base_decode + self.value_extend + self.value_candidates + self.draft_decode
-        return per_token_work.total / self.output_tokens if self.output_tokens else None
+        per_token = sum(flops.total for phase, flops in self.phases.items() if not phase.endswith("prefill"))
+        return per_token / self.output_tokens if self.output_tokens else None
 
     @property
     def gflops_per_output_token(self) -> float | None:
@@ -250,7 +236,7 @@ def price_work(work: RunWork, models: Models, output_tokens: int) -> FlopsAccoun
                 attention=(of_prompt() if kind == "prefill" else of_decode()) * counts.positions,
                 head=shape.head_flops() * counts.heads,
             )
-    return FlopsAccount(output_tokens=output_tokens, **phases)
+    return FlopsAccount(output_tokens=output_tokens, phases=phases)
 
 
 def published_flops(
@@ -286,8 +272,10 @@ def published_flops(
     if value_model is not None:
         value_model = replace(value_model, head="value_head" if convention == "published" else "lm_head")
     models = {"base": base, "value": value_model}
-    account = price_work(_published_work(totals, top_k), models, totals.output_tokens)
-    return replace(account, value_candidates=account.value_candidates.scaled(candidate_cost))
+    phases = dict(price_work(_published_work(totals, top_k), models, totals.output_tokens).phases)
+    if value_model is not None:
+        phases["value_candidates"] = phases["value_candidates"].scaled(candidate_cost)
+    return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
 
 
 def _published_work(totals: RunTotals, top_k: int) -> RunWork:
@@ -323,13 +311,13 @@ def _two_n_flops(
         for shape in (base, value_model)
     )
     extend = OperatorFlops(linear=value_flops * totals.output_tokens)
-    return FlopsAccount(
-        base_prefill=OperatorFlops(linear=base_flops * totals.prompt_tokens),
-        base_decode=OperatorFlops(linear=base_flops * totals.output_tokens),
-        value_extend=extend,
-        value_candidates=extend.scaled(candidates_per_token),
-        output_tokens=totals.output_tokens,
-    )
+    phases = {
+        "base_prefill": OperatorFlops(linear=base_flops * totals.prompt_tokens),
+        "base_decode": OperatorFlops(linear=base_flops * totals.output_tokens),
+        "value_extend": extend,
+        "value_candidates": extend.scaled(candidates_per_token),
+    }
+    return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
 
 
 def observed_flops(

@@ -55,18 +55,11 @@ _BISECTIONS: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
-    """Mean tokens of a request's prompt and of its output; ``cached_tokens`` of the prompt are not computed."""
+    """Mean tokens of a request's prompt and of its output, each at least 1; ``cached_tokens`` are not computed."""
 
     prompt_tokens: float
     output_tokens: float
     cached_tokens: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
-            raise UsageError(
-                f"a request of {self.prompt_tokens:g} prompt and {self.output_tokens:g} output tokens has no load; "
-                "both must be at least 1"
-            )
 
     @property
     def decode_steps(self) -> float:
@@ -109,10 +102,6 @@ class PredictedLoad:
     """Rate at which requests complete."""
     max_requests_per_s: float
     output_tokens_per_s: float
-    tokens_per_s: float
-    """Prompt and output tokens together."""
-    kv_tokens: float
-    """Tokens in the cache on average."""
     ttft_s: float
     """Without the wait in the queue of a saturated server, which has no steady state."""
     tpot_s: float
@@ -154,13 +143,10 @@ def load_at_rate(
 def load_at_concurrency(
     concurrency: float, size: RequestSize, step_s: StepSeconds, limits: ServerLimits | None = None
 ) -> PredictedLoad:
-    """The load of a closed loop, which keeps so many requests open.
+    """The load of a closed loop, which keeps so many requests open, at least 1.
 
-    Its utilisation is the share of the largest batch; above 1, requests wait in a queue. Raises UsageError for a
-    concurrency below 1.
+    Its utilisation is the share of the largest batch; above 1, requests wait in a queue.
     """
-    if not (concurrency >= 1 and math.isfinite(concurrency)):
-        raise UsageError(f"a concurrency of {concurrency:g} has no load; it must be at least 1")
     server = _Server(size, step_s, limits or ServerLimits())
     return server.closed_load(min(concurrency, server.max_rows), utilisation=concurrency / server.max_rows)
 
@@ -247,8 +233,6 @@ class _Server:
             requests_per_s=rate,
             max_requests_per_s=self.closed_rate(self.max_rows),
             output_tokens_per_s=rate * self.size.output_tokens,
-            tokens_per_s=rate * (self.size.output_tokens + self.size.prompt_tokens),
-            kv_tokens=batch * self.size.mean_context,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             e2el_s=e2el_s,

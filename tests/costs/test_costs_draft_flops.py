@@ -49,11 +49,11 @@ def test_drafts_that_are_all_accepted_cost_the_base_model_what_decoding_does() -
     drafted = account(of_steps(num_steps=2, num_drafts=3))
     plain = observed_flops(ONE, StepLogCounts(base_prefill_tokens=10), base=BASE)
     assert drafted.base == plain.base
-    assert drafted.base_decode.total == 8 * (BASE_LINEAR + LOGITS) + POSITIONS * BASE_POSITION
+    assert drafted.of("base_decode").total == 8 * (BASE_LINEAR + LOGITS) + POSITIONS * BASE_POSITION
 
 
 def test_rejected_drafts_are_verified_at_the_price_of_accepted_ones() -> None:
-    decode = account(of_steps(num_steps=8, num_drafts=3)).base_decode
+    decode = account(of_steps(num_steps=8, num_drafts=3)).of("base_decode")
     assert decode.linear == 32 * BASE_LINEAR
     assert decode.head == 32 * LOGITS
     assert decode.attention == 4 * POSITIONS * BASE_POSITION
@@ -61,17 +61,17 @@ def test_rejected_drafts_are_verified_at_the_price_of_accepted_ones() -> None:
 
 def test_a_draft_costs_a_token_of_its_model_for_each_proposal_and_for_each_that_it_has_backfill_on() -> None:
     drafted = account(of_steps(num_steps=2, num_drafts=3, backfill=2))
-    assert drafted.draft_prefill.total == 10 * DRAFT_LINEAR + 55 * DRAFT_POSITION
-    assert drafted.draft_decode.total == 8 * DRAFT_LINEAR + POSITIONS * DRAFT_POSITION + 6 * LOGITS
-    assert drafted.total == drafted.base.total + drafted.draft.total
-    per_token = drafted.base_decode.total + drafted.draft_decode.total
+    assert drafted.of("draft_prefill").total == 10 * DRAFT_LINEAR + 55 * DRAFT_POSITION
+    assert drafted.of("draft_decode").total == 8 * DRAFT_LINEAR + POSITIONS * DRAFT_POSITION + 6 * LOGITS
+    assert drafted.total == drafted.of("base").total + drafted.of("draft").total
+    per_token = drafted.of("base_decode").total + drafted.of("draft_decode").total
     assert drafted.flops_per_output_token == per_token / 9
 
 
 def test_drafts_without_a_model_cost_their_verification_alone() -> None:
     found = observed_flops(ONE, of_steps(num_steps=4, num_drafts=3), base=BASE)
-    assert found.draft.total == 0
-    assert found.base_decode.linear == 16 * BASE_LINEAR
+    assert found.of("draft").total == 0
+    assert found.of("base_decode").linear == 16 * BASE_LINEAR
 
 
 sequences = st.lists(st.builds(Lengths, st.integers(1, 200), st.integers(2, 200)), min_size=1, max_size=6)
@@ -111,7 +111,7 @@ def test_the_corrections_lead_from_published_flops_to_those_of_drafts(
     observed = observed_flops(sequences, counts, base=BASE, draft_model=DRAFT)
     by_code = {correction.code: correction.flops for correction in corrections}
     assert published.total + sum(by_code.values()) == observed.total
-    assert by_code["drafts"] == observed.draft.total
+    assert by_code["drafts"] == observed.of("draft").total
 
 
 @pytest.mark.parametrize(("counts", "draft", "codes"), [

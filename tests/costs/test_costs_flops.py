@@ -43,35 +43,35 @@ def petas(flops: int) -> float:
 
 def test_the_published_baseline_is_reproduced() -> None:
     account = published_flops(PUBLISHED_RUN, base=BASE)
-    assert petas(account.base.linear) == 3.16868
-    assert petas(account.base.attention) == 0.024239
-    assert petas(account.base.head) == 0.264651
-    assert petas(account.base_prefill.total) == 0.073641
-    assert petas(account.base_decode.total) == 3.38393
-    assert petas(account.base.total) == petas(account.total) == 3.45757
+    assert petas(account.of("base").linear) == 3.16868
+    assert petas(account.of("base").attention) == 0.024239
+    assert petas(account.of("base").head) == 0.264651
+    assert petas(account.of("base_prefill").total) == 0.073641
+    assert petas(account.of("base_decode").total) == 3.38393
+    assert petas(account.of("base").total) == petas(account.total) == 3.45757
     assert account.gflops_per_output_token == pytest.approx(14.237634, abs=1e-6)
-    assert account.value.total == 0
+    assert account.of("value").total == 0
     assert account.ratio == 1.0
 
 
 def test_the_published_guided_run_is_reproduced() -> None:
     account = guided()
-    assert petas(account.value_prefill.total) == 0.013698
-    assert petas(account.value_extend.total) == 0.634068
-    assert petas(account.value_candidates.total) == 3.170341
-    assert petas(account.value.total) == 3.818107
+    assert petas(account.of("value_prefill").total) == 0.013698
+    assert petas(account.of("value_extend").total) == 0.634068
+    assert petas(account.of("value_candidates").total) == 3.170341
+    assert petas(account.of("value").total) == 3.818107
     assert petas(account.total) == 7.275677
     assert account.gflops_per_output_token == pytest.approx(30.239951, abs=1e-6)
     assert account.ratio == pytest.approx(2.1043, abs=5e-5)
-    assert account.value_candidates.total / account.value.total == pytest.approx(0.83, abs=0.005)
+    assert account.of("value_candidates").total / account.of("value").total == pytest.approx(0.83, abs=0.005)
 
 
 def test_the_form_that_charged_the_vocabulary_head_to_the_value_model_is_reproduced() -> None:
     account = guided(convention="lm-head-value-model")
-    assert petas(account.value_prefill.total) == 0.0161
-    assert petas(account.value_extend.total) == 0.743846
-    assert petas(account.value_candidates.total) == 3.719228
-    assert petas(account.value.total) == 4.479173
+    assert petas(account.of("value_prefill").total) == 0.0161
+    assert petas(account.of("value_extend").total) == 0.743846
+    assert petas(account.of("value_candidates").total) == 3.719228
+    assert petas(account.of("value").total) == 4.479173
     assert petas(account.total) == 7.936743
     assert account.gflops_per_output_token == pytest.approx(33.010823, abs=1e-6)
     assert account.ratio == pytest.approx(2.295, abs=5e-4)
@@ -83,7 +83,7 @@ def test_the_form_of_two_flops_for_each_parameter_is_reproduced() -> None:
     assert baseline.gflops_per_output_token == pytest.approx(15.22, abs=1e-9)
     assert account.gflops_per_output_token == pytest.approx(33.70, abs=1e-9)
     assert account.ratio == pytest.approx(2.188, abs=5e-4)
-    assert account.base.attention == account.base.head == account.value_prefill.total == 0
+    assert account.of("base").attention == account.of("base").head == account.of("value_prefill").total == 0
     # The published 2.17 compares with a guided run about 0.9 percent shorter.
     shorter = guided(convention="two-n", totals=replace(PUBLISHED_RUN, output_tokens=235_560))
     assert shorter.total / baseline.total == pytest.approx(2.17, abs=5e-3)
@@ -91,7 +91,7 @@ def test_the_form_of_two_flops_for_each_parameter_is_reproduced() -> None:
 
 def test_two_n_of_an_unlisted_model_uses_its_parameters() -> None:
     account = published_flops(PUBLISHED_RUN, base=SMALL, convention="two-n")
-    assert account.base_decode.total == 2 * SMALL.num_params() * 237_675
+    assert account.of("base_decode").total == 2 * SMALL.num_params() * 237_675
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_smaller_value_model_saves_what_was_published() -> None:
     large = guided()
     small = published_flops(GUIDED_RUN, base=BASE, value_model=shape_for("qwen2.5-0.5b"), top_k=5)
     assert small.total / large.total - 1 == pytest.approx(-0.379, abs=5e-4)
-    assert small.value.total / large.value.total - 1 == pytest.approx(-0.72, abs=5e-3)
+    assert small.of("value").total / large.of("value").total - 1 == pytest.approx(-0.72, abs=5e-3)
 
 
 def test_the_published_rates_are_reproduced() -> None:
@@ -130,17 +130,17 @@ def test_a_hand_computed_published_account() -> None:
     # P = round(7 / 2) = 4 (ties to even), O = round(10 / 4) = 2; prefill sees 1+2+3+4, decode sees 5 + 6.
     totals = RunTotals(num_questions=2, num_sequences=4, prompt_tokens=7, output_tokens=10)
     account = published_flops(totals, base=SMALL, value_model=SMALL_VALUE, top_k=3)
-    assert account.base_prefill.linear == 2 * 120 * 4
-    assert account.base_prefill.attention == 2 * 16 * 10
-    assert account.base_prefill.head == 2 * 20 * 4
-    assert account.base_decode.linear == 4 * 120 * 2
-    assert account.base_decode.attention == 4 * 16 * 11
-    assert account.base_decode.head == 4 * 20 * 2
-    assert account.value_prefill.total == 2 * (14 * 4 + 4 * 10 + 4 * 4)
+    assert account.of("base_prefill").linear == 2 * 120 * 4
+    assert account.of("base_prefill").attention == 2 * 16 * 10
+    assert account.of("base_prefill").head == 2 * 20 * 4
+    assert account.of("base_decode").linear == 4 * 120 * 2
+    assert account.of("base_decode").attention == 4 * 16 * 11
+    assert account.of("base_decode").head == 4 * 20 * 2
+    assert account.of("value_prefill").total == 2 * (14 * 4 + 4 * 10 + 4 * 4)
     extend = 4 * (14 * 2 + 4 * 11 + 4 * 2)
-    assert account.value_extend.total == extend
-    assert account.value_candidates.total == 3 * extend
-    per_token = account.base_decode.total + 4 * extend
+    assert account.of("value_extend").total == extend
+    assert account.of("value_candidates").total == 3 * extend
+    per_token = account.of("base_decode").total + 4 * extend
     assert account.flops_per_output_token == per_token / 10
 
 
@@ -150,14 +150,14 @@ def test_a_hand_computed_observed_account() -> None:
     sequences = (Lengths(2, 3), Lengths(2, 1))
     counts = StepLogCounts(base_prefill_tokens=2, value_prefill_tokens=4, value_extend_tokens=2, candidates=8)
     account = observed_flops(sequences, counts, base=SMALL, value_model=SMALL_VALUE)
-    assert account.base_prefill.linear == 120 * 2
-    assert account.base_prefill.attention == 16 * 3
-    assert account.base_decode.linear == 120 * 2
-    assert account.base_decode.attention == 16 * (3 + 4)
-    assert account.base.head == 20 * 4  # one for each output token
-    assert account.value_prefill.total == 14 * 4 + 4 * 6
-    assert account.value_extend.total == 14 * 2 + 4 * 8  # two tokens at 15 / 4 positions, rounded
-    assert account.value_candidates.total == 14 * 8 + 4 * 30 + 4 * 8
+    assert account.of("base_prefill").linear == 120 * 2
+    assert account.of("base_prefill").attention == 16 * 3
+    assert account.of("base_decode").linear == 120 * 2
+    assert account.of("base_decode").attention == 16 * (3 + 4)
+    assert account.of("base").head == 20 * 4  # one for each output token
+    assert account.of("value_prefill").total == 14 * 4 + 4 * 6
+    assert account.of("value_extend").total == 14 * 2 + 4 * 8  # two tokens at 15 / 4 positions, rounded
+    assert account.of("value_candidates").total == 14 * 8 + 4 * 30 + 4 * 8
     assert account.output_tokens == 4
 
 
@@ -166,7 +166,7 @@ def test_a_run_in_which_nothing_was_scored_costs_nothing_extra_when_observed() -
     counts = StepLogCounts(base_prefill_tokens=30)
     plain = observed_flops(sequences, counts, base=BASE)
     assert observed_flops(sequences, counts, base=BASE, value_model=VALUE) == plain
-    assert plain.value.total == 0
+    assert plain.of("value").total == 0
     # The published rule charges it nevertheless.
     totals = RunTotals(num_questions=3, num_sequences=3, prompt_tokens=30, output_tokens=60)
     assert published_flops(totals, base=BASE, value_model=VALUE, top_k=1).value.total > 0
@@ -178,7 +178,7 @@ def test_prefill_of_the_value_model_for_each_sample_costs_what_was_computed() ->
         base_prefill_tokens=5200, value_prefill_tokens=104 * 800, value_extend_tokens=0, candidates=0
     )
     account = observed_flops(lengths.sequences, per_sample, base=BASE, value_model=VALUE)
-    assert account.value_prefill.total / PETA == pytest.approx(0.219, abs=1e-3)
+    assert account.of("value_prefill").total / PETA == pytest.approx(0.219, abs=1e-3)
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

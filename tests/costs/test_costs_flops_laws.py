@@ -59,7 +59,7 @@ def test_more_candidates_cost_more(
 ) -> None:
     fewer = published_flops(totals, base=BASE, value_model=value, top_k=top_k, convention=convention)
     more = published_flops(totals, base=BASE, value_model=value, top_k=top_k + 1, convention=convention)
-    assert more.total - fewer.total == fewer.value_extend.total
+    assert more.total - fewer.total == fewer.of("value_extend").total
     assert more.base == fewer.base
 
 
@@ -68,18 +68,21 @@ def test_the_parts_of_an_account_add_up(
     totals: RunTotals, value: ModelShape, top_k: int, convention: Convention
 ) -> None:
     account = published_flops(totals, base=BASE, value_model=value, top_k=top_k, convention=convention)
-    phases = (account.base_prefill, account.base_decode)
-    value_phases = (account.value_prefill, account.value_extend, account.value_candidates)
-    assert sum(phase.total for phase in phases) == account.base.total
-    assert sum(phase.total for phase in value_phases) == account.value.total
-    assert account.base.linear + account.base.attention + account.base.head == account.base.total
-    assert account.base.total + account.value.total == account.total
+    phases = (account.of("base_prefill"), account.of("base_decode"))
+    value_phases = (account.of("value_prefill"), account.of("value_extend"), account.of("value_candidates"))
+    assert sum(phase.total for phase in phases) == account.of("base").total
+    assert sum(phase.total for phase in value_phases) == account.of("value").total
+    assert (
+        account.of("base").linear + account.of("base").attention + account.of("base").head
+        == account.of("base").total
+    )
+    assert account.of("base").total + account.of("value").total == account.total
 
 
 @given(totals=totals_of_runs, convention=conventions, top_k=st.integers(-1, 50))
 def test_without_a_value_model_nothing_is_extra(totals: RunTotals, convention: Convention, top_k: int) -> None:
     account = published_flops(totals, base=BASE, top_k=top_k, convention=convention)
-    assert account.value.total == 0
+    assert account.of("value").total == 0
     assert account.ratio == 1.0
 
 
@@ -100,8 +103,10 @@ def test_flops_are_linear_in_the_questions(totals: RunTotals, convention: Conven
 def test_a_candidate_cost_scales_the_candidates_only(totals: RunTotals, top_k: int, cost: float) -> None:
     full = published_flops(totals, base=BASE, value_model=VALUE, top_k=top_k)
     part = published_flops(totals, base=BASE, value_model=VALUE, top_k=top_k, candidate_cost=cost)
-    assert part.value_candidates.total == pytest.approx(cost * full.value_candidates.total, abs=4, rel=1e-12)
-    assert part.value_extend == full.value_extend
+    assert part.of("value_candidates").total == pytest.approx(
+        cost * full.of("value_candidates").total, abs=4, rel=1e-12
+    )
+    assert part.of("value_extend") == full.of("value_extend")
 
 
 @given(totals=totals_of_runs, value=value_models, top_k=st.integers(1, 20), seen_frac=st.floats(0, 1))
@@ -112,9 +117,9 @@ def test_the_published_candidates_bound_the_observed_ones(
     counts = StepLogCounts(base_prefill_tokens=0, candidates=int(seen_frac * top_k * totals.output_tokens))
     observed = observed_flops(lengths.sequences, counts, base=BASE, value_model=value)
     published = published_flops(totals, base=BASE, value_model=value, top_k=top_k)
-    assert observed.value_candidates.total <= published.value_candidates.total
+    assert observed.of("value_candidates").total <= published.of("value_candidates").total
     if seen_frac == 1:
-        assert observed.value_candidates == published.value_candidates
+        assert observed.of("value_candidates") == published.of("value_candidates")
 
 
 @given(lengths=runs, counts=seen_counts, value=st.none() | value_models, top_k=st.integers(-1, 8))
@@ -167,7 +172,7 @@ def test_each_correction_has_the_sign_of_what_it_corrects() -> None:
     assert prices["value-prefill"] > 0
     assert prices["value-extend"] < 0
     # Two of five candidates seen: three fifths of their price comes back.
-    assert prices["candidates"] == pytest.approx(-0.6 * published.value_candidates.total, rel=1e-3)
+    assert prices["candidates"] == pytest.approx(-0.6 * published.of("value_candidates").total, rel=1e-3)
 
 
 @given(totals=totals_of_runs)

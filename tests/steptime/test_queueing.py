@@ -171,7 +171,3 @@ def test_key_value_capacity_is_the_memory_beside_the_weights() -> None:
 def test_loads_that_do_not_exist_are_refused(value: float) -> None:
     with pytest.raises(UsageError, match="rate of"):
         load_at_rate(value, RequestSize(prompt_tokens=10, output_tokens=10), roofline_s)
-    with pytest.raises(UsageError, match="concurrency of"):
-        load_at_concurrency(value, RequestSize(prompt_tokens=10, output_tokens=10), roofline_s)
-    with pytest.raises(UsageError, match="has no load"):
-        RequestSize(prompt_tokens=value if value < 1 else 0, output_tokens=10)

@@ -125,19 +125,19 @@ def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> di
     if account is None:
         return {}
     return {
-        "base_pflops_prefill": account.base_prefill.total / PETA,
-        "base_pflops_decode": account.base_decode.total / PETA,
-        "base_pflops_linear": account.base.linear / PETA,
-        "base_pflops_attention": account.base.attention / PETA,
-        "base_pflops_lm_head": account.base.head / PETA,
-        "base_pflops_total": account.base.total / PETA,
+        "base_pflops_prefill": account.of("base_prefill").total / PETA,
+        "base_pflops_decode": account.of("base_decode").total / PETA,
+        "base_pflops_linear": account.of("base").linear / PETA,
+        "base_pflops_attention": account.of("base").attention / PETA,
+        "base_pflops_lm_head": account.of("base").head / PETA,
+        "base_pflops_total": account.of("base").total / PETA,
         "theoretical_pflops_total": account.total / PETA,
         "theoretical_gflops_per_output_token": account.gflops_per_output_token,
         "achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),
-        "lvm_pflops_prefill": account.value_prefill.total / PETA,
-        "lvm_pflops_extend": account.value_extend.total / PETA,
-        "lvm_pflops_candidates": account.value_candidates.total / PETA,
-        "lvm_pflops_total": account.value.total / PETA,
+        "lvm_pflops_prefill": account.of("value_prefill").total / PETA,
+        "lvm_pflops_extend": account.of("value_extend").total / PETA,
+        "lvm_pflops_candidates": account.of("value_candidates").total / PETA,
+        "lvm_pflops_total": account.of("value").total / PETA,
     }
 
 
@@ -145,9 +145,9 @@ def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
     if account is None:
         return {}
     return {
-        "observed_base_pflops": account.base.total / PETA,
-        "observed_lvm_pflops": account.value.total / PETA,
-        "observed_draft_pflops": account.draft.total / PETA,
+        "observed_base_pflops": account.of("base").total / PETA,
+        "observed_lvm_pflops": account.of("value").total / PETA,
+        "observed_draft_pflops": account.of("draft").total / PETA,
         "observed_pflops_total": account.total / PETA,
         "observed_gflops_per_output_token": account.gflops_per_output_token,
         "observed_achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),

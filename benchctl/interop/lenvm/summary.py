@@ -128,20 +128,20 @@ def _flops(arm: Arm, models: Models) -> Row:
         return {}
     account = published_flops(totals, base=base, value_model=value_model, top_k=top_k)
     parts = {
-        "base_pflops_prefill": account.base_prefill.total,
-        "base_pflops_decode": account.base_decode.total,
-        "base_pflops_linear": account.base.linear,
-        "base_pflops_attention": account.base.attention,
-        "base_pflops_lm_head": account.base.head,
-        "base_pflops_total": account.base.total,
+        "base_pflops_prefill": account.of("base_prefill").total,
+        "base_pflops_decode": account.of("base_decode").total,
+        "base_pflops_linear": account.of("base").linear,
+        "base_pflops_attention": account.of("base").attention,
+        "base_pflops_lm_head": account.of("base").head,
+        "base_pflops_total": account.of("base").total,
         "theoretical_pflops_total": account.total,
     }
     if value_model is not None and top_k >= 1:
         parts |= {
-            "lvm_pflops_prefill": account.value_prefill.total,
-            "lvm_pflops_extend": account.value_extend.total,
-            "lvm_pflops_candidates": account.value_candidates.total,
-            "lvm_pflops_total": account.value.total,
+            "lvm_pflops_prefill": account.of("value_prefill").total,
+            "lvm_pflops_extend": account.of("value_extend").total,
+            "lvm_pflops_candidates": account.of("value_candidates").total,
+            "lvm_pflops_total": account.of("value").total,
         }
     wall_s = arm.meta.wall_clock_s
     return {

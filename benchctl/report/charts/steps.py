@@ -94,13 +94,13 @@ def draw_flops(subject: figure.Subject) -> figure.Chart:
         ):
             parts = [
                 {
-                    "base: projections": account.base.linear,
-                    "base: attention": account.base.attention,
-                    "base: vocabulary head": account.base.head,
-                    "value model: prefill": account.value_prefill.total,
-                    "value model: extend prefixes": account.value_extend.total,
-                    "value model: score candidates": account.value_candidates.total,
-                    "draft model": account.draft.total,
+                    "base: projections": account.of("base").linear,
+                    "base: attention": account.of("base").attention,
+                    "base: vocabulary head": account.of("base").head,
+                    "value model: prefill": account.of("value_prefill").total,
+                    "value model: extend prefixes": account.of("value_extend").total,
+                    "value model: score candidates": account.of("value_candidates").total,
+                    "draft model": account.of("draft").total,
                 }
                 for account in accounts
                 if account is not None

@@ -99,8 +99,8 @@ def test_a_greedy_run_is_charged_by_the_published_rule_only(runs: dict[str, Load
     found = account(with_changed_steps(runs["guided"], greedy), top_k=1)
     assert found.published is not None
     assert found.observed is not None
-    assert found.published.value.total > 0
-    assert found.observed.value.total == 0
+    assert found.published.of("value").total > 0
+    assert found.observed.of("value").total == 0
     assert found.warnings == ()
 
 
@@ -108,8 +108,8 @@ def test_a_run_that_was_never_guided_is_charged_by_the_published_rule_only(runs:
     found = account(runs["baseline"], value_model=VALUE)
     assert found.published is not None
     assert found.observed is not None
-    assert found.published.value.total > 0
-    assert found.observed.value.total == 0
+    assert found.published.of("value").total > 0
+    assert found.observed.of("value").total == 0
     assert found.warnings == ()
 
 
