@@ -24,11 +24,9 @@ import numpy as np
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.calibrate import fit_overheads
-from benchctl.steptime.model import RequestOverheads
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
-from benchctl.units import NS_PER_US, US_PER_S
+from benchctl.units import NS_PER_US
 from benchctl.untrusted import ROWS_BYTES, VALUE_CHARS
 from benchctl.untrusted.reading import (
     DECODING_ERRORS,
@@ -64,11 +62,6 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 _NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
 _SCHEDULER_TIME: Final = "step.duration_us"
 _WORDS: Final = {"true": 1.0, "false": 0.0}
-_EVENTS: Final = ("arrived", "queued", "finished", "departed")
-_UNITS: Final = {"_us": 1.0, "_ts": US_PER_S, "_at": US_PER_S}
-_TOKENS: Final = ("output_tokens", "output_toks")
-_MOST_US: Final = 1e17
-"""Above the microseconds since 1970."""
 _MOST: Final = 2.0**53
 """Largest whole number that is exact here; no time in ns and no count of a step is near it."""
 _NEIGHBOUR_TOKENS: Final = 32
@@ -264,30 +257,3 @@ def _number(value: Any) -> float:
         return _WORDS[value.lower()] if isinstance(value, str) and value.lower() in _WORDS else float(value)
     except (TypeError, ValueError, OverflowError):
         return np.nan
-
-
-def read_overheads(path: Path) -> RequestOverheads:
-    """The overheads of the requests of a JSON Lines file; those without all times, as failed ones, are left out.
-
-    Raises UsageError naming what is missing.
-    """
-    try:
-        lines = list(_json_lines(path))
-    except UnreadableError as error:
-        raise UsageError(f"{error}; name a JSON Lines file with a request a line") from error
-    rows = np.array([_request_row(line) for line in lines]).reshape(len(lines), len(_EVENTS) + 1)
-    whole = rows[np.abs(rows).max(axis=1, initial=0.0) <= _MOST_US]
-    if not len(whole):
-        keys = visible_line(", ".join(sorted(lines[0]))) if lines else "none"
-        needed = ", ".join([*(f"{event}_ts" for event in _EVENTS), _TOKENS[0]])
-        raise UsageError(f"{path}: no request has all of {needed}; add them; the first line has {keys}")
-    return fit_overheads(*whole.T)
-
-
-def _request_row(line: Row) -> list[float]:
-    """Times of the events in microseconds, and output tokens; NaN where one is missing."""
-    times = [
-        next((_number(line[event + unit]) * _UNITS[unit] for unit in _UNITS if event + unit in line), np.nan)
-        for event in _EVENTS
-    ]
-    return [*times, next((_number(line[key]) for key in _TOKENS if key in line), np.nan)]

@@ -148,7 +148,6 @@ def model_document(model: StepTimeModel) -> dict[str, Any]:
     return {
         **{name: getattr(model, name) for name in names},
         "coefficients": [asdict(coefficient) for coefficient in model.coefficients],
-        "overheads": None if model.overheads is None else asdict(model.overheads),
         "provenance": asdict(model.provenance),
     }
 

@@ -1,4 +1,4 @@
-"""Two scalars that carry a step-time model to another device, from a few steps measured there; request overheads.
+"""Two scalars that carry a step-time model to another device, from a few steps measured there.
 
 The source model prices each step of the target with the target's peaks. Its price has three parts: P_c bound by
 arithmetic, P_m bound by memory, and o (all-reduce, requests, steps), which is taken to be the same. Utilisation
@@ -22,7 +22,7 @@ from benchctl.costs.hardware import Hardware
 from benchctl.errors import UsageError
 from benchctl.steptime.design import design_of
 from benchctl.steptime.fit import one_hardware, provenance_of, tensor_parallel_of
-from benchctl.steptime.model import UNSCALED, RequestOverheads, StepTimeModel
+from benchctl.steptime.model import UNSCALED, StepTimeModel
 from benchctl.steptime.step_counts import Floats, stacked
 from benchctl.steptime.work import ObservedSteps
 
@@ -118,30 +118,3 @@ def _responds(before: Floats, after: Floats) -> Floats:
     change = 1.0 - after / np.where(before > 0, before, 1.0)
     elasticity = np.where(before > 0, change, 0.0) / _NUDGE
     return np.asarray(np.round(np.clip(elasticity, 0.0, 1.0), 3), dtype=np.float64)
-
-
-def fit_overheads(
-    arrived_us: Floats, queued_us: Floats, finished_us: Floats, departed_us: Floats, output_tokens: Floats
-) -> RequestOverheads:
-    """The overheads of these requests, times in microseconds of one clock. Raises UsageError without requests.
-
-        before the queue = mean(queued - arrived)
-        after the last step = a + b * output tokens, by non-negative least squares on departed - finished
-
-    Waiting in the queue and the steps themselves are left out: a simulator yields the one and the step-time model
-    the other. Published models that fit first-token and last-token intervals count both twice.
-    """
-    if not len(arrived_us):
-        raise UsageError("no request has all timestamps; overheads need at least one that completed")
-    columns = np.column_stack([np.ones(len(output_tokens)), output_tokens])
-    scale = np.sqrt(np.mean(columns**2, axis=0))
-    scale = np.where(scale > 0, scale, 1.0)
-    from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
-
-    after = nnls(columns / scale, np.maximum(departed_us - finished_us, 0.0))[0] / scale
-    return RequestOverheads(
-        arrival_us=float(np.mean(queued_us - arrived_us)),
-        departure_us=float(after[0]),
-        departure_us_per_token=float(after[1]),
-        num_requests=len(arrived_us),
-    )

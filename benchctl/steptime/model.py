@@ -62,20 +62,6 @@ class HeldOutError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOverheads:
-    """Time of a request outside the steps: before it is queued, and from its last step to the end of its answer.
-
-    before = ``arrival_us``; after = ``departure_us + departure_us_per_token`` times output tokens. Waiting in the
-    queue is left out: a simulator or the next step shows it.
-    """
-
-    arrival_us: float
-    departure_us: float
-    departure_us_per_token: float
-    num_requests: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """The origin of a model. ``steps_left_out`` counts steps by the reason why the fit did not use them."""
 
@@ -120,7 +106,6 @@ class StepTimeModel:
     fitted_range: tuple[tuple[float, ...], ...] = ((0.0,) * len(EXTENTS), (1e100,) * len(EXTENTS))
     growth: float = 0.0
     """Half-width that an interval gains, as a logarithm, for each e-fold outside of ``fitted_range``."""
-    overheads: RequestOverheads | None = None
     provenance: Provenance = Provenance()
 
     @property

@@ -14,7 +14,7 @@ from benchctl.interop.foreign_readers import aiperf_latencies, read_foreign
 from benchctl.interop.inference_perf import read_config
 from benchctl.interop.layer_profile import ATTENTION, CONFIG, DENSE, PER_SEQUENCE, read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm
-from benchctl.interop.tables import TableDefaults, read_overheads, read_step_table
+from benchctl.interop.tables import TableDefaults, read_step_table
 from benchctl.sim.requests import static_prefixes
 from benchctl.workload.lint import lint_config
 
@@ -25,7 +25,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "result.jsonl": lambda path: read_foreign(str(path)),
     "steps.csv": lambda path: read_step_table(path, TableDefaults()),
     "steps.jsonl": lambda path: read_step_table(path, TableDefaults()),
-    "times.jsonl": read_overheads,
     "config.yaml": read_config,
     "prompts.jsonl": lambda path: static_prefixes(str(path), 100),
 }

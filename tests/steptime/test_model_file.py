@@ -12,7 +12,6 @@ from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import (
     FORMAT,
     HeldOutError,
-    RequestOverheads,
     StepTimeModel,
     model_text,
     read_model,
@@ -27,9 +26,6 @@ def model() -> StepTimeModel:
     fitted = fit_model(runs, FitOptions(num_draws=10), fitted_on="2026-11-22")
     return replace(
         fitted,
-        overheads=RequestOverheads(
-            arrival_us=900.0, departure_us=150.0, departure_us_per_token=0.5, num_requests=7
-        ),
         provenance=replace(
             fitted.provenance,
             held_out=(HeldOutError(by="run", num_groups=2, num_steps=120, mape_frac=0.03, bias_frac=-0.01),),

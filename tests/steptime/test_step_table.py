@@ -11,7 +11,7 @@ from support.step_time import planted_run, write_table
 
 from benchctl.analysis.experiment.observed import read_sources
 from benchctl.errors import UsageError
-from benchctl.interop.tables import TableDefaults, read_overheads, read_step_table
+from benchctl.interop.tables import TableDefaults, read_step_table
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "layers": 45.0, "requests": 10.0, "steps": 100.0}
 PUBLISHED = DATA / "steps/vllm-h100-steps.csv"
@@ -138,28 +138,3 @@ def test_the_published_steps_are_two_runs_without_those_next_to_long_prompts() -
         {"long prompt next to a time from start to start": 1},
         {"long prompt next to a time from start to start": 2},
     ]
-
-
-def test_overheads_of_requests_come_from_the_servers_own_times(tmp_path: Path) -> None:
-    lines = [
-        {
-            "arrived_ts": i,
-            "queued_ts": i + 0.0009,
-            "finished_ts": i + 2.0,
-            "departed_ts": i + 2.0 + 0.00015 + 5e-7 * (10 * i + 1),
-            "output_tokens": 10 * i + 1,
-        }
-        for i in range(20)
-    ]
-    path = tmp_path / "requests.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*lines, {"arrived_ts": 3.0}])), encoding="utf-8")
-    overheads = read_overheads(path)
-    assert overheads.num_requests == 20
-    assert overheads.arrival_us == pytest.approx(900, rel=1e-6)
-    assert overheads.departure_us == pytest.approx(150, rel=1e-4)
-    assert overheads.departure_us_per_token == pytest.approx(0.5, rel=1e-4)
-    path.write_text('{"arrived_ts": 3.0}', encoding="utf-8")
-    with pytest.raises(
-        UsageError, match=r"no request has all of arrived_ts, queued_ts.*the first line has arrived_ts"
-    ):
-        read_overheads(path)

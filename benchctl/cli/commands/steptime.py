@@ -15,7 +15,7 @@ from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.interop.tables import TableDefaults, read_overheads
+from benchctl.interop.tables import TableDefaults
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.charts.figure import picture_bytes
@@ -53,7 +53,7 @@ from benchctl.steptime.evaluate import (
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel, read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
-from benchctl.units import count_of, four_digits
+from benchctl.units import four_digits
 from benchctl.workload.calibration import measured_engine, named_as_measured, profile_text_of_runs
 
 _Sources = Annotated[
@@ -164,10 +164,6 @@ def fit(
     hold_out: _HoldOut = "run",
     picture: _Picture = None,
     table: TableOptions,
-    requests: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
@@ -177,8 +173,6 @@ def fit(
     evaluation = _held_out(steps, options, hold_out)
     if evaluation is not None:
         fitted = replace(fitted, provenance=replace(fitted.provenance, held_out=(evaluation.summary(),)))
-    if requests is not None:
-        fitted = replace(fitted, overheads=read_overheads(requests))
     if output is not None:
         write_model(output, fitted)
     if picture is not None:
@@ -201,12 +195,6 @@ def _fit_parts(
     yield from source_lines(fitted, steps.skipped)
     yield ""
     yield coefficient_table(fitted)
-    if (alpha := fitted.overheads) is not None:
-        yield (
-            f"alpha, of {count_of(alpha.num_requests, 'request')}: {four_digits(alpha.arrival_us)} us until queued,"
-            f" {four_digits(alpha.departure_us)} us after the last step, and "
-            f"{four_digits(alpha.departure_us_per_token)} us more for each output token"
-        )
     yield ""
     if evaluation is not None:
         yield evaluation_table([evaluation])
