@@ -42,7 +42,7 @@ def test_replay_keeps_token_ids_lengths_and_arrivals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (replay_row([1, 2], output=0), "each must be at least 1"),
+        (replay_row([1, 2], output=0), "each must be from 1 to"),
         (replay_row([1, 2], arrival=-1), "before the beginning"),
         (replay_row([1, 2], input_toks=3), "input_toks is 3, but there are 2 input_tok_ids"),
     ],
@@ -96,7 +96,7 @@ def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> 
         ("yesterday,1,1", "timestamp 'yesterday' is not of the form"),
         ("2023-13-16 18:15:46.1,1,1", "month must be in 1..12"),
         ("2023-11-16 18:15:51.1,one,1", "invalid literal"),
-        ("2023-11-16 18:15:51.1,0,1", "each must be at least 1"),
+        ("2023-11-16 18:15:51.1,0,1", "each must be from 1 to"),
         ("2023-11-16 18:15:51.1,5", "invalid literal"),
         ("2023-11-16 18:15:51.1,5,5,5", "4 values under 3 names"),
         ("2023-11-16 18:15:45.1,5,5", "before that of the previous row"),

@@ -45,7 +45,7 @@ _FETCH_AGAIN: Final = (
 )
 FileState: TypeAlias = Literal["present", "missing", "damaged"]
 Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
-"""Tokens of a prompt or an output; those below 1 have messages of their own."""
+"""Tokens of a prompt or an output."""
 R = TypeVar("R")
 
 
@@ -264,12 +264,11 @@ def checked_trace(file: SourceFile, numbered: Iterable[tuple[int, TraceRow]]) ->
     """The rows of a trace, given with their lines. Raises DatasetError for one that cannot be."""
     rows = []
     for number, row in numbered:
-        lengths = f"lengths are {row.prompt_tokens} and {row.output_tokens} tokens; each must be at"
-        problem = None
-        if min(row.prompt_tokens, row.output_tokens) < 1:
-            problem = f"{lengths} least 1"
-        elif max(row.prompt_tokens, row.output_tokens) > PROMPT_TOKENS:
-            problem = f"{lengths} most {PROMPT_TOKENS}"
+        lengths = (row.prompt_tokens, row.output_tokens)
+        if not 1 <= min(lengths) <= max(lengths) <= PROMPT_TOKENS:
+            problem: str | None = (
+                f"lengths are {lengths[0]} and {lengths[1]} tokens; each must be from 1 to {PROMPT_TOKENS}"
+            )
         elif row.arrival_ns < 0:
             problem = "its arrival is before the beginning of the recording"
         else:

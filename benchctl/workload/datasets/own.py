@@ -33,10 +33,9 @@ from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Workload
 from benchctl.records.record import Message
 from benchctl.units import NS_PER_MS
-from benchctl.untrusted import ROWS_BYTES
+from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
 from benchctl.workload.datasets.base import (
-    Length,
     OwnDataset,
     Prompt,
     Selection,
@@ -57,6 +56,7 @@ _REMEDY: Final = (
 )
 _SUFFIXES: Final = (".jsonl", ".json", ".csv", ".parquet")
 _NUM_NAMED: Final = 8
+_Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=PROMPT_TOKENS)]
 _TimestampMs: TypeAlias = Annotated[float, msgspec.Meta(ge=-4e12, le=4e12)]
 """Milliseconds, from a beginning of the file's own or since 1970 until 2096: differences fit into 64 bits of ns."""
 
@@ -66,8 +66,8 @@ class CustomRow(msgspec.Struct, frozen=True):
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
-    input_len: Length | None = None
-    output_len: Length | None = None
+    input_len: _Length | None = None
+    output_len: _Length | None = None
     gold: str | int | float | None = None
     timestamp: _TimestampMs | None = None
     session: str | int | None = None
@@ -147,10 +147,6 @@ def _problem(row: CustomRow, fields: Mapping[str, Any]) -> str | None:
         return f"{' and '.join(given)} in one row; keep one of them"
     if row.prompt == "" or row.messages == ():
         return f"{given[0]} is empty"
-    for name in ("input_len", "output_len"):
-        length = getattr(row, name)
-        if length is not None and length < 1:
-            return f"{name} is {length}; it must be at least 1"
     if row.input_len is not None:
         return blocks_problem(row.hash_ids, row.input_len)
     return (

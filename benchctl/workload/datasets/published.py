@@ -30,7 +30,6 @@ from benchctl.workload.datasets.base import (
     TraceRow,
     checked_trace,
     damaged_row,
-    file_state,
     prompts_of_trace,
     read_file,
     read_jsonl_rows,
@@ -52,8 +51,6 @@ def fetch_dataset(file: DatasetFile, directory: Path, progress: "tqdm[Any] | Non
     A damaged file is replaced. Raises DatasetError, with the remedy, when it cannot be fetched whole.
     """
     target = file.path_in(directory)
-    if file_state(file, directory, full=True) == "present":
-        return target
     import pooch  # noqa: PLC0415 - its import takes a while, and most commands fetch nothing
 
     pooch.get_logger().setLevel("WARNING")  # it would print addresses and hashes
