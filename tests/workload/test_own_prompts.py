@@ -87,7 +87,7 @@ def test_a_planned_prompt_shares_the_blocks_that_it_names(tmp_path: Path) -> Non
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user"}]}, "missing required field `content`"),
         ({"messages": "hello"}, r"Expected `array \| null`, got `str` - at `\$\.messages`"),
-        ({"prompt": "x", "output_len": 0}, "`int` >= 1 - at `\$.output_len`"),
+        ({"prompt": "x", "output_len": 0}, r"`int` >= 1 - at `\$.output_len`"),
         ({"prompt": "x", "hash_ids": [1]}, "give input_len in place of its text"),
         ({"input_len": 600, "hash_ids": [1, 2, 3]}, "3 hash_ids for 600 tokens, which are 2 of 512"),
         ([], "Expected `object`, got `array`"),
