@@ -23,58 +23,11 @@ def _moe(layers: int, experts: int, experts_per_token: int, width: int, shared: 
     )
 
 
-_DEEPSEEK_V2: Final = ModelShape(
-    name="deepseek-v2",
-    layers=60,
-    hidden=5120,
-    q_heads=128,
-    kv_heads=128,
-    head_dim=192,
-    ffn=12288,
-    vocab=102400,
-    latent=LatentShape(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
-    moe=MoeShape(
-        layers=59,
-        experts=160,
-        experts_per_token=6,
-        expert_ffn=1536,
-        shared_ffn=2 * 1536,
-        groups=8,
-        groups_per_token=3,
-    ),
-)
-_DEEPSEEK_V2_LITE: Final = ModelShape(
-    name="deepseek-v2-lite",
-    layers=27,
-    hidden=2048,
-    q_heads=16,
-    kv_heads=16,
-    head_dim=192,
-    ffn=10944,
-    vocab=102400,
-    latent=LatentShape(q_rank=None, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
-    moe=MoeShape(layers=26, experts=64, experts_per_token=6, expert_ffn=1408, shared_ffn=2 * 1408),
-)
-_DEEPSEEK_V3: Final = ModelShape(
-    name="deepseek-v3",
-    layers=61,
-    hidden=7168,
-    q_heads=128,
-    kv_heads=128,
-    head_dim=192,
-    ffn=18432,
-    vocab=129280,
-    latent=LatentShape(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128),
-    moe=MoeShape(
-        layers=58,
-        experts=256,
-        experts_per_token=8,
-        expert_ffn=2048,
-        shared_ffn=2048,
-        groups=8,
-        groups_per_token=4,
-        has_routing_bias=True,
-    ),
+_LATENT: Final = LatentShape(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128)
+_DEEPSEEK_V3: Final = replace(
+    _dense("deepseek-v3", 61, 7168, 128, 128, 192, 18432, 129280),
+    latent=_LATENT,
+    moe=replace(_moe(58, 256, 8, 2048, 2048), has_routing_bias=True),
     weight_format="fp8",
 )
 
@@ -111,8 +64,16 @@ BUILT_IN_SHAPES: Final[dict[str, ModelShape]] = {
         _dense("mistral-nemo", 40, 5120, 32, 8, 128, 14336, 131072),
         _dense("mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, moe=_moe(32, 8, 2, 14336)),
         _dense("mixtral-8x22b", 56, 6144, 48, 8, 128, 16384, 32768, moe=_moe(56, 8, 2, 16384)),
-        _DEEPSEEK_V2,
-        _DEEPSEEK_V2_LITE,
+        replace(
+            _dense("deepseek-v2", 60, 5120, 128, 128, 192, 12288, 102400),
+            latent=_LATENT,
+            moe=_moe(59, 160, 6, 1536, 2 * 1536),
+        ),
+        replace(
+            _dense("deepseek-v2-lite", 27, 2048, 16, 16, 192, 10944, 102400),
+            latent=replace(_LATENT, q_rank=None),
+            moe=_moe(26, 64, 6, 1408, 2 * 1408),
+        ),
         _DEEPSEEK_V3,
         replace(_DEEPSEEK_V3, name="deepseek-r1"),
         _dense("llama-68m", 2, 768, 12, 12, 64, 3072, 32000),

@@ -235,8 +235,6 @@ def _moe_shape(config: ConfigKeys) -> MoeShape | None:
         experts_per_token=experts_per_token,
         expert_ffn=width,
         shared_ffn=width if config.model_type.startswith("llama4") else shared_ffn,
-        groups=config.number("n_group", absent=1),
-        groups_per_token=config.number("topk_group", absent=1),
         has_shared_gate=config.model_type.startswith("qwen2_moe"),
         has_routing_bias=config.values.get("topk_method") == "noaux_tc",
     )

@@ -114,9 +114,9 @@ class LatentShape:
 class MoeShape:
     """The blocks with experts of a model: ``layers`` of its layers have them, the others are dense.
 
-    ``shared_ffn`` is the width of all experts that every token passes, together; 0 without any. ``groups`` and
-    ``groups_per_token`` are those of group-limited routing: a token's experts come from so many of the groups.
-    ``has_shared_gate`` and ``has_routing_bias`` add parameters that cost nothing.
+    ``shared_ffn`` is the width of all experts that every token passes, together; 0 without any.
+    ``has_shared_gate`` and ``has_routing_bias`` add parameters that cost nothing. That routing takes a token's
+    experts from some groups of them changes no count.
 
     Each of T tokens chooses k of N experts. The number of distinct experts, whose weights a forward pass has to
     read, is at most N and, with any token, at least k. ``linear_experts`` counts too many once k T is about N / 2.
@@ -129,8 +129,6 @@ class MoeShape:
     experts_per_token: int
     expert_ffn: int
     shared_ffn: int = 0
-    groups: int = 1
-    groups_per_token: int = 1
     has_shared_gate: bool = False
     has_routing_bias: bool = False
 
