@@ -102,6 +102,10 @@ class PredictedLoad:
     """Rate at which requests complete."""
     max_requests_per_s: float
     output_tokens_per_s: float
+    tokens_per_s: float
+    """Prompt and output tokens together."""
+    kv_tokens: float
+    """Tokens in the cache on average."""
     ttft_s: float
     """Without the wait in the queue of a saturated server, which has no steady state."""
     tpot_s: float
@@ -233,6 +237,8 @@ class _Server:
             requests_per_s=rate,
             max_requests_per_s=self.closed_rate(self.max_rows),
             output_tokens_per_s=rate * self.size.output_tokens,
+            tokens_per_s=rate * (self.size.output_tokens + self.size.prompt_tokens),
+            kv_tokens=batch * self.size.mean_context,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             e2el_s=e2el_s,
