@@ -229,7 +229,7 @@ def price_work(work: RunWork, models: Models, output_tokens: int) -> FlopsAccoun
     phases = {}
     for phase, counts in work.items():
         model, _, kind = phase.partition("_")
-        if (shape := models.get(model)) is not None:
+        if (shape := models.get(model)) is not None and counts != TokenWork():
             of_prompt, of_decode = shape.attention_flops_per_position, shape.decode_attention_flops_per_position
             phases[phase] = OperatorFlops(
                 linear=shape.linear_flops_per_token() * counts.tokens,
@@ -272,9 +272,11 @@ def published_flops(
     if value_model is not None:
         value_model = replace(value_model, head="value_head" if convention == "published" else "lm_head")
     models = {"base": base, "value": value_model}
-    phases = dict(price_work(_published_work(totals, top_k), models, totals.output_tokens).phases)
-    if value_model is not None:
-        phases["value_candidates"] = phases["value_candidates"].scaled(candidate_cost)
+    account = price_work(_published_work(totals, top_k), models, totals.output_tokens)
+    phases = {
+        phase: flops.scaled(candidate_cost) if phase == "value_candidates" else flops
+        for phase, flops in account.phases.items()
+    }
     return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
 
 

@@ -169,7 +169,7 @@ def test_a_run_in_which_nothing_was_scored_costs_nothing_extra_when_observed() -
     assert plain.of("value").total == 0
     # The published rule charges it nevertheless.
     totals = RunTotals(num_questions=3, num_sequences=3, prompt_tokens=30, output_tokens=60)
-    assert published_flops(totals, base=BASE, value_model=VALUE, top_k=1).value.total > 0
+    assert published_flops(totals, base=BASE, value_model=VALUE, top_k=1).of("value").total > 0
 
 
 def test_prefill_of_the_value_model_for_each_sample_costs_what_was_computed() -> None:
@@ -183,7 +183,7 @@ def test_prefill_of_the_value_model_for_each_sample_costs_what_was_computed() ->
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_the_published_rule_charges_nothing_without_a_top_k(top_k: int) -> None:
-    assert published_flops(PUBLISHED_RUN, base=BASE, value_model=VALUE, top_k=top_k).value.total == 0
+    assert published_flops(PUBLISHED_RUN, base=BASE, value_model=VALUE, top_k=top_k).of("value").total == 0
 
 
 @pytest.mark.parametrize("candidate_cost", [-0.1, float("nan"), float("inf")])
