@@ -40,7 +40,6 @@ from benchctl.steptime.layers import (
     Link,
     SkewedBatch,
     SkewTable,
-    Surface,
     fits,
 )
 from benchctl.units import GIB, NS_PER_US
@@ -164,16 +163,20 @@ def _lines(path: Path, axis: str) -> dict[str, Line]:
         return {layer: Line.through(of_layer) for layer, of_layer in points.items()}
 
 
-def _experts(path: Path, degree: object) -> Surface | None:
+def _experts(path: Path, degree: object) -> dict[float, Line]:
+    """A line over the experts for each number of tokens; none without the file."""
     if not path.is_file():
-        return None
+        return {}
     rows = list(_rows(path, ("tokens", "activated_experts", "time_us")))
     degrees = sorted({int(row["ep"]) for row, _ in rows if _DIGITS.fullmatch(row.get("ep", ""))})
     if degrees:
         chosen = degree if degree in degrees else degrees[0]
         rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]
+    points: dict[float, list[tuple[float, float]]] = {}
+    for _, (tokens, experts, time_us) in rows:
+        points.setdefault(tokens, []).append((experts, time_us))
     with _named(path):
-        return Surface.through((tokens, experts, time_us) for _, (tokens, experts, time_us) in rows)
+        return {tokens: Line.through(of_tokens) for tokens, of_tokens in points.items()}
 
 
 def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:

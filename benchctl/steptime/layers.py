@@ -15,7 +15,7 @@ the hidden states in each layer, one after the embedding, and one gather of the 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from statistics import median
@@ -85,27 +85,6 @@ class Line:
         if share > 1:
             return self.ys[high] + max((share - 1) * rise, 0.0)
         return self.ys[low] + share * rise
-
-
-@dataclass(frozen=True, slots=True)
-class Surface:
-    """Lines over y, side by side at places on x; between two of them time is linear in x as well."""
-
-    lines: Mapping[float, Line]
-
-    @classmethod
-    def through(cls, points: Iterable[tuple[float, float, float]]) -> "Surface":
-        """The surface through points (x, y, time). Raises UsageError without a point, or with two of one place."""
-        of_x: dict[float, list[tuple[float, float]]] = {}
-        for x, y, time_us in points:
-            of_x.setdefault(x, []).append((y, time_us))
-        if not of_x:
-            raise UsageError("no block of experts is measured; measure at least one number of tokens and experts")
-        return cls({x: Line.through(on_line) for x, on_line in of_x.items()})
-
-    def at(self, x: float, y: float) -> float:
-        """The value at ``x`` and ``y``."""
-        return Line.through((line_x, line.at(y)) for line_x, line in self.lines.items()).at(x)
 
 
 class AttentionCell(NamedTuple):
@@ -325,15 +304,16 @@ class Link:
 class LayerTables:
     """Measured layers of one model on one kind of device, at one degree of tensor parallelism.
 
-    ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` a surface over tokens and the distinct
-    experts that these choose; times in microseconds. ``verification`` has the attention of decoding rows alone, one
-    table for each measured number of query tokens, 1 among them; None where rows of several were not measured.
+    ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` for each number of tokens a line over
+    the distinct experts that these choose; times in microseconds. ``verification`` has the attention of decoding
+    rows alone, one table for each measured number of query tokens, 1 among them; None where rows of several were
+    not measured.
     """
 
     dense: Mapping[str, Line]
     per_sequence: Mapping[str, Line]
     attention: AttentionTable
-    experts: Surface | None = None
+    experts: Mapping[float, Line] = field(default_factory=dict)
     skew: SkewTable | None = None
     verification: Mapping[float, AttentionTable] | None = None
     tensor_parallel: int = 1
@@ -381,7 +361,7 @@ class LayerProfile:
                 f"layer profile at tensor parallelism {tables.tensor_parallel} has no link between the devices; "
                 "state link_bw and link_latency in its config.json"
             )
-        if shape.moe is not None and tables.experts is None:
+        if shape.moe is not None and not tables.experts:
             raise UsageError(
                 f"layer profile of {shape.name}, which has experts, without a moe.csv; measure their blocks, or "
                 "name another model"
@@ -469,10 +449,12 @@ class LayerProfile:
 
     def _experts_us(self, tokens: float) -> float:
         """All blocks of experts, with tokens that choose theirs uniformly."""
-        moe, table = self.shape.moe, self.tables.experts
-        if moe is None or table is None:
+        moe = self.shape.moe
+        if moe is None:
             return 0.0
-        return moe.layers * table.at(tokens, moe.uniform_experts(float(tokens)))
+        num_experts = moe.uniform_experts(float(tokens))
+        over_tokens = ((at, line.at(num_experts)) for at, line in self.tables.experts.items())
+        return moe.layers * Line.through(over_tokens).at(tokens)
 
     def _times_run(self, name: str) -> int:
         """Number of times that a forward pass runs a layer."""

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchctl.errors import UsageError
 from benchctl.steptime.queueing import (
     PredictedLoad,
     RequestSize,
@@ -169,9 +168,7 @@ class Speculation:
         self._tokens = tokens_by_drafts(tuple(survival), bonus=bonus)
 
     def at_batch(self, rows: int) -> BatchLoad:
-        """No speculation and every draft length at one batch size. Raises UsageError for one below 1."""
-        if rows < 1:
-            raise UsageError(f"a batch of {rows} sequences has no load; it has at least 1")
+        """No speculation and every draft length at one batch size, at least 1."""
         return BatchLoad(rows=rows, points=tuple(self._point(rows, num) for num in (0, *self.draft_tokens)))
 
     def _point(self, rows: int, num: int) -> LoadPoint:

@@ -192,7 +192,7 @@ def test_the_picture_is_a_png(server: tuple[str, ...], tmp_path: Path) -> None:
         ("--acceptance 0.8 --draft-cost -1", "draft cost -1"),
         ("--acceptance 0.8 --draft-model qwen2.5-0.5b", "name the model that is served"),
         ("--acceptance 0.8 --model qwen2.5-7b", "--model needs a device"),
-        ("--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --batch-size 0", "a batch of 0 sequences"),
+        ("--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --batch-size 0", "each must be from 1 up"),
         ("--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --rate 0", "must be above 0"),
         (
             "--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --backfill-cost 0.1",

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.errors import UsageError
 from benchctl.steptime.queueing import RequestSize, ServerLimits, StepSeconds, load_at_rate, step_time_source
 from benchctl.steptime.speculation_law import Acceptance, DraftCost, law_at, of_counters, stated, tokens_per_step
 from benchctl.steptime.speculation_load import ServerSteps, Speculation, as_share
@@ -122,8 +121,3 @@ def test_at_a_high_rate_fewer_drafts_are_best_and_a_saturated_server_drafts_leas
     best = [dense().at_rate(rate, SIZE, limits).best[0] for rate in (1, 30, 60, 200)]
     assert best == sorted(best, reverse=True)
     assert best[-1] < best[0]
-
-
-def test_a_batch_below_1_is_refused() -> None:
-    with pytest.raises(UsageError, match="a batch of 0 sequences"):
-        dense().at_batch(0)

@@ -281,7 +281,7 @@ def _server(model: str, options: SpeculationOptions, fitted: StepTimeModel | Non
 def _served(load: Speculation, server: _Server, options: SpeculationOptions) -> ServedSpeculation:
     """The load at each rate, and at the batch sizes that are named, or powers of two that fit into the memory."""
     if options.batch_size is not None:
-        sizes = sorted(set(numbers(options.batch_size, "--batch-size", int)))
+        sizes = sorted(set(numbers(options.batch_size, "--batch-size", int, least=1)))
     else:
         powers = [1 << i for i in range(11)]
         sizes = [rows for rows in powers if server.memory_rows is None or rows <= server.memory_rows] or [1]
