@@ -288,7 +288,20 @@ def _weight_format(config: ConfigKeys) -> WeightFormat:
             f"{config.path}: quantization_config is {visible_value(quantisation)}; it must be an object"
         )
     method = str(quantisation.get("quant_method") or "")
-    weights = _format_of(method, quantisation)
+    bits = quantisation.get("bits", quantisation.get("w_bit", 4))
+    by_bits = _STORED_BITS.get(bits) if isinstance(bits, int) else None
+    formats: dict[str, WeightFormat | None] = {
+        "fp8": "fp8",
+        "fbgemm_fp8": "fp8",
+        "gptq": by_bits,
+        "gptq_marlin": by_bits,
+        "awq": by_bits,
+        "awq_marlin": by_bits,
+        "bitsandbytes": "int8" if quantisation.get("load_in_8bit") else "int4",
+        "modelopt": _MODELOPT.get(str(quantisation.get("quant_algo")).upper()),
+        "compressed-tensors": _compressed_format(quantisation),
+    }
+    weights = formats.get(method)
     if weights is None:
         raise UsageError(
             f"{config.path}: quantization_config with quant_method {visible_value(method)} has weights of an "
@@ -296,19 +309,6 @@ def _weight_format(config: ConfigKeys) -> WeightFormat:
             "modelopt. Remove the key from a copy of the file to count weights of 2 bytes"
         )
     return weights
-
-
-def _format_of(method: str, quantisation: Mapping[str, Any]) -> WeightFormat | None:
-    if method in {"fp8", "fbgemm_fp8"}:
-        return "fp8"
-    if method in {"gptq", "awq", "gptq_marlin", "awq_marlin"}:
-        bits = quantisation.get("bits", quantisation.get("w_bit", 4))
-        return _STORED_BITS.get(bits) if isinstance(bits, int) else None
-    if method == "bitsandbytes":
-        return "int8" if quantisation.get("load_in_8bit") else "int4"
-    if method == "modelopt":
-        return _MODELOPT.get(str(quantisation.get("quant_algo")).upper())
-    return _compressed_format(quantisation) if method == "compressed-tensors" else None
 
 
 def _compressed_format(quantisation: Mapping[str, Any]) -> WeightFormat | None:

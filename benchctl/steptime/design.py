@@ -85,7 +85,8 @@ def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf, names: S
 
     The columns are ``names``, then any others in the order of their appearance. Raises UsageError without steps.
     """
-    runs = tuple(usable for run in observed if len((usable := usable_steps(run)).duration_us))
+    usable = (select_steps(run, np.flatnonzero(~run.is_saturated)) for run in observed)
+    runs = tuple(run for run in usable if len(run.duration_us))
     if not runs:
         reasons = sorted({reason for run in observed for reason in run.left_out})
         raise UsageError(
@@ -107,11 +108,6 @@ def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf, names: S
         run_of=np.repeat(np.arange(len(runs)), lengths),
         runs=runs,
     )
-
-
-def usable_steps(observed: ObservedSteps) -> ObservedSteps:
-    """The same run without the steps that a fit leaves out."""
-    return select_steps(observed, np.flatnonzero(~observed.is_saturated))
 
 
 def select_steps(observed: ObservedSteps, steps: Indices) -> ObservedSteps:
