@@ -15,7 +15,6 @@ BenchctlError
 │   ├── SchemaVersionError      the directory was written by a benchctl of another schema
 │   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
-├── OutOfTimeError        130  too little time is left for what comes next; what was measured is kept
 └── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
@@ -93,12 +92,6 @@ class PortTakenError(UsageError):
 
 class OwnedError(UsageError):
     """Another process measures the block; the message names it."""
-
-
-class OutOfTimeError(BenchctlError):
-    """Too little time is left for what would come next; nothing of it was begun."""
-
-    exit_code = 130
 
 
 class InvalidDataError(BenchctlError):

@@ -298,14 +298,6 @@ class RunOptions:
         Path | None,
         typer.Option(metavar="DIR", help="With --block: result directory of the experiment, on a shared disk."),
     ] = None
-    time_left: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="With --block: begin no run that would not end in this time; Slurm is asked by itself.",
-        ),
-    ] = None
     take_over: Annotated[
         bool,
         typer.Option(
@@ -325,7 +317,7 @@ class RunOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        is_of_block = self.block is not None or self.into is not None or self.time_left is not None
+        is_of_block = self.block is not None or self.into is not None
         is_unnamed = self.profile_name is None and not is_of_block
         is_given_new = self.measures_noise or self.label or self.output or self.output_dir != RESULTS
         changes = self.engine or self.overrides or self.until_precision or self.seed is not None

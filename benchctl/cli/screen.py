@@ -142,10 +142,6 @@ def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int
         yield progress.update
 
 
-_LINE_INTERVAL_S: Final = 15.0
-"""Between lines where no terminal shows one that changes."""
-
-
 PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 

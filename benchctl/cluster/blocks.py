@@ -7,13 +7,14 @@ of its owner.
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 
 import msgspec
 
-from benchctl.errors import OutOfTimeError, OwnedError, RecordError, UsageError, as_usage_error
-from benchctl.measure.durations import seconds_by_arm
+from benchctl.errors import OwnedError, RecordError, UsageError, as_usage_error
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
 from benchctl.measure.interrupt import OF_SCHEDULERS, interruptible
 from benchctl.measure.machine import job_name, node_name
@@ -22,12 +23,11 @@ from benchctl.measure.pending import Here, pending_in_block
 from benchctl.measure.run import measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.records.directory import BLOCKS, ResultDirectory, arm_label
+from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.writers import Owner, boot_id, owned_block, settle_runs, sole_writer
-from benchctl.units import count_of
 from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
 
 _COPIED = ("profile.yaml", "requests.jsonl", *FILE_MEASUREMENTS)
@@ -140,35 +140,18 @@ def run_block(
     listener: Listener,
     measure: MeasureRun = measure_run,
     *,
-    time_left: Callable[[], float | None] = lambda: None,
     keeps_raw_logs: bool = False,
     takes_over: bool = False,
 ) -> Outcome:
     """Measure what is not done of one block, in planned order.
 
-    ``time_left`` gives the seconds until this process must end; None where nobody knows. Raises OwnedError where
-    another owner is on record, as ``owned_block`` does, OutOfTimeError before what would not end in time,
-    KeyboardInterrupt after a signal, UsageError and RunError as ``run_experiment`` does.
+    Raises OwnedError where another owner is on record, as ``owned_block`` does, KeyboardInterrupt after a signal,
+    also one of a job system, UsageError and RunError as ``run_experiment`` does.
     """
     check_block(results, block)
-    here, runs = Here(profile), block_runs(results, block)
-    if not pending_in_block(results, runs, here):
+    runs = block_runs(results, block)
+    if not pending_in_block(results, runs, Here(profile)):
         return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=len(runs))
-
-    def check_time(pending: Sequence[PlannedRun]) -> None:
-        left_s = time_left()
-        if left_s is None:
-            return
-        labels = [arm_label(planned.variant, planned.cell) for planned in pending]
-        arm_s = seconds_by_arm(results, profile, requests, here.gpu_names)
-        needed_s = sum(arm_s[label] for label in labels) if set(labels) <= arm_s.keys() else 0.0
-        if needed_s > left_s:
-            raise OutOfTimeError(
-                f"{results.path}: {count_of(len(pending), 'run')} of block {block} would take about "
-                f"{needed_s:.0f} s, and {max(left_s, 0.0):.0f} s are left; nothing of that was begun: run the task "
-                "again with more time"
-            )
-
     with interruptible(OF_SCHEDULERS):
         try:
             of_block = begin_block(results, block)
@@ -176,15 +159,7 @@ def run_block(
             remedy = "free space, or correct the permissions, and run the task again"
             raise as_usage_error(error, results.path, remedy=remedy) from error
         with owned_block(results, block, this_owner(), takes_over=takes_over):
-            return run_experiment(
-                of_block,
-                profile,
-                requests,
-                listener,
-                measure,
-                keeps_raw_logs=keeps_raw_logs,
-                before_run=check_time,
-            )
+            return run_experiment(of_block, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
 
 
 def run_free_blocks(
@@ -202,32 +177,25 @@ def run_free_blocks(
 
     Raises OwnedError when that is so of all blocks that are left, and as ``run_block`` does.
     """
-    outcomes, num_owned = list[Outcome](), 0
+    total, num_owned = Counter[str](), 0
     for block in range(results.manifest().blocks):
         try:
-            outcomes.append(
-                run_block(
-                    results,
-                    profile,
-                    requests,
-                    block,
-                    listener,
-                    measure,
-                    keeps_raw_logs=keeps_raw_logs,
-                    takes_over=takes_over,
-                )
+            outcome = run_block(
+                results,
+                profile,
+                requests,
+                block,
+                listener,
+                measure,
+                keeps_raw_logs=keeps_raw_logs,
+                takes_over=takes_over,
             )
+            total.update(asdict(outcome))
         except OwnedError as error:
             num_owned += 1
             on_owned(str(error))
-    total = Outcome(
-        num_done=sum(outcome.num_done for outcome in outcomes),
-        num_failed=sum(outcome.num_failed for outcome in outcomes),
-        num_suspect=sum(outcome.num_suspect for outcome in outcomes),
-        num_skipped=sum(outcome.num_skipped for outcome in outcomes),
-    )
-    if num_owned and not (total.num_done or total.num_failed or total.num_suspect):
+    if num_owned and total.total() == total["num_skipped"]:
         raise OwnedError(
             f"{results.path}: other processes measure all blocks that are left; 'benchctl watch' shows them"
         )
-    return total
+    return Outcome(**total)

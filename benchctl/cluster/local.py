@@ -6,7 +6,6 @@ processes of one user on one host; programs of others are found by the checks be
 """
 
 import ctypes
-import fcntl
 import os
 import platform
 import re
@@ -18,9 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import platformdirs
 import psutil
@@ -28,41 +27,39 @@ import psutil
 from benchctl.cluster.blocks import has_ended
 from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
-from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
+from benchctl.errors import BenchctlError, InvalidDataError, RunError, UsageError
+from benchctl.measure.server.process import thread_on
 from benchctl.measure.telemetry.gpus import gpu_inventory, gpus_of_block
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PlannedRun
-from benchctl.records.writers import living_owner
+from benchctl.records.writers import is_granted, living_owner
 from benchctl.untrusted import LOG_BYTES
-from benchctl.untrusted.files import entry_names, make_folder, open_to_append, read_file
+from benchctl.untrusted.files import make_folder, open_to_append, read_file
 from benchctl.untrusted.secrets import redacted
 from benchctl.untrusted.text import visible_line
 
 STORE_VARIABLE: Final = "BENCHCTL_LOCKS_DIR"
 PARENT_VARIABLE: Final = "BENCHCTL_PARENT"
 """Number of the process that hands out blocks, for those that measure them."""
-Fate: TypeAlias = Literal["ended", "of others", "refused", "died"]
-"""All runs of the block have ended; another process measures it; its process refused it, as others would; that
-died, or someone else interrupted it."""
-_OF_ERRORS: Final = frozenset(error.exit_code for error in (UsageError, InvalidDataError, RunError))
-"""Exit codes of a command that could not go on, of which some are those of failed and suspect runs, too."""
+_ERRORS: Final[dict[int, type[BenchctlError]]] = {
+    error.exit_code: error for error in (UsageError, InvalidDataError, RunError)
+}
+"""By the exit code of a command that could not go on; some are those of failed and suspect runs, too."""
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _PID: Final = re.compile(r"process (\d{1,9}) ")
-_LOG: Final = re.compile(r"b(\d+)-(\d+)\.log")
 _HOLDER_BYTES: Final = 1_000
 _LAST_LINES: Final = 8
 _ENDING_S: Final = 30.0
 """Time for a server to end that was told to because the process which handed out its block was killed."""
-_POLL_S: Final = 0.1
 _TRIES: Final = 2
 _INTERRUPTED: Final = 130
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class HeldError(UsageError):
-    """Another process holds a device or a core; the message is its name and that process."""
+    """Another process holds a device or a core; the message names both."""
 
 
 @contextmanager
@@ -85,8 +82,12 @@ def locked(names: Sequence[str]) -> Iterator[tuple[int, ...]]:
                     f"{STORE_VARIABLE}"
                 ) from error
             stack.callback(os.close, handle)
-            if not _is_granted(handle):
-                raise HeldError(f"{name} by {_holder(handle)}")
+            deadline_s = time.monotonic() + _ENDING_S
+            while not is_granted(handle):
+                holder = visible_line(os.pread(handle, _HOLDER_BYTES, 0).decode(errors="replace"))
+                pid = _PID.match(holder)
+                if pid is None or psutil.pid_exists(int(pid[1])) or time.monotonic() >= deadline_s:
+                    raise HeldError(f"{name} is held by {holder or 'another process'}")
             command = redacted(shlex.join(["benchctl", *sys.argv[1:]]))
             os.truncate(handle, 0)
             os.pwrite(handle, f"process {os.getpid()} ({command})".encode(errors="replace")[:_HOLDER_BYTES], 0)
@@ -99,26 +100,6 @@ def _lock_path(name: str) -> Path:
     chosen = os.environ.get(STORE_VARIABLE)
     folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("benchctl")) / "locks"
     return folder / f"{_ODD.sub('_', platform.node())}-{_ODD.sub('_', name)}.lock"
-
-
-def _is_granted(handle: int) -> bool:
-    deadline = time.monotonic() + _ENDING_S
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _PID.match(_holder(handle))
-            if pid is None or psutil.pid_exists(int(pid[1])) or time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        except OSError:
-            return True  # a file system without locks leaves it to the user
-        else:
-            return True
-
-
-def _holder(handle: int) -> str:
-    return visible_line(os.pread(handle, _HOLDER_BYTES, 0).decode(errors="replace")) or "another process"
 
 
 @contextmanager
@@ -144,8 +125,7 @@ def held_slots(slots: Sequence[Slot], num: int, *, is_virtual: bool) -> Iterator
         if len(held) < num:
             remedy = f"take --parallel {len(held)}" if held else "wait for its end"
             raise UsageError(
-                f"--parallel {num}: {len(held)} of {len(slots)} slots are free; held are {', '.join(refusals)}; "
-                + remedy
+                f"--parallel {num}: {len(held)} of {len(slots)} slots are free: {', '.join(refusals)}; " + remedy
             )
         yield tuple(held)
 
@@ -164,10 +144,9 @@ def held_devices(profile: Profile) -> Iterator[None]:
         try:
             stack.enter_context(locked(names))
         except HeldError as error:
-            device, _, holder = str(error).partition(" by ")
             raise UsageError(
-                f"{device} is held by {holder}, and two servers on one device disturb each other; wait for its "
-                f"end, or name another device in {VARIABLE}"
+                f"{error}, and two servers on one device disturb each other; wait for its end, or name another "
+                f"device in {VARIABLE}"
             ) from error
         except UsageError:
             pass  # what two servers do to each other is still found by the checks around each run
@@ -192,29 +171,25 @@ class BlockProcess:
     """A process that measures ``block`` of the result directory ``results`` on ``slot``, from its start on.
 
     It leads a session of its own, so that a key pressed at the terminal reaches it only through us. What it prints
-    is in ``log``.
+    is added to ``log``, ``logs/b003.log``.
     """
 
     def __init__(self, results: Path, block: int, slot: Slot, options: Sequence[str] = ()) -> None:
         self.block, self.slot = block, slot
-        self.log = _next_log(results, block)
+        self.log = results / "logs" / f"b{block:03d}.log"
+        make_folder(self.log.parent, within=results)
         self._within = results
         words = (sys.executable, "-m", "benchctl", "run", "--block", str(block), "--into", str(results.absolute()))
-        ours = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, slot.cores or ours)  # of this thread; a new process inherits it
-        try:
-            with open_to_append(self.log, within=results) as output:
-                self._process = subprocess.Popen(
-                    (*words, *options),
-                    env=os.environ | {VARIABLE: ",".join(slot.gpus), PARENT_VARIABLE: str(os.getpid())},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=slot.handles,
-                )
-        finally:
-            os.sched_setaffinity(0, ours)
+        with thread_on(frozenset(slot.cores) or None), open_to_append(self.log, within=results) as output:
+            self._process = subprocess.Popen(
+                (*words, *options),
+                env=os.environ | {VARIABLE: ",".join(slot.gpus), PARENT_VARIABLE: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=slot.handles,
+            )
         self.poll, self.terminate = self._process.poll, self._process.terminate
 
     def wait(self, limit_s: float) -> None:
@@ -226,42 +201,21 @@ class BlockProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)  # the guardian of its server ends that one
             self._process.wait()
 
-    def last_lines(self) -> str:
-        """The end of what it printed."""
-        with suppress(OSError):
-            text = read_file(self.log, within=self._within, max_bytes=LOG_BYTES).decode(errors="replace")
-            return "\n".join(text.splitlines()[-_LAST_LINES:])
-        return ""
+    def refusal(self) -> BenchctlError:
+        """The error with which it refused its block, as that of the command that hands out blocks."""
+        text = read_file(self.log, within=self._within, max_bytes=LOG_BYTES).decode(errors="replace")
+        error = _ERRORS[self._process.returncode](
+            f"block {self.block} could not be measured, and no other was begun after it: {self.log}",
+            log_tail="\n".join(text.splitlines()[-_LAST_LINES:]),
+        )
+        error.log_title = "its log ends"
+        return error
 
 
-def _next_log(results: Path, block: int) -> Path:
-    """``logs/b003-1.log``: of each process that measures the block, by its number from 1."""
-    folder = results / "logs"
-    make_folder(folder, within=results)
-    matches = filter(None, map(_LOG.fullmatch, entry_names(folder, within=results)))
-    numbers = [int(match[2]) for match in matches if int(match[1]) == block]
-    return folder / f"b{block:03d}-{max(numbers, default=0) + 1}.log"
-
-
-def fate_of(results: ResultDirectory, block: int, code: int) -> Fate:
-    """The fate of a block whose process has ended with ``code``, by that and by what is on disk."""
-    if code == 0:
-        return "ended"
-    if code not in _OF_ERRORS:
-        return "died"
-    if has_ended(results, block):
-        return "ended"
-    return "refused" if living_owner(results, block) is None else "of others"
-
-
-@dataclass(frozen=True, slots=True)
-class LeftBlock:
-    """A block whose process ended without ending it, and that is not tried again."""
-
-    process: BlockProcess
-    """Its last process."""
-    code: int
-    """The exit code of that; negative for a signal."""
+def devices_begun_on(results: ResultDirectory) -> Mapping[int, tuple[str, ...]]:
+    """Devices that each block which was begun could use."""
+    manifests = ((block, of_block.manifest()) for block, of_block in results.begun_blocks().items())
+    return {block: tuple(gpu.uuid or str(gpu.index) for gpu in manifest.gpus) for block, manifest in manifests}
 
 
 class BlocksOnSlots:
@@ -279,20 +233,19 @@ class BlocksOnSlots:
         pending: Iterable[PlannedRun],
         options: Sequence[str] = (),
     ) -> None:
-        pending = tuple(pending)
         self._results, self._options = results, options
         self._waiting = sorted({planned.block for planned in pending})
         self._free = list(slots)
         ours = {slot.gpus for slot in slots}
-        self._home = {block: gpus for block, gpus in devices_begun_on(results, pending).items() if gpus in ours}
+        self._home = {block: gpus for block, gpus in devices_begun_on(results).items() if gpus in ours}
         self._running: list[BlockProcess] = []
         self._starts = Counter[int]()
-        self.left: list[LeftBlock] = []
-        """Blocks that were given up."""
+        self.given_up: list[BlockProcess] = []
+        """The last processes of blocks that are not tried again."""
         self.of_others: list[int] = []
         """Blocks that another process measures."""
-        self.refused: LeftBlock | None = None
-        """The block whose process refused it, such as for a setting that no server takes."""
+        self.refused: BlockProcess | None = None
+        """The process that refused its block, such as for a setting that no server takes."""
 
     @property
     def is_over(self) -> bool:
@@ -329,27 +282,13 @@ class BlocksOnSlots:
         self._running.append(BlockProcess(self._results.path, block, slot, self._options))
 
     def _note_end(self, process: BlockProcess, code: int) -> None:
-        fate = fate_of(self._results, process.block, code)
-        if fate == "of others":
-            self.of_others.append(process.block)
-        elif fate == "refused":
-            self.refused = LeftBlock(process, code)
-        elif fate == "died" and self._starts[process.block] < _TRIES:
+        if code == 0 or (code in _ERRORS and has_ended(self._results, process.block)):
+            return
+        if code not in _ERRORS and self._starts[process.block] < _TRIES:
             self._start(process.block, process.slot)
-        elif fate == "died":
-            self.left.append(LeftBlock(process, code))
-
-
-def devices_begun_on(results: ResultDirectory, pending: Iterable[PlannedRun]) -> Mapping[int, tuple[str, ...]]:
-    """Devices of the runs that are done in blocks with ``pending`` ones, where the numbers depend on them."""
-    is_pending = {planned.run_id for planned in pending}
-    blocks = {planned.block for planned in results.due_plan().runs if planned.run_id in is_pending}
-    devices: dict[int, tuple[str, ...]] = {}
-    for planned in results.due_plan().runs:
-        if planned.block not in blocks or planned.run_id in is_pending or planned.block in devices:
-            continue
-        with suppress(RecordError):
-            record = results.run(planned.run_id).read()
-            if record.clock != "virtual" and record.node is not None:
-                devices[planned.block] = tuple(gpu.uuid or str(gpu.index) for gpu in record.node.gpus)
-    return devices
+        elif code not in _ERRORS:
+            self.given_up.append(process)
+        elif living_owner(self._results, process.block) is None:
+            self.refused = process
+        else:
+            self.of_others.append(process.block)

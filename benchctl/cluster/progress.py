@@ -6,22 +6,17 @@ It only reads. A record is read again when its file has changed since the last l
 import datetime as dt
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from statistics import fmean, median
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-import msgspec
+from msgspec import Struct
 
 from benchctl.errors import BenchctlError, RecordError, UsageError
-from benchctl.measure.durations import estimate_durations
-from benchctl.profile.load import parse_profile
-from benchctl.records.directory import ResultDirectory, arm_label, read_submissions
+from benchctl.records.directory import ResultDirectory, arm_label
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import ExperimentState
-from benchctl.records.stores import stored_durations
 from benchctl.records.warning_codes import SUSPECT_CODES
 from benchctl.records.writers import Owner, is_held, living_owner, owner_of, state_of_runs
 from benchctl.units import s_from_ns
@@ -39,14 +34,11 @@ STATES: Final[tuple[BlockState, ...]] = (
     "done",
 )
 """States of a block in the order in which they are shown."""
-ENDED: Final[frozenset[BlockState]] = frozenset({"done", "suspect", "failed"})
-"""States of a block of which every run has ended."""
 _AROUND_RUN_S: Final = 1.0
 """From the end of a run's server to the start of the next one's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentRun:
+class CurrentRun(Struct, frozen=True, kw_only=True):
     """The run of a block that goes on."""
 
     run_id: str
@@ -56,8 +48,7 @@ class CurrentRun:
     """Seconds since it began, by the clocks of two hosts where another one measures; None where unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockProgress:
+class BlockProgress(Struct, frozen=True, kw_only=True):
     """One block."""
 
     block: int
@@ -65,98 +56,55 @@ class BlockProgress:
     num_runs: int
     num_ended: int
     """Runs that need not be measured again before the block has ended: done, suspect or failed."""
-    node: str | None = None
+    node: str | None
     """Node that measures it, or did; None before that, and where records are older."""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...]
     """Identities of the devices that its server could use."""
-    job: str | None = None
+    job: str | None
     """Job of the scheduler, such as ``slurm 17_3``."""
-    current: CurrentRun | None = None
+    current: CurrentRun | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmDuration:
-    """Duration of the runs of one arm, from the start of one to the start of the next."""
-
-    arm: str
-    num_ended: int
-    """Runs that ended regularly, whose median it is."""
-    run_s: float | None
-    """Median in seconds; of earlier experiments where no run ended; None where those are unknown, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLeft:
-    """Seconds until the last run has ended."""
-
-    s: float
-    num_at_a_time: int
-    """Blocks measured at a time."""
-    source: Literal["ended-runs", "earlier-experiments"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One thing that is not well."""
 
     block: int
     kind: Literal["lost", "interrupted", "failed", "suspect"]
-    run_id: str | None
+    run_id: str | None = None
     """None where it concerns the whole block."""
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """State of an experiment at one moment."""
+class Progress(Struct, frozen=True, kw_only=True):
+    """State of an experiment at one moment; as JSON, ``docs/tasks/watch-an-experiment.md`` describes it."""
 
-    path: Path
+    directory: str
     profile: str
     state: ExperimentState
     is_shared: bool
     """Each block has a directory of its own, and is measured by a process of its own."""
-    blocks: tuple[BlockProgress, ...]
     num_runs: int
-    run_states: Mapping[str, int]
+    runs: Mapping[str, int]
     """Runs by state, without those that were not begun."""
-    arms: tuple[ArmDuration, ...]
-    """Durations by arm, in the order of their first runs."""
-    time_left: TimeLeft | None
-    """Zero when every run has ended; None where it cannot be estimated."""
+    time_left_s: float | None
+    """Zero when every run has ended; None before a run has, and where nobody knows how many blocks are measured at
+    a time."""
+    blocks: tuple[BlockProgress, ...]
     problems: tuple[Problem, ...]
 
     @property
-    def block_states(self) -> Counter[BlockState]:
-        """Number of blocks in each state."""
-        return Counter(block.state for block in self.blocks)
+    def num_ended(self) -> int:
+        return sum(block.num_ended for block in self.blocks)
 
     @property
     def has_ended(self) -> bool:
         """Every run has ended, so that nothing is left to measure."""
-        return all(block.state in ENDED for block in self.blocks)
+        return self.num_ended == self.num_runs
 
     @property
-    def is_idle(self) -> bool:
-        """No process measures, as far as can be told."""
-        return not any(block.state == "running" for block in self.blocks)
-
-
-def progress_document(progress: Progress) -> dict[str, Any]:
-    """As JSON; ``docs/tasks/watch-an-experiment.md`` describes it."""
-    return {
-        "directory": str(progress.path),
-        "profile": progress.profile,
-        "state": progress.state,
-        "is_shared": progress.is_shared,
-        "num_runs": progress.num_runs,
-        "runs": dict(sorted(progress.run_states.items())),
-        "num_blocks": len(progress.blocks),
-        "blocks": {state: progress.block_states[state] for state in STATES},
-        "time_left": msgspec.to_builtins(progress.time_left),
-        "arms": [msgspec.to_builtins(arm) for arm in progress.arms],
-        "details": [msgspec.to_builtins(block) for block in progress.blocks],
-        "problems": [msgspec.to_builtins(problem) for problem in progress.problems],
-    }
+    def running(self) -> tuple[BlockProgress, ...]:
+        """The blocks that a process measures, as far as can be told."""
+        return tuple(block for block in self.blocks if block.state == "running")
 
 
 class Watcher:
@@ -170,8 +118,7 @@ class Watcher:
         self._width = width or 0
         self._records: dict[str, tuple[tuple[int, int], RunRecord]] = {}
         """Record of each run with time and size of its file."""
-        self._earlier_s: Mapping[str, float] | None = None
-        self.latest: Progress | None = None
+        self._latest: Progress | None = None
 
     def look(self) -> Progress:
         """The progress now; that of the last look where files cannot be read for a moment.
@@ -180,47 +127,42 @@ class Watcher:
         """
         path = self._results.path
         try:
-            self.latest = self._progress()
+            self._latest = self._progress()
         except (BenchctlError, OSError):
-            if self.latest is None:
+            if self._latest is None:
                 raise
-            with suppress(OSError):
-                if not path.exists() or not any(path.iterdir()):
-                    raise UsageError(
-                        f"{path} is not there any more: it was moved or deleted while it was watched"
-                    ) from None
-        return self.latest
+            if not path.exists():
+                raise UsageError(
+                    f"{path} is not there any more: it was moved or deleted while it was watched"
+                ) from None
+        return self._latest
 
     def _progress(self) -> Progress:
         results, manifest, planned = self._results, self._results.manifest(), self._results.due_plan().runs
         records = self._read_records(planned)
-        is_divided, owners = results.is_divided, dict[int, Owner]()
-        measured = None if is_divided else _measured_block(results, planned, records)
-        runs_of = defaultdict[int, list[PlannedRun]](list)
-        for run in planned:
-            runs_of[run.block].append(run)
-        alive = {} if measured is None else {measured}
-        if is_divided:
+        left = [run for run in planned if run.run_id not in records or not records[run.run_id].has_ended]
+        owners, is_measured = dict[int, Owner](), manifest.state == "running" and is_held(results.path)
+        alive = {run.block for run in left[:1]} if is_measured else set()
+        if results.is_divided:
             owners = {block: owner for block in results.begun_blocks() if (owner := owner_of(results, block))}
             alive = {block for block in owners if living_owner(results, block)}
         blocks = tuple(
-            self._block(block, runs, records, owners.get(block), is_alive=block in alive)
-            for block, runs in sorted(runs_of.items())
+            self._block(block, tuple(runs), records, owners.get(block), is_alive=block in alive)
+            for block, runs in groupby(planned, key=lambda run: run.block)
         )
-        arms = self._arms(planned, records.values())
         self._width = max(self._width, len(alive))
-        is_measured = bool(alive) or (not is_divided and _is_measured(results))
         return Progress(
-            path=results.path,
+            directory=str(results.path),
             profile=manifest.profile,
-            state=state_of_runs([records.get(run.run_id) for run in planned], is_measured=is_measured),
-            is_shared=is_divided,
-            blocks=blocks,
+            state=state_of_runs(
+                [records.get(run.run_id) for run in planned], is_measured=is_measured or bool(alive)
+            ),
+            is_shared=results.is_divided,
             num_runs=len(planned),
-            run_states=dict(Counter(record.state for record in records.values())),
-            arms=arms,
-            time_left=_time_left(blocks, runs_of, records, arms, self._width or _submitted_width(results)),
-            problems=tuple(_problems(blocks, runs_of, records)),
+            runs=dict(sorted(Counter(record.state for record in records.values()).items())),
+            time_left_s=_time_left_s(blocks, left, records.values(), self._width),
+            blocks=blocks,
+            problems=tuple(_problems(blocks, planned, records)),
         )
 
     def _read_records(self, planned: Iterable[PlannedRun]) -> dict[str, RunRecord]:
@@ -259,19 +201,19 @@ class Watcher:
             num_runs=len(runs),
             num_ended=sum(record.has_ended for record in begun),
             node=owner.node if owner else None if newest is None else newest.node_name,
-            devices=tuple(gpu.uuid or f"{gpu.index}: {gpu.name}" for gpu in node.gpus) if node is not None else (),
+            devices=() if node is None else tuple(gpu.uuid or f"{gpu.index}: {gpu.name}" for gpu in node.gpus),
             job=owner.job if owner else None if node is None else node.job,
             current=None if current is None else self._current(current),
         )
 
     def _current(self, record: RunRecord) -> CurrentRun:
-        phase: Phase = "starting" if record.times.ready_ns is None else "warm-up"
-        if record.times.stop_ns is not None:
+        phase: Phase = "warm-up"
+        if record.times.ready_ns is None:
+            phase = "starting"
+        elif record.times.stop_ns is not None:
             phase = "ending"
-        elif phase == "warm-up":
-            with suppress(OSError, RecordError):
-                path = self._results.run(record.run_id).path / "client.jsonl"
-                phase = "load" if is_there(path, within=self._results.path) else phase
+        elif is_there(self._results.run(record.run_id).path / "client.jsonl", within=self._results.path):
+            phase = "load"
         return CurrentRun(
             run_id=record.run_id,
             arm=arm_label(record.variant, record.cell),
@@ -279,111 +221,43 @@ class Watcher:
             elapsed_s=_elapsed_s(record),
         )
 
-    def _arms(self, planned: Iterable[PlannedRun], records: Iterable[RunRecord]) -> tuple[ArmDuration, ...]:
-        durations_s = defaultdict[str, list[float]](list)
-        for record in records:
-            if record.state in {"done", "suspect"} and (took_s := _duration_s(record)):
-                durations_s[arm_label(record.variant, record.cell)].append(took_s + _AROUND_RUN_S)
-        if not durations_s and self._earlier_s is None:
-            self._earlier_s = _earlier_s(self._results)
-        expected_s = dict(self._earlier_s or {}) | {arm: median(each) for arm, each in durations_s.items()}
-        labels = dict.fromkeys(arm_label(run.variant, run.cell) for run in planned)
-        return tuple(
-            ArmDuration(arm=arm, num_ended=len(durations_s.get(arm, ())), run_s=expected_s.get(arm))
-            for arm in labels
-        )
 
-
-def _has_ended(run: PlannedRun, records: Mapping[str, RunRecord]) -> bool:
-    return run.run_id in records and records[run.run_id].has_ended
-
-
-def _is_measured(results: ResultDirectory) -> bool:
-    """One process measures all of a directory now."""
-    return results.manifest().state == "running" and is_held(results.path)
-
-
-def _measured_block(
-    results: ResultDirectory, planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]
-) -> int | None:
-    """The block on which the one process of a directory works: of its running run, else of the next one."""
-    if not _is_measured(results):
-        return None
-    running = [run.block for run in planned if run.run_id in records and records[run.run_id].state == "running"]
-    left = [run.block for run in planned if not _has_ended(run, records)]
-    return next(iter([*running, *left]), None)
-
-
-def _time_left(
-    blocks: Sequence[BlockProgress],
-    runs_of: Mapping[int, Sequence[PlannedRun]],
-    records: Mapping[str, RunRecord],
-    arms: Sequence[ArmDuration],
-    width: int,
-) -> TimeLeft | None:
-    """Time until all blocks have ended, each that waits on the first of ``width`` places that is free.
-
-    An arm without a known duration counts as the mean of the others. None where no duration is known, or nobody
-    knows how many blocks are measured at a time.
+def _time_left_s(
+    blocks: Iterable[BlockProgress], left: Sequence[PlannedRun], records: Iterable[RunRecord], width: int
+) -> float | None:
+    """Seconds until the runs that are ``left`` have ended: each takes the median of its arm, or else the mean of
+    the others, and each block that waits begins on the first of ``width`` places that is free.
     """
-    known_s = {arm.arm: arm.run_s for arm in arms if arm.run_s is not None}
-    left = [block for block in blocks if block.state not in ENDED]
-    if not left:
-        return TimeLeft(s=0.0, num_at_a_time=0, source="ended-runs")
-    if not known_s or not width:
-        return None
-    others_s, running_s, waiting_s = fmean(known_s.values()), list[float](), list[float]()
-    for block in left:
-        rest = [run for run in runs_of[block.block] if not _has_ended(run, records)]
-        rest_s = sum(known_s.get(arm_label(run.variant, run.cell), others_s) for run in rest)
-        if block.current is not None:
-            full_s = known_s.get(block.current.arm, others_s)
-            rest_s -= min(block.current.elapsed_s or 0.0, full_s)
-        (running_s if block.state == "running" else waiting_s).append(rest_s)
-    ends_s = running_s + [0.0] * (width - len(running_s))
-    heapq.heapify(ends_s)
-    for rest_s in waiting_s:
-        heapq.heapreplace(ends_s, ends_s[0] + rest_s)
-    has_ended = any(arm.num_ended for arm in arms)
-    return TimeLeft(
-        s=max(ends_s), num_at_a_time=len(ends_s), source="ended-runs" if has_ended else "earlier-experiments"
-    )
-
-
-def _problems(
-    blocks: Iterable[BlockProgress],
-    runs_of: Mapping[int, Sequence[PlannedRun]],
-    records: Mapping[str, RunRecord],
-) -> Iterable[Problem]:
+    took_s = defaultdict[str, list[float]](list)
+    for record in records:
+        if record.state in {"done", "suspect"} and (lasted_s := _lasted_s(record)):
+            took_s[arm_label(record.variant, record.cell)].append(lasted_s + _AROUND_RUN_S)
+    if not left or not took_s or not width:
+        return None if left else 0.0
+    run_s = {arm: median(each) for arm, each in took_s.items()}
+    others_s, rest_s = fmean(run_s.values()), defaultdict[int, float](float)
+    for run in left:
+        rest_s[run.block] += run_s.get(arm_label(run.variant, run.cell), others_s)
+    ends_s = list[float]()
     for block in blocks:
-        if block.state in {"lost", "interrupted"}:
-            where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
-            message = f"{block.num_ended} of {block.num_runs} runs ended{where}"
-            if block.state == "lost":
-                message += "; its process ended without giving it back"
-            yield Problem(block=block.block, kind=block.state, run_id=None, message=message)
-        for planned in runs_of[block.block]:
-            record = records.get(planned.run_id)
-            if record is not None and record.has_ended and record.state != "done":
-                yield _not_done(planned, record)
+        if block.state == "running":
+            current, rest = block.current, rest_s.pop(block.block, 0.0)
+            if current is not None:
+                rest -= min(current.elapsed_s or 0.0, run_s.get(current.arm, others_s))
+            ends_s.append(rest)
+    ends_s += [0.0] * (width - len(ends_s))
+    heapq.heapify(ends_s)
+    for waiting_s in rest_s.values():
+        heapq.heapreplace(ends_s, ends_s[0] + waiting_s)
+    return max(ends_s)
 
 
-def _not_done(planned: PlannedRun, record: RunRecord) -> Problem:
-    if record.state == "suspect":
-        codes = dict.fromkeys(warning.code for warning in record.warnings)
-        decisive = [code for code in codes if code in SUSPECT_CODES] or list(codes) or ["no reason recorded"]
-        return Problem(block=planned.block, kind="suspect", run_id=planned.run_id, message=", ".join(decisive))
-    failure = record.failure
-    message = "no cause recorded" if failure is None else f"{failure.cause}: {failure.message}"
-    return Problem(block=planned.block, kind="failed", run_id=planned.run_id, message=message)
-
-
-def _duration_s(record: RunRecord) -> float | None:
+def _lasted_s(record: RunRecord) -> float | None:
     """Seconds from the start of a run's server to its end; None where they are unknown, or of no clock of ours."""
     launch_ns, stop_ns = record.times.launch_ns, record.times.stop_ns
-    if launch_ns is None or stop_ns is None or record.is_simulated or stop_ns < launch_ns:
+    if launch_ns is None or stop_ns is None or record.is_simulated:
         return None
-    return s_from_ns(stop_ns - launch_ns)
+    return max(s_from_ns(stop_ns - launch_ns), 0.0)
 
 
 def _elapsed_s(record: RunRecord) -> float | None:
@@ -395,23 +269,22 @@ def _elapsed_s(record: RunRecord) -> float | None:
     return max((dt.datetime.now(dt.UTC) - begun).total_seconds(), 0.0)
 
 
-def _submitted_width(results: ResultDirectory) -> int:
-    """Blocks at a time that the newest submission to a scheduler allows; 1 where one process measures all."""
-    submissions = read_submissions(results.path)
-    if not submissions:
-        return 0 if results.is_divided else 1
-    parallel, num_tasks = submissions[-1].cluster.get("parallel"), len(submissions[-1].tasks)
-    return min(parallel, num_tasks) if isinstance(parallel, int) and parallel > 0 else num_tasks
-
-
-def _earlier_s(results: ResultDirectory) -> Mapping[str, float]:
-    """Seconds of a run of each arm by earlier experiments on this machine; empty where there are none."""
-    try:
-        if not stored_durations(results.manifest().engine):
-            return {}
-        profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
-        gpus = [gpu.name for gpu in results.manifest().gpus]
-        estimate = estimate_durations(profile, tuple(results.prepared_requests()), gpus)
-    except (BenchctlError, OSError):
-        return {}
-    return {} if estimate is None else estimate.run_s
+def _problems(
+    blocks: Iterable[BlockProgress], planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]
+) -> Iterator[Problem]:
+    for block in blocks:
+        if block.state in {"lost", "interrupted"}:
+            where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
+            end = "; its process ended without giving it back" if block.state == "lost" else ""
+            message = f"{block.num_ended} of {block.num_runs} runs ended{where}{end}"
+            yield Problem(block=block.block, kind=block.state, message=message)
+    for run in planned:
+        record = records.get(run.run_id)
+        if record is not None and record.state == "suspect":
+            codes = dict.fromkeys(warning.code for warning in record.warnings)
+            decisive = [code for code in codes if code in SUSPECT_CODES] or list(codes) or ["no reason recorded"]
+            yield Problem(block=run.block, kind="suspect", run_id=run.run_id, message=", ".join(decisive))
+        elif record is not None and record.has_ended and record.state == "failed":
+            failure = record.failure
+            message = "no cause recorded" if failure is None else f"{failure.cause}: {failure.message}"
+            yield Problem(block=run.block, kind="failed", run_id=run.run_id, message=message)

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.errors import UsageError
-from benchctl.measure.doctor.check import Check
 from benchctl.measure.server.process import core_ranges
 from benchctl.measure.telemetry.gpus import gpus_of_block, open_gpu
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.engine_table import ENGINES, is_virtual
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.schema import NodeGpu
-from benchctl.units import count_of, range_of
+from benchctl.units import count_of
 from benchctl.untrusted.text import visible_value
 
 _SYSTEM: Final = Path("/sys/devices/system")
@@ -60,33 +59,25 @@ class Host:
     numa_nodes: Mapping[int, int] = field(default_factory=dict)
     """NUMA node of each hardware thread, where the system tells."""
 
-    @property
-    def num_threads(self) -> int:
-        """Usable hardware threads, which the system counts as processors."""
-        return sum(map(len, self.cores))
-
 
 def check_beside(profile: Profile, num: int) -> None:
     """Raise UsageError for an experiment of which no ``num`` blocks can be measured beside each other."""
     for variant, cell in arms(profile):
-        settings = variant_settings(profile, variant, cell)
-        if VARIABLE in getattr(settings.server, "env", {}):
-            raise UsageError(
-                f"variant {settings.variant!r}: engine.options.env.{VARIABLE} names the devices of all servers, "
-                f"and --on local gives each block its own; leave it out, and set {VARIABLE} for benchctl itself to "
-                "choose among the devices of this host"
+        server = variant_settings(profile, variant, cell).server
+        reason: str | None = None
+        if VARIABLE in getattr(server, "env", {}):
+            reason = (
+                f"engine.options.env.{VARIABLE} names the devices of all servers, and --on local gives each block "
+                f"its own; leave it out, and set {VARIABLE} for benchctl itself to choose among those of this host"
             )
-        if num > 1 and (reason := _only_one(profile, settings)) is not None:
-            raise UsageError(f"variant {settings.variant!r}: {reason}; take --parallel 1, or leave out --on local")
-
-
-def _only_one(profile: Profile, settings: VariantSettings) -> str | None:
-    """The reason why two servers of these settings cannot exist at the same time."""
-    if ENGINES[profile.engine.kind].is_attached:
-        return "the server is the one that is attached, which blocks that run beside each other would share"
-    if settings.server.fixed_port is not None:
-        return f"engine.options.port is {settings.server.fixed_port}, which one server at a time can have"
-    return None
+        elif num > 1 and ENGINES[profile.engine.kind].is_attached:
+            reason = "all blocks would share the server that is attached; take --parallel 1"
+        elif num > 1 and server.fixed_port is not None:
+            reason = (
+                f"engine.options.port is {server.fixed_port}, which one server has at a time; take --parallel 1"
+            )
+        if reason is not None:
+            raise UsageError(f"variant {variant!r}: {reason}")
 
 
 def this_host(system: Path = _SYSTEM) -> Host:
@@ -153,49 +144,19 @@ def _listed(path: Path) -> frozenset[int]:
 def slots_for(profile: Profile, num: int) -> tuple[Slot, ...]:
     """Slots of this host for ``num`` blocks of an experiment at a time. Raises as ``slots_of_host`` does."""
     host = this_host()
-    return slots_of_host(
-        num,
-        gpus_of_block(profile, has_gpus=bool(host.visible)),
-        is_virtual=is_virtual(profile.engine.kind),
-        host=host,
-    )
+    gpus_per_block = gpus_of_block(profile, has_gpus=bool(host.visible)) or 0
+    return slots_of_host(host, num, gpus_per_block, is_virtual=is_virtual(profile.engine.kind))
 
 
-def slots_of_host(
-    num: int, gpus_per_block: int | None = None, *, is_virtual: bool = False, host: Host | None = None
-) -> tuple[Slot, ...]:
+def slots_of_host(host: Host, num: int, gpus_per_block: int, *, is_virtual: bool = False) -> tuple[Slot, ...]:
     """At least ``num`` slots: all that the host has devices for, or without devices ``num`` equal sets of cores.
 
-    ``gpus_per_block`` is 0 for servers that need none; None for one where the host has any. On a virtual clock,
-    whose times do not depend on cores, blocks may share a physical core. Raises UsageError where the host has too
-    few devices or cores.
+    On a virtual clock, whose times do not depend on cores, blocks may share a physical core. Raises UsageError
+    where the host has too few devices or cores.
     """
-    host = this_host() if host is None else host
-    if gpus_per_block is None:
-        gpus_per_block = 1 if host.visible else 0
     if gpus_per_block:
         return _gpu_slots(host, num, gpus_per_block)
     return _core_slots(host, num, is_virtual=is_virtual)
-
-
-def slots_check() -> Check:
-    """The row of ``doctor``: how many blocks ``--on local`` can measure at a time, and what each of them gets."""
-    try:
-        host = this_host()
-        slots = slots_of_host(max(len(host.visible) or len(host.cores), 1), host=host)
-    except UsageError as error:
-        facts = {"num_slots": 0, "num_gpus": None, "num_cores": None}
-        return Check(topic="cluster", name="slots", finding=str(error), facts=facts)
-    cores = range_of(sorted(len(slot.cores) for slot in slots))
-    each = "1 GPU and " if host.visible else ""
-    noun = "hardware thread" if host.num_threads > len(host.cores) else "core"
-    return Check(
-        topic="cluster",
-        name="slots",
-        finding=f"--on local: up to {count_of(len(slots), 'block')} at a time, each with {each}{cores} {noun}"
-        + ("" if cores == "1" else "s"),
-        facts={"num_slots": len(slots), "num_gpus": len(host.visible), "num_cores": len(host.cores)},
-    )
 
 
 def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
@@ -203,8 +164,8 @@ def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
     if len(groups) < num:
         raise UsageError(
             f"{count_of(num, 'block')} at a time, each on {count_of(gpus_per_block, 'GPU')}, need "
-            f"{num * gpus_per_block}, and {_devices_text(host)}; "
-            + (f"--parallel {len(groups)} is the most" if groups else "lower cluster.gpus_per_block")
+            f"{num * gpus_per_block}, and of {len(host.gpus)} here {len(host.visible)} may be used ({VARIABLE}; "
+            f"'benchctl doctor --gpu' shows them); --parallel {len(groups)} is the most"
         )
     shares = _cores_by_gpu(host)
     slots = tuple(
@@ -276,17 +237,5 @@ def _threads(cores: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sorted(thread for core in cores for thread in core))
 
 
-def _devices_text(host: Host) -> str:
-    if not host.gpus:
-        return "no GPU is seen here ('benchctl doctor --gpu' says why)"
-    if not host.visible:
-        return f"CUDA_VISIBLE_DEVICES hides all {len(host.gpus)} here"
-    if len(host.visible) < len(host.gpus):
-        return f"CUDA_VISIBLE_DEVICES leaves {len(host.visible)} of {len(host.gpus)} here"
-    return f"there {'are' if len(host.gpus) > 1 else 'is'} {len(host.gpus)} here"
-
-
 def _cores_text(host: Host) -> str:
-    threads = frozenset(_threads(host.cores))
-    several = f" with {host.num_threads} hardware threads" if host.num_threads > len(host.cores) else ""
-    return f"{count_of(len(host.cores), 'core')}{several} ({core_ranges(threads)})"
+    return f"{count_of(len(host.cores), 'core')} ({core_ranges(frozenset(_threads(host.cores)))})"

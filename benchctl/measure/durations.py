@@ -4,18 +4,16 @@ import hashlib
 import heapq
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import log
 from statistics import median
 from typing import Any, Final
 
-from benchctl.errors import RecordError
 from benchctl.measure.measured_run import utc_now
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.directory import ResultDirectory, arm_label
+from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.record import Manifest, PreparedRequest, RunRecord
 from benchctl.records.stores import RunDuration, store_duration, stored_durations
@@ -142,33 +140,3 @@ def _settings_sha256(settings: VariantSettings) -> str:
 
 def _sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode(document)).hexdigest()
-
-
-_AROUND_RUN_S: Final = 1.0
-"""Of a run outside its server's life: preparation, the end of its processes, checks of its records."""
-
-
-def seconds_by_arm(
-    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
-) -> dict[str, float]:
-    """Seconds that a run of each arm will take, by the arm's label; absent where nothing is known.
-
-    The longest of an arm's earlier runs in this experiment counts, or else what runs on this machine took.
-    """
-    longest: dict[str, float] = {}
-    for planned in results.due_plan().runs:
-        with suppress(RecordError):
-            directory = results.run(planned.run_id)
-            took_s = _duration_s(directory.read()) if directory.is_begun() else None
-            if took_s is not None:
-                arm = arm_label(planned.variant, planned.cell)
-                longest[arm] = max(longest.get(arm, 0.0), took_s + _AROUND_RUN_S)
-    estimate = estimate_durations(profile, requests, gpus)
-    return {**({} if estimate is None else estimate.run_s), **longest}
-
-
-def _duration_s(record: RunRecord) -> float | None:
-    times = record.times
-    if record.state not in {"done", "suspect"} or times.launch_ns is None or times.stop_ns is None:
-        return None
-    return s_from_ns(times.stop_ns - times.launch_ns)

@@ -21,7 +21,6 @@ from benchctl.analysis.validity.machines import version_warning
 from benchctl.errors import (
     KEPT,
     BenchctlError,
-    OutOfTimeError,
     RequestRefusedError,
     as_run_error,
     as_usage_error,
@@ -149,15 +148,12 @@ def run_experiment(
     measure: MeasureRun = measure_run,
     *,
     keeps_raw_logs: bool = False,
-    before_run: Callable[[Sequence[PlannedRun]], None] = ignore,
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
-    ``measure`` does one run: with a server, unless it is another function. ``before_run`` is called with the runs
-    that are left before each of them, and may end the experiment by an exception. A KeyboardInterrupt passes
-    through after the manifest says ``interrupted``; what was measured is kept. Raises UsageError when another
-    benchctl measures into the directory or nothing can be written there, and RunError when the system refuses files
-    or memory later.
+    ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through after
+    the manifest says ``interrupted``; what was measured is kept. Raises UsageError when another benchctl measures
+    into the directory or nothing can be written there, and RunError when the system refuses files or memory later.
     """
     context = RunContext(
         profile=profile,
@@ -169,7 +165,7 @@ def run_experiment(
     with sole_writer(results.path):
         _begin(results)
         try:
-            return _run_pending(results, context, listener, measure, before_run)
+            return _run_pending(results, context, listener, measure)
         except Exception as error:
             if isinstance(error, BenchctlError) or not is_of_the_system(error):
                 raise
@@ -196,7 +192,6 @@ def _run_pending(
     context: RunContext,
     listener: Listener,
     measure: MeasureRun,
-    before_run: Callable[[Sequence[PlannedRun]], None],
 ) -> Outcome:
     profile, requests = context.profile, context.requests
     pending = pending_runs(results, Here(profile))
@@ -205,10 +200,9 @@ def _run_pending(
     failed: dict[str, RunRecord] = {}
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
-        for number, planned in enumerate(pending):
+        for planned in pending:
             if planned.block >= _take_looks(results, profile, planned.block, failed, listener.on_look):
                 break
-            before_run(pending[number:])
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
@@ -226,8 +220,7 @@ def _run_pending(
             _take_looks(results, profile, results.manifest().blocks, failed, listener.on_look)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
-            is_interrupt = isinstance(error, KeyboardInterrupt | OutOfTimeError)
-            set_state(results, "interrupted" if is_interrupt else "failed")
+            set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
     return Outcome(

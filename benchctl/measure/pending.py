@@ -29,11 +29,6 @@ class Here:
         self._engine = engine_for(profile.engine.kind)
         self._has_devices = self._engine.is_launched and self._engine.clock != "virtual"
 
-    @property
-    def gpu_names(self) -> list[str]:
-        """Names of the devices that this process can see; none for a simulator, which uses none."""
-        return [gpu.name for gpu in _inventory(os.environ.get(VARIABLE))] if self._has_devices else []
-
     def has_measured(self, record: RunRecord) -> bool:
         """True where runs that are measured here can be compared with a run of their block.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -247,12 +247,6 @@ class Submission(Document, frozen=True, kw_only=True):
     """Number of the array job, or of the job of a single block."""
     tasks: dict[str, int]
     """Block of each task, by the scheduler's name of the task: ``17_0``."""
-    submitted_at: str
-    """UTC, ISO 8601."""
-    argv: tuple[str, ...]
-    """The command, without secrets."""
-    cluster: dict[str, Any]
-    """The settings of ``cluster`` that it used."""
 
 
 def write_submission(results: Path, folder: Path, submission: Submission) -> None:

@@ -63,7 +63,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
     """Hold ``directory`` for this process. Raises UsageError when another one holds it."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        if not _is_granted(handle):
+        if not is_granted(handle):
             raise UsageError(
                 f"{directory}: another benchctl is measuring into this directory; "
                 "wait until it has ended, or stop it"
@@ -84,7 +84,7 @@ def owned_block(results: ResultDirectory, block: int, owner: Owner, *, takes_ove
     path = results.block(block).path / OWNER_FILE
     handle = os.open(inside(path, results.path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        is_free = _is_granted(handle)
+        is_free = is_granted(handle)
         former = owner_of(results, block)
         if not is_free:
             name = former or "another process"
@@ -140,7 +140,8 @@ def living_owner(results: ResultDirectory, block: int) -> Owner | None:
     return owner if is_held(results.block(block).path / OWNER_FILE) else None
 
 
-def _is_granted(handle: int) -> bool:
+def is_granted(handle: int) -> bool:
+    """Take the lock of an open file; False where another process keeps it for longer than a look takes."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
+from benchctl.cluster.slurm import ArrayJob, submit_blocks
 from benchctl.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -83,7 +83,7 @@ def per_task(slurm: Slurm, path: Path, tasks: int) -> None:
     script = path / "true.sh"
     script.write_text(f"#!/bin/sh\n#SBATCH --array=0-{tasks - 1}%1\n#SBATCH --gres=gpu:1\nsrun true\n")
     loaded = load_profile(str(profile))
-    array = ArrayJob(directory=path / "few", name="few", settings=loaded.cluster, num_gpus=1, argv=())
+    array = ArrayJob(path / "few", loaded)
     os.environ |= slurm.environment | {"PYTHONPATH": str(Path.cwd())}
     for _ in range(ROUNDS):
         idle_s = queue_s(slurm, lambda: slurm.command("sbatch", "--output=/dev/null", script)) / tasks

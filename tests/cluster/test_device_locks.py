@@ -49,7 +49,7 @@ def end(process):
 def test_a_device_is_held_by_one_process_at_a_time_and_its_holder_is_named():
     process, taken = other_process("GPU-a", "core-3")
     assert taken == "held"
-    refused = pytest.raises(HeldError, match=rf"^core-3 by process {process.pid} \(")
+    refused = pytest.raises(HeldError, match=rf"^core-3 is held by process {process.pid} \(")
     with refused, locked(["GPU-b", "core-2", "core-3"]):
         pass
     assert is_free("GPU-b"), "what was taken before the one that is held is given back"
@@ -73,7 +73,7 @@ def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
             pass_fds=locks,
         )
     second, taken = other_process("GPU-a")
-    assert taken.startswith("GPU-a by process ")
+    assert taken.startswith("GPU-a is held by process ")
     end(second)
     end(heir)
     assert is_free("GPU-a")

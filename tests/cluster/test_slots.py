@@ -31,7 +31,7 @@ def assert_disjoint(slots):
 
 def test_each_gpu_is_a_slot_with_cores_of_its_own_numa_node():
     host = host_of(num_gpus=8)
-    slots = slots_of_host(8, 1, host=host)
+    slots = slots_of_host(host, 8, 1)
     assert [slot.gpus for slot in slots] == [(f"GPU-{i}",) for i in range(8)]
     assert_disjoint(slots)
     assert {len(slot.cores) for slot in slots} == {4}, "two whole physical cores, each with its hardware threads"
@@ -41,18 +41,18 @@ def test_each_gpu_is_a_slot_with_cores_of_its_own_numa_node():
 
 
 def test_the_cores_of_a_device_do_not_depend_on_the_number_of_blocks_nor_on_hidden_devices():
-    alone = slots_of_host(1, 1, host=host_of(num_gpus=8, visible=(5,)))
+    alone = slots_of_host(host_of(num_gpus=8, visible=(5,)), 1, 1)
     (slot,) = alone
     assert slot.gpus == ("GPU-5",)
-    assert slot.cores == slots_of_host(8, 1, host=host_of(num_gpus=8))[5].cores
+    assert slot.cores == slots_of_host(host_of(num_gpus=8), 8, 1)[5].cores
 
 
 def test_devices_of_one_block_are_of_one_numa_node_as_far_as_they_go():
-    slots = slots_of_host(2, 3, host=host_of(num_gpus=8))
+    slots = slots_of_host(host_of(num_gpus=8), 2, 3)
     assert [slot.gpus for slot in slots] == [("GPU-0", "GPU-1", "GPU-2"), ("GPU-4", "GPU-5", "GPU-6")]
-    four = slots_of_host(2, 4, host=host_of(num_gpus=8))
+    four = slots_of_host(host_of(num_gpus=8), 2, 4)
     assert [len(slot.cores) for slot in four] == [16, 16]
-    six = slots_of_host(1, 6, host=host_of(num_gpus=8))
+    six = slots_of_host(host_of(num_gpus=8), 1, 6)
     assert len(six[0].gpus) == 6
 
 
@@ -75,46 +75,47 @@ def test_devices_of_one_block_are_of_one_numa_node_as_far_as_they_go():
 def test_without_cores_beside_every_device_all_cores_are_divided_equally(host):
     if not host.cores:
         with pytest.raises(UsageError, match="4 GPUs share 0 cores"):
-            slots_of_host(4, 1, host=host)
+            slots_of_host(host, 4, 1)
         return
-    slots = slots_of_host(4, 1, host=host)
+    slots = slots_of_host(host, 4, 1)
     assert_disjoint(slots)
     assert len({len(slot.cores) for slot in slots}) == 1
-    assert sum(len(slot.cores) for slot in slots) == host.num_threads
+    assert sum(len(slot.cores) for slot in slots) == sum(map(len, host.cores))
 
 
 def test_too_few_devices_are_refused_with_their_number():
     with pytest.raises(
-        UsageError, match=r"9 blocks at a time, each on 1 GPU, need 9, and there are 8 here; --p.* 8"
+        UsageError,
+        match=r"9 blocks at a time, each on 1 GPU, need 9, and of 8 here 8 .* --parallel 8 is",
     ):
-        slots_of_host(9, 1, host=host_of(num_gpus=8))
-    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and there are 8 here; --parallel 2 is"):
-        slots_of_host(3, 4, host=host_of(num_gpus=8))
-    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES leaves 2 of 8 here"):
-        slots_of_host(3, 1, host=host_of(num_gpus=8, visible=(1, 2)))
-    with pytest.raises(UsageError, match="no GPU is seen here"):
-        slots_of_host(1, 1, host=host_of())
+        slots_of_host(host_of(num_gpus=8), 9, 1)
+    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and of 8 here .* --parallel 2 is"):
+        slots_of_host(host_of(num_gpus=8), 3, 4)
+    with pytest.raises(UsageError, match="of 8 here 2 may be used"):
+        slots_of_host(host_of(num_gpus=8, visible=(1, 2)), 3, 1)
+    with pytest.raises(UsageError, match="of 0 here 0 may be used"):
+        slots_of_host(host_of(), 1, 1)
 
 
 def test_without_devices_blocks_get_equal_sets_of_whole_neighbouring_cores():
-    slots = slots_of_host(3, 0, host=host_of(num_nodes=1, cores_per_node=8))
+    slots = slots_of_host(host_of(num_nodes=1, cores_per_node=8), 3, 0)
     assert [slot.cores for slot in slots] == [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13)]
     assert all(slot.gpus == () for slot in slots)
 
 
 def test_too_few_cores_are_refused_with_their_number():
     host = host_of(num_nodes=1, cores_per_node=4)
-    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor.* 4 cores with 8 hardware threads \(0-7\)"):
-        slots_of_host(5, 0, host=host)
-    assert len(slots_of_host(8, 0, is_virtual=True, host=host)) == 8, "a virtual clock does not feel its neighbour"
+    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor.* 4 cores \(0-7\)"):
+        slots_of_host(host, 5, 0)
+    assert len(slots_of_host(host, 8, 0, is_virtual=True)) == 8, "a virtual clock does not feel its neighbour"
     with pytest.raises(UsageError, match="--parallel 8 is the most"):
-        slots_of_host(9, 0, is_virtual=True, host=host)
+        slots_of_host(host, 9, 0, is_virtual=True)
 
 
 def test_this_host_is_read_with_its_affinity(tmp_path):
     host = this_host()
     assert sorted(thread for core in host.cores for thread in core) == sorted(os.sched_getaffinity(0))
-    assert len(slots_of_host(len(host.cores), 0)) == len(host.cores)
+    assert len(slots_of_host(host, len(host.cores), 0)) == len(host.cores)
 
 
 def test_hardware_threads_of_one_core_are_found_in_the_system(tmp_path, monkeypatch):

@@ -108,13 +108,6 @@ def test_the_table_shows_each_remedy_below_its_finding_and_ends_with_a_verdict(t
     assert lines[-1].startswith("ready")
 
 
-def test_the_number_of_blocks_that_this_host_measures_at_a_time_is_told(tmp_path):
-    document = json.loads(doctor(tmp_path, "--json").stdout)
-    (check,) = (check for check in document["checks"] if check["name"] == "slots")
-    assert check["facts"]["num_gpus"] == 0
-    assert 1 <= check["facts"]["num_slots"] == check["facts"]["num_cores"] <= len(os.sched_getaffinity(0))
-
-
 def test_an_engine_that_is_asked_for_and_missing_exits_2_and_says_where_it_was_looked_for(tmp_path):
     code, is_ready, checks = document(tmp_path, "--engine", "vllm")
     assert (code, is_ready) == (2, False)

@@ -7,10 +7,8 @@
 import math
 import os
 import shlex
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
@@ -27,15 +25,13 @@ from benchctl.cli.screen import note, warn
 from benchctl.cluster.blocks import block_runs, check_block, run_block
 from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
 from benchctl.cluster.slots import Slot, check_beside, slots_for
-from benchctl.cluster.slurm import BlocksOnSlurm, logs_of, queued_blocks, require_slurm, time_left_in_job
-from benchctl.cluster.slurm_job import ArrayJob, submit_blocks
-from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
+from benchctl.cluster.slurm import ArrayJob, BlocksOnSlurm, queued_blocks, require_slurm, submit_blocks
+from benchctl.errors import RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.directory import reopen_experiment, undone_runs
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.interrupt import noting_interrupt
 from benchctl.measure.limits import shortfalls
-from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.telemetry.gpus import gpu_shortfalls, gpus_of_block
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
@@ -43,11 +39,8 @@ from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.units import count_of, duration
-from benchctl.untrusted.files import read_file
-from benchctl.untrusted.text import visible_lines
 from benchctl.workload.natural_lengths import KEY, needs_lengths
 
-_LINES_OF_LOG: Final = 20
 _END_LIMIT_S: Final = 60.0
 """Time beyond that of a server's own end for the processes of blocks to end when they are asked to."""
 
@@ -69,30 +62,15 @@ def check_slurm(profile: Profile, *, is_plan: bool) -> None:
     try:
         require_slurm()
     except UsageError as error:
-        if not is_plan:
-            raise
-        warn(str(error))
+        refuse(str(error), is_plan=is_plan)
 
 
 def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, is_plan: bool) -> None:
-    """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn.
-
-    Where either is unknown, that is a warning.
-    """
-    limit_s = profile.cluster.time_s
-    if limit_s is None:
-        warn("cluster.time is not set: blocks have the time limit of the partition, which is not checked")
-        return
-    estimate = estimate_plan(profile, requests)
+    """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn."""
+    limit_s, estimate = profile.cluster.time_s, estimate_plan(profile, requests)
     labels = [arm_label(variant, cell) for variant, cell in arms(profile)]
-    if not estimate.run_s.keys() >= set(labels):
-        warn(
-            f"the duration of a block is unknown here ({estimate.basis}); whether it fits into cluster.time "
-            f"({profile.cluster.time}) shows on the nodes"
-        )
-        return
-    needed_s = sum(estimate.run_s[label] for label in labels)
-    if needed_s > limit_s:
+    needed_s = sum(estimate.run_s.get(label, 0.0) for label in labels)
+    if limit_s is not None and needed_s > limit_s:
         limit = f"cluster.time is {profile.cluster.time}, {limit_s:.0f} s"
         needed = f"{count_of(len(labels), 'run')} needs about {needed_s:.0f} s ({estimate.basis})"
         refuse(f"{limit}, and one block of {needed}; raise cluster.time, or measure less in a run", is_plan=is_plan)
@@ -104,26 +82,21 @@ def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
         print("no block is left to submit")
         return
     directory = Path("DIR")
-    array = _array_job(directory, profile)
-    folder = directory / "submissions" / "UTC"
-    try:
-        text = array.script(folder, len(blocks))
-    except ImportError:
-        return  # told by check_slurm
-    print("job script, for sbatch:")
-    print(text.replace(str(Path.cwd() / directory), str(directory)))
-    print(f"each task measures one block; the first: {shlex.join(array.words(blocks[0]))}")
-    if len(blocks) == 1:
-        print(f"block {blocks[0]}: the only task, no array")
-    for index, block in enumerate(blocks if len(blocks) > 1 else ()):
-        print(f"array index {index}: block {block}")
+    array = ArrayJob(directory, profile)
+    with suppress(ImportError):  # told by check_slurm
+        text = array.script(directory / "submissions" / "UTC", len(blocks))
+        print("job script, for sbatch:")
+        print(text.replace(str(Path.cwd() / directory), str(directory)))
+        print(f"each task measures one block; the first: {shlex.join(array.words(blocks[0]))}")
+        for index, block in enumerate(blocks):
+            print(f"array index {index}: block {block}")
 
 
 def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOptions) -> Outcome | None:
     """Submit the blocks that are not done; returns their outcome, None when detached."""
     path, pending = results.path, undone_runs(results)
     go_on = shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
-    array = _array_job(path.resolve(), profile, _further_words(options))
+    array = ArrayJob(path.resolve(), profile, _further_words(options))
     tasks = queued_blocks(array.directory)
     blocks = sorted({planned.block for planned in pending} - set(tasks.values()))
     if tasks:
@@ -156,7 +129,18 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
             f"cancel: scancel {' '.join(watched.jobs)}; afterwards: {go_on}"
         )
         raise
-    _refuse_unfinished(path, watched, go_on)
+    if watched.given_up:
+        logs = ", ".join(f"{path}/submissions/*/{task}_0_log.out" for task in watched.given_up.values())
+        times = count_of(profile.cluster.resubmissions + 1, "time")
+        raise RunError(
+            f"{_blocks_text(watched.given_up)}: submitted {times}, and no task ended its block ({logs}); when the "
+            f"reason is removed, continue with: {go_on}",
+            cause="task-lost",
+        )
+    if watched.cancelled:
+        text = f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept"
+        note(f"{text}. Continue with: {go_on}")
+        raise typer.Exit(INTERRUPTED)
     return _outcome_elsewhere(results, pending)
 
 
@@ -167,15 +151,14 @@ def _outcome_elsewhere(
 
     The blocks ``of_others`` are left out.
     """
+    ours = [planned for planned in pending if planned.block not in of_others]
     states: Counter[str] = Counter()
-    for planned in pending:
-        if planned.block not in of_others:
-            with suppress(RecordError, OSError):
-                states[results.run(planned.run_id).read().state] += 1
-    num_ours = sum(planned.block not in of_others for planned in pending)
+    for planned in ours:
+        with suppress(RecordError, OSError):
+            states[results.run(planned.run_id).read().state] += 1
     return Outcome(
         num_done=states["done"],
-        num_failed=num_ours - states["done"] - states["suspect"],
+        num_failed=len(ours) - states["done"] - states["suspect"],
         num_suspect=states["suspect"],
         num_skipped=len(results.due_plan().runs) - len(pending),
     )
@@ -184,47 +167,6 @@ def _outcome_elsewhere(
 def _further_words(options: RunOptions) -> tuple[str, ...]:
     """Words of the command of each block that are those of this one."""
     return ("--keep-raw-logs",) if options.keep_raw_logs else ()
-
-
-def _array_job(directory: Path, profile: Profile, options: tuple[str, ...] = ()) -> ArrayJob:
-    return ArrayJob(
-        directory=directory,
-        name=profile.name,
-        settings=profile.cluster,
-        num_gpus=gpus_of_block(profile) or 0,
-        argv=redacted_argv(("benchctl", *sys.argv[1:])),
-        options=options,
-    )
-
-
-def _refuse_unfinished(path: Path, watched: BlocksOnSlurm, go_on: str) -> None:
-    """End the command where blocks were not measured: cancelled ones as interrupted, others as a failure."""
-    if watched.given_up:
-        block, task = next(iter(watched.given_up.items()))
-        times = count_of(watched.array.settings.resubmissions + 1, "time")
-        raise RunError(
-            f"{_blocks_text(watched.given_up)}: submitted {times}, and no task ended its block; when the reason is "
-            f"removed, continue with: {go_on}",
-            cause="task-lost",
-            log_tail=_log_tail(path, task, block),
-        )
-    if watched.cancelled:
-        note(
-            f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept. Continue with: "
-            f"{go_on}"
-        )
-        raise typer.Exit(INTERRUPTED)
-
-
-def _log_tail(path: Path, task: str, block: int) -> str:
-    """The last lines of the log of the last task of ``block``; empty where there is none."""
-    for log in logs_of(path, task):
-        try:
-            lines = read_file(log, within=path).decode(errors="replace").splitlines()
-        except (OSError, RecordError):
-            continue
-        return visible_lines("\n".join((f"block {block}, {log}:", *lines[-_LINES_OF_LOG:])))
-    return ""
 
 
 def _blocks_text(blocks: Iterable[int]) -> str:
@@ -253,7 +195,6 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
                 requests,
                 block,
                 listener,
-                time_left=_time_left(options.time_left),
                 keeps_raw_logs=options.keep_raw_logs,
                 takes_over=options.take_over,
             )
@@ -262,14 +203,6 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
         raise
     print(f"block {block}: {counts_text(outcome)}")
     return exit_code_of(outcome.num_failed, outcome.num_suspect)
-
-
-def _time_left(given_s: float | None) -> Callable[[], float | None]:
-    """The seconds until this process must end, as the user gave them at its start, else as Slurm tells them."""
-    if given_s is None:
-        return time_left_in_job()
-    ends_s = time.monotonic() + given_s
-    return lambda: ends_s - time.monotonic()
 
 
 def print_tasks(results: ResultDirectory) -> None:
@@ -297,11 +230,8 @@ def _held(profile: Profile, num: int) -> AbstractContextManager[tuple[Slot, ...]
 
 def print_slots(profile: Profile, requests: Sequence[PreparedRequest], num: int) -> None:
     """Print the devices and cores of each slot, and the expected duration with ``num`` blocks at a time."""
-    try:
-        slots = slots_for(profile, num)[:num]
-    except UsageError:
-        return  # told by check_slots
-    _tell_slots(profile, requests, slots)
+    with suppress(UsageError):  # told by check_slots
+        _tell_slots(profile, requests, slots_for(profile, num)[:num])
 
 
 def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Sequence[Slot]) -> None:
@@ -324,57 +254,30 @@ def measure_on_slots(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], options: RunOptions
 ) -> Outcome:
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
-    num = options.parallel or 1
-    command = ["benchctl", "run", "--resume", str(results.path), "--on", "local", "--parallel", str(num)]
+    num, path = options.parallel or 1, results.path
+    command = ["benchctl", "run", "--resume", str(path), "--on", "local", "--parallel", str(num)]
     with _held(profile, num) as slots:
         _tell_slots(profile, requests, slots)
         pending = undone_runs(results)
-        with advising(f"Continue with: {shlex.join(command)}"):
-            blocks = _hand_out(results, profile, slots, pending, options)
-    _tell_left(results, blocks)
-    if pending and len(blocks.of_others) == len({planned.block for planned in pending}):
-        raise UsageError(
-            f"{results.path}: every block that is left is being measured by other processes; 'benchctl watch "
-            f"{shlex.quote(str(results.path))}' shows them"
-        )
-    return _outcome_elsewhere(results, pending, blocks.of_others)
+        blocks = BlocksOnSlots(results, slots, pending, _further_words(options))
+        with advising(f"Continue with: {shlex.join(command)}"), noting_interrupt() as has_come:
 
+            def is_over() -> bool:
+                if not has_come():
+                    blocks.advance()
+                return blocks.is_over or has_come()
 
-def _hand_out(
-    results: ResultDirectory,
-    profile: Profile,
-    slots: Sequence[Slot],
-    pending: Sequence[PlannedRun],
-    options: RunOptions,
-) -> BlocksOnSlots:
-    """Measure the blocks of ``pending``; returns what became of those that were not measured."""
-    blocks = BlocksOnSlots(results, slots, pending, _further_words(options))
-    with noting_interrupt() as has_come:
-
-        def is_over() -> bool:
-            if not has_come():
-                blocks.advance()
-            return blocks.is_over or has_come()
-
-        is_quiet = options.is_quiet or bool(os.environ.get("CI"))
-        try:
-            show_until_done(results, is_over, is_quiet=is_quiet, width=len(slots))
-        finally:
-            blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)
-    return blocks
-
-
-def _tell_left(results: ResultDirectory, blocks: BlocksOnSlots) -> None:
-    """Print which blocks were not measured here, and why. Raises the kind of error with which one was refused."""
-    for block in blocks.of_others:
-        warn(f"block {block} is measured by another process; 'benchctl watch {results.path}' shows it")
-    for left in blocks.left:
-        end = f"by signal {-left.code}" if left.code < 0 else f"with exit code {left.code}"
-        warn(f"block {left.process.block} was given up: its process ended twice, {end}; {left.process.log}")
+            is_quiet = options.is_quiet or bool(os.environ.get("CI"))
+            try:
+                show_until_done(results, is_over, is_quiet=is_quiet, width=len(slots))
+            finally:
+                blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)
+    for process in blocks.given_up:
+        warn(f"block {process.block} was given up: its process ended twice; {process.log}")
     if blocks.refused is not None:
-        process = blocks.refused.process
-        kinds: tuple[type[BenchctlError], ...] = (InvalidDataError, RunError)
-        kind = next((each for each in kinds if each.exit_code == blocks.refused.code), UsageError)
-        error = kind(f"block {process.block} could not be measured, and no other was begun after it: {process.log}")
-        error.log_tail, error.log_title = process.last_lines(), "its log ends"
-        raise error
+        raise blocks.refused.refusal()
+    for block in blocks.of_others:
+        warn(f"block {block} is measured by another process; 'benchctl watch {path}' shows it")
+    if pending and len(blocks.of_others) == len({planned.block for planned in pending}):
+        raise UsageError(f"{path}: every block that is left is being measured by other processes")
+    return _outcome_elsewhere(results, pending, blocks.of_others)

@@ -26,8 +26,7 @@ from benchctl.cli.options import (
     complete_profile,
 )
 from benchctl.cli.screen import folding_console, tell
-from benchctl.cluster.slots import slots_check
-from benchctl.cluster.slurm import slurm_checks
+from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing import INSTALLABLE, device_here, install_engine, recipe_for
@@ -240,8 +239,7 @@ def doctor(
         planned = load_profile(profile, engine=engine[0] if engine else None, overrides=overrides or [])
     elif overrides:
         raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
-    machine = inspect_machine(output_dir, needed, planned, needs_gpu=gpu)
-    checks = (*machine, slots_check(), *slurm_checks())
+    checks = (*inspect_machine(output_dir, needed, planned, needs_gpu=gpu), slurm_check())
     missing = obstacles(checks)
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
     tell(document, *_check_lines(checks, missing), as_json=as_json)

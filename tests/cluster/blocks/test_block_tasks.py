@@ -71,19 +71,6 @@ def test_a_stopping_rule_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_block_that_does_not_fit_into_the_time_left_is_not_begun(tmp_path):
-    path = prepared_directory(tmp_path)
-    assert run_task(path, 0, "--time-left", "600").returncode == 0
-    late = run_task(path, 1, "--time-left", "0.2")
-    assert late.returncode == 130
-    assert "2 runs of block 1 would take about" in late.stderr
-    assert "and 0 s are left; nothing of that was begun" in late.stderr
-    assert records(path, 1) == []
-    assert owner_of(ResultDirectory(path), 1) is None
-    assert run_task(path, 1, "--time-left", "600").returncode == 0
-    assert_whole(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_every_process_of_a_task_ends_its_run_as_interrupted(tmp_path, number):

@@ -35,15 +35,18 @@ class Process:
 
 
 class Handing:
-    """The handing out of blocks whose n-th process runs the n-th code given for it, or else the last."""
+    """The handing out of blocks whose n-th process runs the n-th code given for it, or else the last.
 
-    def __init__(self, monkeypatch, codes, slots=TWO, fates=None, begun_on=None):
-        fates = fates or {0: "ended"}
+    No run of theirs ends; ``of_others`` have another owner.
+    """
+
+    def __init__(self, monkeypatch, codes, slots=TWO, of_others=(), begun_on=None):
         self.started = []
         self._codes = {block: list(given) for block, given in codes.items()}
         monkeypatch.setattr(local, "BlockProcess", self._start)
-        monkeypatch.setattr(local, "fate_of", lambda _results, _block, code: fates.get(code, "died"))
-        monkeypatch.setattr(local, "devices_begun_on", lambda *_: begun_on or {})
+        monkeypatch.setattr(local, "has_ended", lambda _results, _block: False)
+        monkeypatch.setattr(local, "living_owner", lambda _results, block: block if block in of_others else None)
+        monkeypatch.setattr(local, "devices_begun_on", lambda _results: begun_on or {})
         runs = [PlannedRun(index=i, run_id=f"r{i}", block=i, position=0, variant="a", cell={}) for i in codes]
         self.blocks = BlocksOnSlots(ResultDirectory("unread"), slots, runs)
 
@@ -73,20 +76,17 @@ def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once(monk
     handing = Handing(monkeypatch, {0: ["import time; time.sleep(0.3)"], 1: [killed, "0"], 2: [killed]}).run()
     assert [slot for block, slot in handing.started if block == 1] == [1, 1]
     assert [block for block, _ in handing.started].count(2) == 2
-    (left,) = handing.blocks.left
-    assert (left.process.block, left.code) == (2, -9)
+    assert [(process.block, process.poll()) for process in handing.blocks.given_up] == [(2, -9)]
 
 
 def test_a_block_that_is_refused_ends_the_handing_out(monkeypatch):
-    handing = Handing(
-        monkeypatch, {block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1], fates={2: "refused"}
-    ).run()
+    handing = Handing(monkeypatch, {block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1]).run()
     assert handing.started == [(0, 0)]
     assert handing.blocks.refused is not None
 
 
 def test_a_block_that_another_process_measures_is_left_to_it(monkeypatch):
-    handing = Handing(monkeypatch, {0: ["os._exit(2)"], 1: ["0"]}, fates={0: "ended", 2: "of others"}).run()
+    handing = Handing(monkeypatch, {0: ["os._exit(2)"], 1: ["0"]}, of_others={0}).run()
     assert handing.blocks.of_others == [0]
     assert handing.blocks.refused is None
     assert len(handing.started) == 2
@@ -123,12 +123,12 @@ def test_slots_that_another_benchctl_has_are_passed_over_and_its_process_is_name
         with held_slots(slots, 1, is_virtual=False) as others:
             assert [each.index for each in others] == [2]
         with (
-            pytest.raises(UsageError, match=r"1 of 3 slots are free; held are GPU-0 by process \d+ .*--parallel 1"),
+            pytest.raises(UsageError, match=r"1 of 3 slots are free: GPU-0 is held by process \d+ .*--parallel 1"),
             held_slots(slots, 2, is_virtual=False),
         ):
             pass
         cores = [Slot(index=0, cores=(1,))]
-        with pytest.raises(UsageError, match="core-1 by process"), held_slots(cores, 1, is_virtual=False):
+        with pytest.raises(UsageError, match="core-1 is held by process"), held_slots(cores, 1, is_virtual=False):
             pass
         with held_slots(cores, 1, is_virtual=True):
             pass

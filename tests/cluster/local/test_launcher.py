@@ -11,6 +11,7 @@ import pytest
 
 from benchctl.cluster.local import PARENT_VARIABLE, BlockProcess
 from benchctl.cluster.slots import Slot
+from benchctl.errors import UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell of the end of a parent")
 ENDS_WITH_PARENT = "from benchctl.cluster.local import end_with_parent; end_with_parent()"
@@ -24,11 +25,13 @@ def test_the_process_has_the_cores_and_devices_of_its_slot_and_ours_do_not_chang
     assert started.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert os.sched_getaffinity(0) == before
     process.wait(60)
-    assert process.log == tmp_path / "logs/b003-1.log"
-    assert "is not a result directory" in process.last_lines()
+    assert process.log == tmp_path / "logs/b003.log"
+    refusal = process.refusal()
+    assert isinstance(refusal, UsageError)
+    assert "is not a result directory" in refusal.log_tail
     second = BlockProcess(tmp_path, 3, Slot(index=0))
-    assert second.log == tmp_path / "logs/b003-2.log"
     second.wait(60)
+    assert second.log.read_text().count("is not a result directory") == 2
 
 
 def test_a_process_whose_parent_has_ended_meanwhile_ends():

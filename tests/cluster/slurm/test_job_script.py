@@ -9,15 +9,16 @@ import pytest
 from support.cli import benchctl
 from support.slurm import states, write_profile
 
-from benchctl.cluster.slurm_job import ArrayJob, variables_not_passed_on
+from benchctl.cluster.slurm import ArrayJob, is_passed_on
+from benchctl.profile.load import load_profile
 from benchctl.profile.sections import ClusterSettings
 
 DIRECTORY = Path("/shared/results/d")
 
 
 def array_job(directory: Path = DIRECTORY, num_gpus: int = 1, **keys: object) -> ArrayJob:
-    settings = ClusterSettings.model_validate(keys)
-    return ArrayJob(directory=directory, name="sweep", settings=settings, num_gpus=num_gpus, argv=())
+    settings = ClusterSettings.model_validate({"gpus_per_block": num_gpus, **keys})
+    return ArrayJob(directory, load_profile("ci-smoke").model_copy(update={"cluster": settings}))
 
 
 def script(num_blocks: int = 3, num_gpus: int = 1, **keys: object) -> str:
@@ -73,7 +74,7 @@ def test_apptainer_runs_the_block_with_the_devices_and_the_directory(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "is_passed_on"),
+    ("name", "is_expected"),
     [
         ("CUDA_VISIBLE_DEVICES", False),
         ("SLURM_JOB_ID", False),
@@ -85,5 +86,5 @@ def test_apptainer_runs_the_block_with_the_devices_and_the_directory(tmp_path: P
         ("PATH", True),
     ],
 )
-def test_tasks_inherit_everything_but_what_belongs_to_the_login_or_to_another_job(name: str, is_passed_on: bool):
-    assert variables_not_passed_on([name]) == (() if is_passed_on else (name,))
+def test_tasks_inherit_everything_but_what_belongs_to_the_login_or_to_another_job(name: str, is_expected: bool):
+    assert is_passed_on(name) is is_expected
