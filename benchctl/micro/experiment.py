@@ -120,25 +120,25 @@ def cells_of_points(points: Sequence[ForwardPoint]) -> tuple[Cell, ...]:
     context of all, and ``new_tokens`` says how many tokens follow.
     """
     names_new_tokens = any(point.phase == "prefill" and point.context_tokens for point in points)
-    return tuple(_cell(point, names_new_tokens=names_new_tokens) for point in points)
-
-
-def _cell(point: ForwardPoint, *, names_new_tokens: bool) -> Cell:
-    cell: Cell = {"phase": point.phase, "batch_size": point.batch_size}
-    if names_new_tokens:
-        return {**cell, "length": point.context_tokens, "new_tokens": point.new_tokens}
-    return {**cell, "length": point.context_tokens if point.phase == "decode" else point.new_tokens}
+    cells: list[Cell] = []
+    for point in points:
+        is_of_context = names_new_tokens or point.phase == "decode"
+        cell: Cell = {"phase": point.phase, "batch_size": point.batch_size}
+        cell["length"] = point.context_tokens if is_of_context else point.new_tokens
+        cells.append({**cell, "new_tokens": point.new_tokens} if names_new_tokens else cell)
+    return tuple(cells)
 
 
 def _engine_options(settings: PassSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {
+    options = {
         "device": settings.device,
         "dtype": settings.dtype,
         "kv_layout": settings.kv_layout,
         "replays": -(-settings.replays // max(settings.blocks, 1)),
+        "python": settings.python,
+        "threads": settings.threads,
     }
-    chosen = {"python": settings.python, "threads": settings.threads}
-    return options | {name: value for name, value in chosen.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _slug(name: str) -> str:

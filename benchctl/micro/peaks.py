@@ -15,7 +15,7 @@ from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.roofline import forward_flops, roofline_ns, weight_read_bytes
 from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.micro.worker import WorkerInfo, WorkerSettings, find_torch_python, started_worker
+from benchctl.micro.worker import ELEMENT_BYTES, WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.profile.choices import DataType, ForwardPoint
 from benchctl.records.peaks import (
     QUANTITIES,
@@ -40,7 +40,11 @@ LEAST_CACHES: Final = 4
 """Buffers of so many last-level caches at least measure the memory."""
 _BUSY_S: Final = 0.5
 """Time over which the use of the machine by others is observed."""
-_ELEMENT_BYTES: Final[dict[DataType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CACHES: Final = 8
+"""Buffers are as many times the last-level cache."""
+_LEAST_BUFFER_BYTES: Final = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
+_MOST_MEMORY: Final = 8
+"""A buffer takes no more of the device's free memory than 1 / 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Peaks:
 
 def pass_bytes(shape: ModelShape, point: ForwardPoint, dtype: DataType) -> int:
     """Weights of all projections and the head once, and keys and values of all tokens in the cache."""
-    element_bytes = _ELEMENT_BYTES[dtype]
+    element_bytes = ELEMENT_BYTES[dtype]
     tokens = point.batch_size * (point.context_tokens + point.new_tokens)
     return weight_read_bytes(shape, element_bytes) + tokens * shape.kv_bytes_per_token(element_bytes)
 
@@ -194,14 +198,21 @@ def measure_roofline(
 ) -> MeasuredPeaks:
     """Measure one device of this machine: ``cpu``, ``cuda:N``, or by default the first GPU or else the CPU.
 
-    ``threads`` are those of a CPU, by default one on each core that may be used; ``effort`` has the fields of
-    ``inside.peaks.PeakSettings``. Raises UsageError and EngineUnavailableError as ``started_worker`` does.
+    ``threads`` are those of a CPU, by default one on each core that may be used; ``effort`` is that of
+    ``inside.peaks.measure_peaks``. Raises UsageError and EngineUnavailableError as ``started_worker`` does.
     """
     device = device or ("cuda:0" if gpu_inventory() else "cpu")
     busy_frac = psutil.cpu_percent(_BUSY_S) / 100
     settings = WorkerSettings(python=str(find_torch_python(python)), device=device, threads=threads)
     with started_worker(settings) as worker:
+        effort["buffer_bytes"] = effort.get("buffer_bytes") or default_buffer_bytes(worker.info)
         return judged_peaks(worker.info, worker.ask(**effort), busy_frac=busy_frac)
+
+
+def default_buffer_bytes(info: WorkerInfo) -> int:
+    """Bytes of the buffers of copies and sums: well beyond the last-level cache, and a part of what is free."""
+    least_bytes = _LEAST_BUFFER_BYTES[info.device.partition(":")[0]]
+    return min(max(_CACHES * (info.cache_bytes or 0), least_bytes), info.free_bytes // _MOST_MEMORY)
 
 
 def judged_peaks(info: WorkerInfo, answer: dict[str, object], *, busy_frac: float | None) -> MeasuredPeaks:

@@ -88,8 +88,9 @@ def measure_passes(
         try:
             worker = workers.of(planned.block)
             shape, (point, _) = shape_for(settings.model), options.forward_pass
+            about = {"model": settings.model, "server.num_params": shape.num_params()}
             journal.update(
-                effective_config={"model": settings.model, **_configuration(options, worker.info)},
+                effective_config={**about, **_configuration(options, worker.info)},
                 engine_version=worker.info.torch_version,
                 floor_ns=None if peaks is None else peaks.floor_ns(shape, point, options.dtype),
             )

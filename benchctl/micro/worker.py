@@ -8,11 +8,13 @@ with torch takes seconds.
 import contextlib
 import os
 import select
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import psutil
@@ -20,18 +22,19 @@ import psutil
 from benchctl.costs.model_shape import ModelShape
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_problem
 from benchctl.errors import BenchctlError, EngineUnavailableError, RunError, UsageError
+from benchctl.measure.machine import cpu_model
 from benchctl.measure.server.health import ServerLog, Shortage, describe_end
-from benchctl.measure.server.process import Supervised, descendants
-from benchctl.measure.server.supervise import Launched
+from benchctl.measure.server.process import is_alive
 from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode
-from benchctl.units import MS_PER_S
+from benchctl.units import GIB, MS_PER_S
 from benchctl.untrusted.secrets import environment_redactor
 
 _PROGRAM: Final = Path(__file__).parent / "inside" / "program.py"
 _TORCH: Final = ("torch",)
 _ANSWER_LIMIT_S: Final = 3600.0
 """Time for one answer at most, after which the worker counts as stuck."""
-_STOP_GRACE_S: Final = 2.0
+_CORES: Final = Path("/sys/devices/system/cpu")
+ELEMENT_BYTES: Final[dict[DataType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _UNINHERITED: Final = frozenset({"PYTHONPATH", "PYTHONHOME"})
 """Variables that would lead the worker's interpreter to the packages of this one."""
 
@@ -44,7 +47,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape | None = None
     """The model whose passes are measured; None for a worker that measures the peaks of its device."""
     points: tuple[ForwardPoint, ...] = ()
-    """Passes that must fit into memory, each by itself."""
+    """Passes that must fit into memory, one at a time."""
     device: str = "cpu"
     """``cpu``, ``cuda`` or ``cuda:N``."""
     dtype: DataType = "float32"
@@ -69,10 +72,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     float32_precision: str
     """Arithmetic of float32 products on a GPU: ``highest`` is float32 itself, ``high`` TF32."""
     free_bytes: int
-    """Free memory of the device beside the weights."""
+    """Free memory of the device before the worker takes any."""
     total_bytes: int
-    num_params: int | None = None
-    """Parameters of the model, counted in its tensors."""
     device_uuid: str | None = None
     """That of a GPU, as NVML spells it."""
     compute_capability: str | None = None
@@ -101,27 +102,16 @@ class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces of memory that the device handed out during the replays; 0 where buffers hold everything."""
     num_operators: int | None = None
     """Operators that one pass calls: in mode ``eager`` about as many launches."""
-    output_difference: float | None = None
-    """Largest difference between the outputs of ``graph`` and ``eager``, in units of the largest; None for
-    ``eager``.
-    """
 
 
 class Worker:
     """A running worker; made by ``started_worker``."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        process: Supervised,
-        to_worker: IO[bytes],
-        from_worker: IO[bytes],
-        log: ServerLog,
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, process: subprocess.Popen[bytes], log: ServerLog) -> None:
         self._python, self._process, self._log = settings.python, process, log
-        self._to_worker, self._from_worker = to_worker, from_worker
         self._shortage = Shortage(Path(tempfile.gettempdir()))
-        self.info = msgspec.convert(self._answer(settings.start_limit_s), WorkerInfo)
+        about = _about_this_cpu() if settings.device == "cpu" else {}
+        self.info = msgspec.convert(about | self._answer(settings.start_limit_s), WorkerInfo)
 
     @property
     def pid(self) -> int:
@@ -129,7 +119,10 @@ class Worker:
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the worker."""
-        return descendants(self._process.supervisor_pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            return [each for each in (process, *process.children(recursive=True)) if is_alive(each)]
+        return []
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         """Times of ``replays`` passes after ``warmups``.
@@ -142,13 +135,15 @@ class Worker:
 
     def ask(self, **arguments: Any) -> dict[str, Any]:
         """The answer to a line of these arguments. Raises as ``measure`` does."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker, as below
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer will say so
-            self._to_worker.write(msgspec.json.encode(arguments) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(arguments) + b"\n")
         return self._answer(_ANSWER_LIMIT_S)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
-        poll = select.poll()
-        poll.register(self._from_worker, select.POLLIN)
+        answers, poll = self._process.stdout, select.poll()
+        assert answers is not None  # noqa: S101
+        poll.register(answers, select.POLLIN)
         if not poll.poll(limit_s * MS_PER_S):
             raise RunError(
                 f"the worker of {self._python} has not answered for {limit_s:.0f} s; look at its device, and "
@@ -156,7 +151,7 @@ class Worker:
                 cause="stuck",
                 log_tail=self._log.tail(),
             )
-        line = self._from_worker.readline()
+        line = answers.readline()
         if not line.endswith(b"\n"):
             raise self._death()
         try:
@@ -192,36 +187,75 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
     """
     if settings.shape is not None:
         check_measurable(settings.shape)
+        _check_memory(settings, settings.shape)
     env = {name: value for name, value in os.environ.items() if name not in _UNINHERITED}
+    argv = [settings.python, str(_PROGRAM), msgspec.json.encode(settings).decode()]
     with tempfile.TemporaryDirectory(prefix="benchctl-worker-") as directory:
-        log = Path(directory) / "worker.log"
-        source, to_worker = os.pipe()
-        from_worker, output = os.pipe()
+        path = Path(directory) / "worker.log"
+        with path.open("wb") as output, contextlib.closing(ServerLog(path, environment_redactor())) as log:
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    bufsize=0,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineUnavailableError(
+                    f"--python {settings.python} cannot be started: {error}; name an interpreter that has torch"
+                ) from error
+            with process:
+                try:
+                    yield Worker(settings, process, log)
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # it has nothing to keep
+
+
+def _check_memory(settings: WorkerSettings, shape: ModelShape) -> None:
+    """Raises UsageError where the weights, and keys and values of a pass, are more than this machine has free.
+
+    Its system would not refuse them, but end programs; a GPU refuses what it cannot hold.
+    """
+    element = ELEMENT_BYTES[settings.dtype]
+    weights, free = shape.num_params() * element, psutil.virtual_memory().available
+    tokens = max((each.batch_size * (each.context_tokens + each.new_tokens) for each in settings.points), default=0)
+    cache = tokens * shape.kv_bytes_per_token(element)
+    if settings.device == "cpu" and weights + cache > free:
+        raise UsageError(
+            f"the weights of {shape.name!r} in {settings.dtype} need {weights / GIB:.2f} GiB, keys and values up "
+            f"to {cache / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; choose a smaller model, a smaller batch "
+            "size, fewer tokens or a dtype of 2 bytes, or end the programs that hold memory"
+        )
+
+
+def _about_this_cpu() -> dict[str, Any]:
+    """What a worker on this CPU need not ask torch."""
+    memory = psutil.virtual_memory()
+    return {
+        "device_name": cpu_model() or "cpu",
+        "free_bytes": memory.available,
+        "total_bytes": memory.total,
+        "cache_bytes": cpu_cache_bytes(os.sched_getaffinity(0)),
+    }
+
+
+def cpu_cache_bytes(cores: Iterable[int], directory: Path = _CORES) -> int | None:
+    """The last cache of these cores, one that several share counted once; None where the system does not say."""
+    sizes: dict[str, int] = {}
+    for core in cores:
+        last = max((directory / f"cpu{core}" / "cache").glob("index[0-9]"), default=None)
+        if last is None:
+            return None
         try:
-            launched = Launched(
-                argv=[settings.python, str(_PROGRAM), msgspec.json.encode(settings).decode()],
-                env=env,
-                raw_log=str(log),
-                pipes=(source, output),
-            )
-            process = Supervised(launched)
-        except OSError as error:
-            raise EngineUnavailableError(
-                f"--python {settings.python} cannot be started: {error}; name an interpreter that has torch"
-            ) from error
-        finally:
-            os.close(source)
-            os.close(output)
-        server_log = ServerLog(log, environment_redactor())
-        try:
-            with (
-                os.fdopen(to_worker, "wb", buffering=0) as questions,
-                os.fdopen(from_worker, "rb") as answers,
-            ):
-                yield Worker(settings, process, questions, answers, server_log)
-        finally:
-            process.stop(_STOP_GRACE_S)
-            server_log.close()
+            shared, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[shared] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            return None
+    return sum(sizes.values())
 
 
 def check_measurable(shape: ModelShape) -> None:

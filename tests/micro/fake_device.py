@@ -19,9 +19,8 @@ class FakeDevice:
 
     clock = "device"
 
-    def __init__(self, *, fails_to_capture=None, allocations=(), free_bytes=lambda: 1 << 40):
+    def __init__(self, *, fails_to_capture=None, allocations=()):
         self.calls, self.now_ns = [], 0
-        self.free_bytes = free_bytes
         self.fails_to_capture = fails_to_capture
         self._allocations = itertools.chain(allocations, itertools.repeat(0))
 

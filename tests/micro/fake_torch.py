@@ -29,8 +29,6 @@ class FakeTorch(types.ModuleType):
             CUDAGraph=lambda: FakeGraph(self),
             memory_stats=lambda: {"num_device_alloc": 4},
             mem_get_info=lambda: (1_000, 9_000),
-            memory_reserved=lambda: 500,
-            memory_allocated=lambda: 200,
             get_device_properties=lambda _: types.SimpleNamespace(
                 name="Fake 100", total_memory=9_000, major=9, minor=0, multi_processor_count=132, uuid="0-1-2"
             ),

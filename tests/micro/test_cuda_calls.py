@@ -6,8 +6,9 @@ import sys
 import pytest
 from fake_torch import FakeTorch
 
-from benchctl.micro.inside.dimensions import WorkerError
+from benchctl.micro.inside import WorkerError
 from benchctl.micro.inside.replays import timed_replays
+from benchctl.micro.worker import cpu_cache_bytes
 
 DEVICES = "benchctl.micro.inside.replays"
 
@@ -78,11 +79,10 @@ def test_work_that_fails_in_a_capture_is_the_error_although_its_end_fails_too(fa
         device.capture(lambda: torch.note("work"), 3)
 
 
-def test_free_memory_is_what_the_driver_has_and_what_torch_holds_unused(fake_devices):
+def test_a_device_describes_itself_and_its_free_memory(fake_devices):
     devices, _ = fake_devices()
-    device = devices.open_device("cuda:0")
-    assert device.free_bytes() == 1_000 + 500 - 200
-    described = device.describe()
+    described = devices.open_device("cuda:0").describe()
+    assert described["free_bytes"] == 1_000
     assert described["device_uuid"] == "GPU-0-1-2"
     assert described["compute_capability"] == "9.0"
 
@@ -103,19 +103,18 @@ def test_a_device_that_is_not_there_is_refused_by_name(fake_devices, num_devices
     assert caught.value.kind in {"device", "settings"}
 
 
-def test_a_cache_that_cores_share_counts_once(fake_devices, tmp_path):
-    devices, _ = fake_devices()
+def test_a_cache_that_cores_share_counts_once(tmp_path):
     for core, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
         for level, size in enumerate(["32K", "1024K", "32768K"], 1):
             cache = tmp_path / f"cpu{core}" / "cache" / f"index{level}"
             cache.mkdir(parents=True)
             (cache / "shared_cpu_list").write_text(f"{shared}\n")
             (cache / "size").write_text(f"{size}\n")
-    assert devices.cpu_cache_bytes([0, 1], tmp_path) == 32 << 20
-    assert devices.cpu_cache_bytes([0, 1, 3], tmp_path) == 64 << 20
-    assert devices.cpu_cache_bytes([7], tmp_path) is None
+    assert cpu_cache_bytes([0, 1], tmp_path) == 32 << 20
+    assert cpu_cache_bytes([0, 1, 3], tmp_path) == 64 << 20
+    assert cpu_cache_bytes([7], tmp_path) is None
     (tmp_path / "cpu0" / "cache" / "index3" / "size").unlink()
-    assert devices.cpu_cache_bytes([0], tmp_path) is None
+    assert cpu_cache_bytes([0], tmp_path) is None
 
 
 def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
@@ -127,6 +126,5 @@ def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
     ends = [start + duration for start, duration in zip(times["start_ns"], times["duration_ns"], strict=True)]
     assert all(end <= start for end, start in zip(ends, times["start_ns"][1:], strict=False))
     assert torch.calls == []
-    assert device.free_bytes() > 0
     with pytest.raises(WorkerError, match="mode graph needs a CUDA device"):
         device.capture(lambda: None, 3)

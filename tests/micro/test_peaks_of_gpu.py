@@ -4,7 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+from support.fake_passes import A100, info_of
+
+from benchctl.micro.peaks import default_buffer_bytes
 
 PROGRAM = Path(__file__).parent / "programs" / "peaks_without_device.py"
 
@@ -43,8 +47,14 @@ def test_the_graph_is_captured_once_after_a_warm_up_on_a_side_stream(answer) -> 
     assert notes[: notes.index("capture")].count("wait for stream") == 2
 
 
-def test_a_single_gpu_has_no_all_reduce_and_buffers_are_well_beyond_its_cache(answer) -> None:
+def test_a_single_gpu_has_no_all_reduce(answer) -> None:
     peaks = answer["peaks"]
     assert "all-reduce" not in {each["quantity"] for each in peaks["series"]}
     assert peaks["unmeasured"] == {}
-    assert peaks["buffer_bytes"] >= 8 * 50 * 2**20
+
+
+def test_buffers_are_well_beyond_the_cache_and_a_part_of_what_is_free() -> None:
+    info = msgspec.structs.replace(info_of(A100), device="cuda:0", cache_bytes=50 * 2**20, free_bytes=80 * 2**30)
+    assert default_buffer_bytes(info) == 2 * 2**30
+    assert default_buffer_bytes(msgspec.structs.replace(info, cache_bytes=2**30)) == 8 * 2**30
+    assert default_buffer_bytes(msgspec.structs.replace(info, free_bytes=2**30)) == 2**27

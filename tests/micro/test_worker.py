@@ -37,7 +37,6 @@ def worker(settings):
 def test_a_worker_describes_itself(worker, torch_python):
     info = worker.info
     assert info.device == "cpu"
-    assert info.num_params == TINY.num_params()
     assert info.num_threads == 1
     assert 0 < info.free_bytes <= info.total_bytes
     assert Path(info.python).samefile(torch_python)
@@ -62,16 +61,13 @@ def test_every_replay_has_a_start_and_a_duration_on_one_clock(worker, point):
     assert times.start_ns[-1] + times.duration_ns[-1] < after_ns
     assert sum(times.duration_ns) <= times.wall_ns < after_ns - before_ns
     assert times.num_allocations == 0
-    assert times.output_difference is None
 
 
 def test_a_failure_is_one_message_and_the_worker_goes_on(worker):
     with pytest.raises(UsageError, match="mode graph needs a CUDA device, and this worker runs on cpu"):
         worker.measure(DECODE, "graph", warmups=1, replays=1)
     huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
-    with pytest.raises(
-        UsageError, match=r"1000000 sequences .* of tiny in float32 on cpu: keys and values need"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"memory ran out \(.*can't allocate memory.*\)") as caught:
         worker.measure(huge, "eager", warmups=1, replays=1)
     assert caught.value.exit_code == 2
     assert "choose a smaller batch size" in str(caught.value)
@@ -90,7 +86,7 @@ def test_paged_and_contiguous_caches_and_each_dtype_are_measured(settings):
 def test_a_worker_does_not_start_where_one_of_its_points_cannot_fit(settings):
     huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
     with (
-        pytest.raises(UsageError, match=r"1000000 sequences .*: keys and values need"),
+        pytest.raises(UsageError, match=r"keys and values up to [\d.]+ GiB, and [\d.]+ GiB are free"),
         started_worker(msgspec.structs.replace(settings, points=(DECODE, huge))),
     ):
         pass
@@ -124,7 +120,7 @@ def test_a_device_that_this_torch_does_not_see_is_refused(settings):
 def test_a_model_that_does_not_fit_is_refused_before_it_is_allocated(settings):
     vast = dataclasses.replace(TINY, name="vast", hidden=1 << 16, ffn=1 << 20, layers=100)
     with (
-        pytest.raises(UsageError, match=r"the weights of vast in float32 on cpu need [\d.]+ GiB, and .* are free"),
+        pytest.raises(UsageError, match=r"the weights of 'vast' in float32 need [\d.]+ GiB, .* are free"),
         started_worker(msgspec.structs.replace(settings, shape=vast)),
     ):
         pass

@@ -50,7 +50,6 @@ class Supervised:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=launched.pipes,
             )
         self._tell(json.dumps(launched._asdict()))
         self._await("started", "refused")

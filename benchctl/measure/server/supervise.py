@@ -62,8 +62,6 @@ class Launched(NamedTuple):
     """Secrets beside those of the environment, by the names of their variables."""
     essential: Sequence[str] = ()
     """Parts of the titles of the processes, other than the first, without which the server cannot work."""
-    pipes: Sequence[int] = ()
-    """Open files for its input and its standard output, in place of nothing and of the log; usually empty."""
 
 
 class Segments:
@@ -196,18 +194,16 @@ class Supervisor:
         try:
             log = os.open(launched.raw_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             os.dup2(log, 2)  # a mistake of ours is told there, too
-            source, output = launched.pipes or (subprocess.DEVNULL, log)
             self._process = subprocess.Popen(
                 launched.argv,
                 env=launched.env,
-                stdin=source,
-                stdout=output,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - there are no threads
             )
-            for descriptor in (log, *launched.pipes):
-                os.close(descriptor)
+            os.close(log)
         except OSError as error:
             _report(refused=error.errno, of=error.filename)
             return False

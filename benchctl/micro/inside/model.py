@@ -22,31 +22,73 @@ from the allocator's cache, which the warm-up fills; ``replays`` counts what sti
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
-from benchctl.micro.inside.dimensions import (
-    ELEMENT_BYTES,
-    MARGIN_FRAC,
-    Dimensions,
-    KvPlan,
-    PassPoint,
-    WorkerError,
-    kv_plan,
-    pass_bytes,
-)
-from benchctl.micro.inside.replays import CpuDevice, CudaDevice
-
-GIB = 1 << 30
 STANDARD_DEVIATION = 0.02
 """Of weights, as models are initialised; larger ones would overflow half precision."""
+PAGE_TOKENS = 16
+"""Tokens of one page of a paged cache."""
 _HALVES = (torch.float16, torch.bfloat16)
 _ROUNDINGS = 16
 """Units of rounding by which the largest outputs of two orders of the same sums may differ."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Blocks of Llama, Qwen2 (with biases of query, key and value) or Qwen3 (with norms of queries and keys)."""
+
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Dimensions":
+        """From the fields of a message; others are ignored."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    @property
+    def qkv_heads(self) -> int:
+        """Heads of query, key and value together: rows of one product."""
+        return self.q_heads + 2 * self.kv_heads
+
+
+@dataclass(frozen=True)
+class PassPoint:
+    """One forward pass: see ``benchctl.profile.choices.ForwardPoint``, whose fields these are."""
+
+    phase: Literal["decode", "prefill"]
+    batch_size: int
+    new_tokens: int = 1
+    context_tokens: int = 0
+
+    @property
+    def total_new_tokens(self) -> int:
+        return self.batch_size * self.new_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of one sequence after the pass."""
+        return self.context_tokens + self.new_tokens
+
+    def __str__(self) -> str:
+        return (
+            f"{self.phase} of {self.batch_size} sequences with {self.new_tokens} new and {self.context_tokens} "
+            "cached tokens each"
+        )
 
 
 @dataclass(frozen=True)
@@ -73,18 +115,15 @@ class Model:
     equal seed on one kind of device are equal.
     """
 
-    def __init__(self, settings: Mapping[str, Any], device: CpuDevice | CudaDevice) -> None:
-        """``settings`` are ``shape``, ``dtype``, ``kv_layout`` and ``seed``.
-
-        Raises WorkerError when the weights do not fit into memory.
-        """
+    def __init__(self, settings: Mapping[str, Any], device: torch.device) -> None:
+        """``settings`` are ``shape``, ``dtype``, ``kv_layout`` and ``seed``."""
         self.dimensions = d = Dimensions.of(settings["shape"])
-        self.device = device.torch_device
+        self.device = device
         self.dtype = getattr(torch, settings["dtype"])
-        self.name = f"{settings['shape']['name']} in {settings['dtype']} on {self.device}"
-        self._settings = settings
-        self._check_fits(device.free_bytes())
-        self._generator = torch.Generator(self.device).manual_seed(settings["seed"])
+        self.name = f"{settings['shape']['name']} in {settings['dtype']} on {device}"
+        self._page_tokens = PAGE_TOKENS if settings["kv_layout"] == "paged" else None
+        self._seed = settings["seed"]
+        self._generator = torch.Generator(device).manual_seed(self._seed)
         self.embedding = self._matrix(d.vocab, d.hidden)
         """``[V, d]``."""
         self.layers = tuple(self._layer() for _ in range(d.layers))
@@ -92,32 +131,15 @@ class Model:
         """``[V, d]``; the embedding itself where both are tied."""
         self.final_norm = self._norm(d.hidden)
 
-    def plan(self, point: PassPoint) -> KvPlan:
-        return kv_plan(self._settings["kv_layout"], point)
-
-    def need(self, point: PassPoint) -> tuple[int, int]:
-        """Bytes of the cache of a pass and of all else that it needs, without making it."""
-        cache, buffers = pass_bytes(self.dimensions, point, self.plan(point), self._settings["dtype"])
-        return cache, round(buffers + MARGIN_FRAC * (cache + buffers))
-
     def make(self, point: PassPoint) -> "ForwardPass":
         """Allocate a pass."""
-        generator = torch.Generator().manual_seed(self._settings["seed"])
+        generator = torch.Generator().manual_seed(self._seed)
         tokens = torch.randint(self.dimensions.vocab, (point.batch_size, point.new_tokens), generator=generator)
-        cache = KvCache(self, self.plan(point), seed=self._settings["seed"])
+        cache = KvCache(self, point.batch_size, point.total_tokens, page_tokens=self._page_tokens, seed=self._seed)
         return ForwardPass(self, cache, point, tokens.to(self.device))
 
     def empty(self, *sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=self.dtype, device=self.device)
-
-    def _check_fits(self, free_bytes: int) -> None:
-        need = self.dimensions.num_params() * ELEMENT_BYTES[self._settings["dtype"]]
-        if need * (1 + MARGIN_FRAC) > free_bytes:
-            raise WorkerError(
-                "memory",
-                f"the weights of {self.name} need {need / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free; "
-                "choose a smaller model or a dtype of 2 bytes, or end the programs that hold memory",
-            )
 
     def _matrix(self, rows: int, columns: int) -> torch.Tensor:
         return self.empty(rows, columns).normal_(0.0, STANDARD_DEVIATION, generator=self._generator)
@@ -154,25 +176,28 @@ class KvCache:
     a layer into one buffer first, in the order of their tokens.
     """
 
-    def __init__(self, model: Model, plan: KvPlan, *, seed: int) -> None:
-        """Random contents: attention over zeros would be as fast, but draws less power."""
-        d, self._plan = model.dimensions, plan
-        num_pages = plan.sequences * plan.pages
-        pages = model.empty(d.layers, num_pages, 2, plan.page_tokens, d.kv_heads, d.head_dim)
+    def __init__(
+        self, model: Model, sequences: int, tokens: int, *, page_tokens: int | None = None, seed: int
+    ) -> None:
+        """Room for ``tokens`` of each sequence, in pages, or with None in one stretch.
+
+        Its contents are random: attention over zeros would be as fast, but draws less power.
+        """
+        d, self._page_tokens = model.dimensions, page_tokens or tokens
+        self._shape = (sequences, -(-tokens // self._page_tokens))
+        num_pages = math.prod(self._shape)
+        pages = model.empty(d.layers, num_pages, 2, self._page_tokens, d.kv_heads, d.head_dim)
         self.pages = pages.normal_(generator=torch.Generator(model.device).manual_seed(seed))
-        order = torch.arange(num_pages)
-        if plan.is_paged:
+        order, self.gathered = torch.arange(num_pages), None
+        if self._shape[1] > 1:
             order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
+            self.gathered = model.empty(2, num_pages, self._page_tokens, d.kv_heads, d.head_dim)
         self._page_ids = order.to(model.device)
         """Of all sequences in turn, in the order of the tokens that they hold."""
-        self.gathered = None
-        if plan.is_paged:
-            self.gathered = model.empty(2, num_pages, plan.page_tokens, d.kv_heads, d.head_dim)
 
     def slots(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of keys and of values in a layer's ``rows``, for ``positions`` of every sequence in turn."""
-        tokens = self._plan.page_tokens
-        table = self._page_ids.reshape(self._plan.sequences, self._plan.pages)
+        tokens, table = self._page_tokens, self._page_ids.reshape(self._shape)
         keys = table[:, positions // tokens] * (2 * tokens) + positions % tokens
         return keys.reshape(-1), (keys + tokens).reshape(-1)
 
@@ -189,8 +214,7 @@ class KvCache:
     def views(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first ``tokens`` of every sequence, ``[B, Hkv, tokens, h]``, without a copy."""
         keys, values = self.pages[layer].unbind(1) if self.gathered is None else self.gathered.unbind(0)
-        shape = (self._plan.sequences, self._plan.pages)
-        keys, values = (each.unflatten(0, shape).flatten(1, 2)[:, :tokens] for each in (keys, values))
+        keys, values = (each.unflatten(0, self._shape).flatten(1, 2)[:, :tokens] for each in (keys, values))
         return keys.transpose(1, 2), values.transpose(1, 2)
 
 

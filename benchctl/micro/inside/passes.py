@@ -1,140 +1,77 @@
-"""The passes that a worker keeps: prepared once for each point, and replayed in either mode.
+"""The replays of one pass in either mode, and the number of its operators."""
 
-A pass is prepared when it is measured for the first time and stays, so that modes and points that take turns do not
-pay for it again; where memory is short, those that were not used for longest make room.
-"""
-
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchctl.micro.inside.dimensions import PassPoint, WorkerError
-from benchctl.micro.inside.model import GIB, ForwardPass, Model
+from benchctl.micro.inside import WorkerError, first_line, is_out_of_memory
+from benchctl.micro.inside.model import ForwardPass, Model, PassPoint
 from benchctl.micro.inside.replays import CpuDevice, CudaDevice, Work, timed_replays, warm_up
 
 
-@dataclass
-class _Entry:
-    forward: ForwardPass
-    num_operators: int
-    graph: Work | None = None
-    difference: float | None = None
-
-
-class PassStore:
-    """Passes by point, of one model on one device."""
+class Passes:
+    """The passes of one model on one device, of which the last stays prepared for the other mode."""
 
     def __init__(self, device: CpuDevice | CudaDevice, model: Model) -> None:
         self._device, self._model = device, model
-        self._entries: OrderedDict[PassPoint, _Entry] = OrderedDict()
+        self._prepared: ForwardPass | None = None
+        self._graph: Work | None = None
+        self._num_operators = 0
 
     def measure(self, point: PassPoint, mode: str, *, warmups: int, replays: int) -> dict[str, Any]:
         """Times of ``replays``, as fields of a message.
 
-        Raises WorkerError for a mode that this device does not have, a pass that does not fit into memory, a
-        capture that fails, and outputs that are not finite or that differ between the modes by more than rounding.
+        Raises WorkerError for a mode that this device does not have, a capture that fails, and outputs that are
+        not finite or that differ between the modes by more than rounding.
         """
-        with self._memory_failures(point):
-            entry = self._entry(point)
-            if mode == "graph" and entry.graph is None:
-                entry.graph, entry.difference = self._capture(point, entry.forward, warmups)
-            replay = entry.graph if mode == "graph" else entry.forward.run
-            warm_up(self._device, replay, warmups)
-            self._check_finite(point, entry.forward)
-            times = timed_replays(self._device, replay, replays)
-        difference = entry.difference if mode == "graph" else None
-        return {**times, "num_operators": entry.num_operators, "output_difference": difference}
-
-    def check_fits(self, points: Iterable[PassPoint]) -> None:
-        """Raises WorkerError for a point that does not fit into memory by itself; nothing is allocated."""
-        for point in points:
-            self._make_room(point)
-
-    def _entry(self, point: PassPoint) -> _Entry:
-        if point not in self._entries:
-            self._make_room(point)
-            forward = self._model.make(point)
-            self._entries[point] = _Entry(forward, count_operators(forward.run))
-        self._entries.move_to_end(point)
-        return self._entries[point]
-
-    def _make_room(self, point: PassPoint) -> None:
-        """Drop the passes that were not used for longest until this one fits; refused is one that never will."""
-        cache, buffers = self._model.need(point)
-        while cache + buffers > (free_bytes := self._device.free_bytes()):
-            if not self._entries:
-                raise WorkerError(
-                    "memory",
-                    f"{point} of {self._model.name}: keys and values need {cache / GIB:.2f} GiB and buffers "
-                    f"{buffers / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free beside the weights; choose "
-                    "a smaller batch size, fewer tokens, a smaller model or a dtype of 2 bytes",
-                )
-            self._entries.popitem(last=False)
-
-    def _capture(self, point: PassPoint, forward: ForwardPass, warmups: int) -> tuple[Work, float]:
-        """The graph of a pass, and how far its outputs are from the eager ones."""
-        warm_up(self._device, forward.run, 1)
-        eager = forward.logits.clone()
-        try:
-            graph = self._device.capture(forward.run, warmups)
-        except RuntimeError as error:
-            if _is_out_of_memory(error):
-                raise
-            raise WorkerError(
-                "capture",
-                f"{point} of {self._model.name}: the capture of its graph failed ({first_line(error)}); measure "
-                "mode eager alone, or name an interpreter with another version of torch with --python",
-            ) from error
-        warm_up(self._device, graph, 1)
-        difference = forward.difference(eager)
-        if not difference <= forward.tolerance:  # not finite included
-            raise WorkerError(
-                "outputs",
-                f"{point} of {self._model.name}: the outputs of graph and eager differ by {difference:.3g} of the "
-                f"largest, and rounding explains {forward.tolerance:.3g}; do not measure mode graph with this "
-                "version of torch; name another with --python",
-            )
-        return graph, difference
-
-    def _check_finite(self, point: PassPoint, forward: ForwardPass) -> None:
+        forward = self.prepared(point)
+        if mode == "graph" and self._graph is None:
+            self._graph = self._captured(forward, warmups)
+        replay = self._graph if mode == "graph" and self._graph is not None else forward.run
+        warm_up(self._device, replay, warmups)
         if not forward.logits.isfinite().all():
             raise WorkerError(
                 "outputs",
                 f"{point} of {self._model.name}: outputs are not finite, so that its times mean nothing; choose "
                 "dtype bfloat16 or float32",
             )
+        return {**timed_replays(self._device, replay, replays), "num_operators": self._num_operators}
 
-    @contextmanager
-    def _memory_failures(self, point: PassPoint) -> Iterator[None]:
-        """Memory that runs out nevertheless, because another program takes it or a library needs more."""
+    def prepared(self, point: PassPoint) -> ForwardPass:
+        """The pass of a point, run once."""
+        if self._prepared is None or self._prepared.point != point:
+            self._prepared = self._graph = None  # before the next one takes its memory
+            forward = self._model.make(point)
+            self._num_operators = count_operators(forward.run)
+            self._prepared = forward
+        return self._prepared
+
+    def _captured(self, forward: ForwardPass, warmups: int) -> Work:
+        """The graph of a pass, whose outputs are the eager ones."""
+        warm_up(self._device, forward.run, 1)
+        eager, name = forward.logits.clone(), f"{forward.point} of {self._model.name}"
         try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            graph = self._device.capture(forward.run, warmups)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
                 raise
-            self._entries.pop(point, None)
             raise WorkerError(
-                "memory",
-                f"{point} of {self._model.name}: memory ran out ({first_line(error)}); choose a smaller batch "
-                "size or fewer tokens, or end the programs that hold memory of the device",
+                "capture",
+                f"{name}: the capture of its graph failed ({first_line(error)}); measure mode eager alone, or name "
+                "an interpreter with another version of torch with --python",
             ) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """True for the errors of torch's allocators and of the system's."""
-    return isinstance(error, MemoryError) or (
-        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    )
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of an error's message: torch appends pages of advice."""
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        warm_up(self._device, graph, 1)
+        difference = forward.difference(eager)
+        if not difference <= forward.tolerance:  # not finite included
+            raise WorkerError(
+                "outputs",
+                f"{name}: the outputs of graph and eager differ by {difference:.3g} of the largest, and rounding "
+                f"explains {forward.tolerance:.3g}; do not measure mode graph with this version of torch; name "
+                "another with --python",
+            )
+        return graph
 
 
 def count_operators(work: Callable[[], None]) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchctl.micro.inside.passes import first_line
+from benchctl.micro.inside import first_line
 from benchctl.micro.inside.replays import CpuDevice, CudaDevice
 
 DTYPES = {
@@ -36,12 +36,6 @@ DTYPES = {
     "fp8": getattr(torch, "float8_e4m3fn", None),
 }
 NS_PER_S = 1_000_000_000
-_CACHES = 8
-"""Buffers are as many times the last-level cache."""
-_LEAST_BUFFER_BYTES = 256 * 2**20
-_LEAST_GPU_BUFFER_BYTES = 2 * 2**30
-_MOST_MEMORY = 8
-"""A buffer takes no more of the device's memory than 1 / 8."""
 _MOST_CALL_S = 0.5
 """A product that takes longer is the last of its arithmetic: larger ones would take minutes."""
 _GRAPH_NODES = 200
@@ -52,22 +46,6 @@ _CALLS = 10
 """All-reduces of one value."""
 _LIMIT_S = 300.0
 """For a rank to wait for the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeakSettings:
-    """Effort of a measurement; None chooses what suits the device."""
-
-    rounds: int
-    dtypes: Sequence[str] | None = None
-    sizes: Sequence[int] | None = None
-    """Sides of square matrices."""
-    buffer_bytes: int | None = None
-    """Bytes of the buffer that is read, and of each of the two of a copy."""
-    least_s: float | None = None
-    """Duration of the calls of one value."""
-    all_reduce_ranks: int | None = None
-    """Devices that reduce together; None for all GPUs of the machine, and none on a CPU."""
 
 
 @dataclass(kw_only=True)
@@ -96,31 +74,42 @@ class Kernel:
         return {"quantity": self.quantity, "setting": self.setting, "values": self.values, **dtype}
 
 
-def measure_peaks(device: CpuDevice | CudaDevice, settings: PeakSettings) -> dict[str, Any]:
+def measure_peaks(
+    device: CpuDevice | CudaDevice,
+    *,
+    rounds: int,
+    buffer_bytes: int,
+    dtypes: Sequence[str] | None = None,
+    sizes: Sequence[int] | None = None,
+    least_s: float | None = None,
+    all_reduce_ranks: int | None = None,
+) -> dict[str, Any]:
     """Measure the peaks of one device; the document holds every value of every kernel.
 
-    What the device or this torch does not have is in ``unmeasured``, with the reason.
+    ``buffer_bytes`` are those of the buffer that is read, and of each of the two of a copy; ``sizes`` the sides of
+    square matrices; ``least_s`` the duration of the calls of one value; ``all_reduce_ranks`` the devices that
+    reduce together. None chooses what suits the device: of ranks all GPUs of the machine, and none on a CPU. What
+    the device or this torch does not have is in ``unmeasured``, with the reason.
     """
     kind = device.torch_device.type
     num_devices = 1 if kind == "cpu" else torch.cuda.device_count()
-    buffer_bytes = settings.buffer_bytes or _buffer_bytes(device)
-    least_s = settings.least_s or (0.05 if kind == "cpu" else 0.02)
+    least_s = least_s or (0.05 if kind == "cpu" else 0.02)
     unmeasured: dict[str, str] = {}
-    kernels = [*_products(device, settings, unmeasured), *memory_kernels(device, buffer_bytes)]
+    kernels = [*_products(device, dtypes, sizes, unmeasured), *memory_kernels(device, buffer_bytes)]
     kernels += launch_kernels(device)
     for kernel in kernels:
         kernel.num_calls = _num_calls(device, kernel, least_s)
     order, shuffle = list(kernels), random.Random(0).shuffle  # noqa: S311 - no secret
-    for _ in range(settings.rounds):
+    for _ in range(rounds):
         shuffle(order)
         for kernel in order:
             one_s = timed_s(device, kernel, kernel.num_calls) / (kernel.num_calls * kernel.amount)
             kernel.values.append(one_s if kernel.is_launch else 1 / one_s)
     series = [kernel.document() for kernel in kernels]
-    ranks = settings.all_reduce_ranks or num_devices
+    ranks = all_reduce_ranks or num_devices
     if ranks > 1:
         try:
-            series += all_reduce_series(kind, ranks, rounds=settings.rounds, most_bytes=buffer_bytes)
+            series += all_reduce_series(kind, ranks, rounds=rounds, most_bytes=buffer_bytes)
         except (RuntimeError, OSError, torch.multiprocessing.ProcessException) as error:
             unmeasured["all-reduce"] = str(error).strip().rpartition("\n")[2][:200]
     return {
@@ -129,12 +118,6 @@ def measure_peaks(device: CpuDevice | CudaDevice, settings: PeakSettings) -> dic
         "series": series,
         "unmeasured": unmeasured,
     }
-
-
-def _buffer_bytes(device: CpuDevice | CudaDevice) -> int:
-    cache_bytes = device.describe()["cache_bytes"] or 0
-    least_bytes = _LEAST_BUFFER_BYTES if device.torch_device.type == "cpu" else _LEAST_GPU_BUFFER_BYTES
-    return min(max(_CACHES * cache_bytes, least_bytes), device.free_bytes() // _MOST_MEMORY)
 
 
 def timed_s(device: CpuDevice | CudaDevice, kernel: Kernel, num_calls: int) -> float:
@@ -165,13 +148,16 @@ def _num_calls(device: CpuDevice | CudaDevice, kernel: Kernel, least_s: float) -
 
 
 def _products(
-    device: CpuDevice | CudaDevice, settings: PeakSettings, unmeasured: dict[str, str]
+    device: CpuDevice | CudaDevice,
+    dtypes: Sequence[str] | None,
+    sizes: Sequence[int] | None,
+    unmeasured: dict[str, str],
 ) -> Iterator[Kernel]:
     """Every product that runs on this device, once called."""
     is_cpu = device.torch_device.type == "cpu"
-    dtypes = ("bfloat16", "float32") if is_cpu else ("bfloat16", "float16", "float32", "fp8", "int8")
-    sizes = sorted(settings.sizes or ((512, 1024, 2048) if is_cpu else (2048, 4096, 8192, 16384)))
-    for dtype in settings.dtypes or dtypes:
+    usual = ("bfloat16", "float32") if is_cpu else ("bfloat16", "float16", "float32", "fp8", "int8")
+    sizes = sorted(sizes or ((512, 1024, 2048) if is_cpu else (2048, 4096, 8192, 16384)))
+    for dtype in dtypes or usual:
         for size in sizes:
             try:
                 kernel = product(device, dtype, size)

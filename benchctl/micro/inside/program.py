@@ -8,18 +8,21 @@ line asks for one run, the replays of one pass; without one, for the peaks of th
     {"result": {...}}  or  {"failure": {"kind": "memory", "message": "..."}}
 
 Standard output carries the answers alone; what libraries print goes to standard error. After a failure it can
-answer the next line, unless the device itself is lost.
+answer the next line, unless the device itself is lost. It ends with the one who started it.
 
 The other modules are imported under their own names, from this folder and from nowhere else of benchctl: the
 packages above it are stood in for by empty ones, because what they import is not installed where torch is.
 """
 
+import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,14 +35,16 @@ for _name, _directory in (("benchctl", _ROOT), ("benchctl.micro", _ROOT / "micro
     _package.__path__ = [str(_directory)]
     sys.modules.setdefault(_name, _package)
 
-from benchctl.micro.inside.dimensions import PassPoint, WorkerError  # noqa: E402 - findable from here on
+from benchctl.micro.inside import WorkerError, first_line, is_out_of_memory  # noqa: E402 - findable from here on
 
+_PR_SET_PDEATHSIG = 1
 Message = Mapping[str, Any]
 Answer = Callable[..., dict[str, Any]]
 
 
 def main() -> None:
     """Answer until standard input ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
@@ -63,25 +68,31 @@ def serve(answer: Answer, requests: TextIO, answers: TextIO) -> None:
 
 def failure_of(error: Exception) -> Message:
     """The message on an error; of one that was not foreseen, the traceback goes to the log."""
-    if isinstance(error, WorkerError):
-        return {"failure": {"kind": error.kind, "message": str(error)}}
-    traceback.print_exception(error)
-    return {"failure": {"kind": "internal", "message": f"{type(error).__name__}: {error}"}}
+    kind, message = getattr(error, "kind", "internal"), str(error)
+    if is_out_of_memory(error):
+        kind = "memory"
+        message = (
+            f"memory ran out ({first_line(error)}); choose a smaller batch size, fewer tokens, a smaller model or "
+            "a dtype of 2 bytes, or end the programs that hold memory of the device"
+        )
+    elif not isinstance(error, WorkerError):
+        traceback.print_exception(error)
+        message = f"{type(error).__name__}: {error}"
+    return {"failure": {"kind": kind, "message": message}}
 
 
 def started(settings: Message) -> tuple[dict[str, Any], Answer]:
     """The description of a worker with its device and model, and the function that answers its lines.
 
-    Raises WorkerError for a device or a torch that is not there, and for a model or a point that does not fit into
-    memory. Nothing that is computed from here on is recorded for gradients.
+    The largest of its passes is prepared at once, so that none is measured where memory lacks. Nothing that is
+    computed from here on is recorded for gradients. Raises WorkerError for a device or a torch that is not there.
     """
     torch = _torch()
     inside = "benchctl.micro.inside"
-    replays, peaks = import_module(f"{inside}.replays"), import_module(f"{inside}.peaks")
-    torch.inference_mode().__enter__()
+    torch.set_grad_enabled(False)
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
-    device = replays.open_device(settings["device"])
+    device = import_module(f"{inside}.replays").open_device(settings["device"])
     description = {
         "python": sys.executable,
         "python_version": platform.python_version(),
@@ -92,19 +103,13 @@ def started(settings: Message) -> tuple[dict[str, Any], Answer]:
         **device.describe(),
     }
     if settings["shape"] is None:
-
-        def answer(**effort: Any) -> dict[str, Any]:
-            return peaks.measure_peaks(device, peaks.PeakSettings(**effort))
-    else:
-        model = import_module(f"{inside}.model").Model(settings, device)
-        store = import_module(f"{inside}.passes").PassStore(device, model)
-        store.check_fits(PassPoint(**point) for point in settings["points"])
-        description["num_params"] = model.dimensions.num_params()
-
-        def answer(point: Message, **arguments: Any) -> dict[str, Any]:
-            return store.measure(PassPoint(**point), **arguments)
-
-    return description | {"free_bytes": device.free_bytes()}, answer
+        return description, partial(import_module(f"{inside}.peaks").measure_peaks, device)
+    model = import_module(f"{inside}.model")
+    passes = import_module(f"{inside}.passes").Passes(device, model.Model(settings, device.torch_device))
+    points = [model.PassPoint(**point) for point in settings["points"]]
+    if points:
+        passes.prepared(max(points, key=lambda point: point.batch_size * point.total_tokens))
+    return description, lambda point, **how: passes.measure(model.PassPoint(**point), **how)
 
 
 def _torch() -> ModuleType:

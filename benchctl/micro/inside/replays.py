@@ -15,23 +15,20 @@ server, whose other work evicts them, has to read them from memory.
 """
 
 import gc
-import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 import torch
 
-from benchctl.micro.inside.dimensions import WorkerError
+from benchctl.micro.inside import WorkerError
 
 Work = Callable[[], None]
 MIN_CAPTURE_WARMUPS = 3
 """Passes on the side stream before a capture at least, as torch advises."""
 NS_PER_MS = 1_000_000
-_GROUP = Path("/sys/fs/cgroup")
 
 
 class HostMark:
@@ -68,17 +65,8 @@ class CpuDevice:
         """0: a CPU's memory is handed out by the system page by page, unseen by torch."""
         return 0
 
-    def free_bytes(self) -> int:
-        """Memory that can be had without swapping, within the limit of a container."""
-        return min(_available_bytes(), _container_bytes())
-
     def describe(self) -> dict[str, Any]:
-        return {
-            "device_name": _cpu_name(),
-            "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "cache_bytes": cpu_cache_bytes(os.sched_getaffinity(0)),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        }
+        return {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
 class CudaDevice:
@@ -146,17 +134,13 @@ class CudaDevice:
         """Pieces of memory that the device has handed out since the process began."""
         return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
 
-    def free_bytes(self) -> int:
-        """Memory that the driver has left, and what torch holds of it without using it."""
-        free, _ = torch.cuda.mem_get_info()
-        return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.torch_device)
         uuid = getattr(properties, "uuid", None)
         return {
             "device_name": properties.name,
             "device_uuid": None if uuid is None else f"GPU-{uuid}",
+            "free_bytes": torch.cuda.mem_get_info()[0],
             "total_bytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "num_processors": properties.multi_processor_count,
@@ -209,43 +193,3 @@ def timed_replays(device: CpuDevice | CudaDevice, replay: Work, count: int) -> d
         "wall_ns": wall_ns,
         "num_allocations": device.num_allocations() - allocations_before,
     }
-
-
-def cpu_cache_bytes(cores: Iterable[int], directory: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """The last cache of these cores, one that several share counted once; None where the system does not say."""
-    sizes: dict[str, int] = {}
-    for core in cores:
-        last = max((directory / f"cpu{core}" / "cache").glob("index[0-9]"), default=None)
-        if last is None:
-            return None
-        try:
-            shared, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
-            sizes[shared] = int(size.removesuffix("K")) * 1024
-        except (OSError, ValueError):
-            return None
-    return sum(sizes.values())
-
-
-def _cpu_name() -> str:
-    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "cpu"
-
-
-def _available_bytes() -> int:
-    with suppress(OSError), Path("/proc/meminfo").open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _container_bytes() -> int:
-    """The rest of this container's limit (control groups, version 2); very much where there is none."""
-    with suppress(OSError, ValueError):
-        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        counts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return limit - used + int(counts["inactive_file"])  # files that the system can forget
-    return 1 << 62

@@ -12,15 +12,14 @@ program = runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "program.p
 
 import torch  # noqa: E402
 
-from benchctl.micro.inside.dimensions import PassPoint, kv_plan, pass_bytes  # noqa: E402
-from benchctl.micro.inside.model import ForwardPass, KvCache, Model  # noqa: E402
-from benchctl.micro.inside.passes import PassStore, count_operators  # noqa: E402
+from benchctl.micro.inside.model import ForwardPass, KvCache, Model, PassPoint  # noqa: E402
+from benchctl.micro.inside.passes import Passes, count_operators  # noqa: E402
 from benchctl.micro.inside.replays import CpuDevice  # noqa: E402
 
 
-def model_of(shape, dtype="float32", layout="contiguous", device=None):
+def model_of(shape, dtype="float32", layout="contiguous"):
     settings = {"shape": {"name": "tiny", **shape}, "dtype": dtype, "kv_layout": layout, "seed": 7}
-    return Model(settings, device or CpuDevice())
+    return Model(settings, torch.device("cpu"))
 
 
 def tokens_of(model, batch_size, length):
@@ -31,8 +30,8 @@ def logits(*, model, batch_size, passes, layout="contiguous", page_tokens=4, cac
     """Logits after each of ``passes``, pairs of a phase and the new tokens of each sequence."""
     ours = model_of(model, dtype)
     length = sum(new for _, new in passes)
-    plan = kv_plan(layout, PassPoint("prefill", batch_size, length), page_tokens)
-    cache = KvCache(ours, plan, seed=cache_seed)
+    pages = {"page_tokens": page_tokens} if layout == "paged" else {}
+    cache = KvCache(ours, batch_size, length, seed=cache_seed, **pages)
     tokens, rows, context = tokens_of(model, batch_size, length), [], 0
     for phase, new in passes:
         point = PassPoint(phase=phase, batch_size=batch_size, new_tokens=new, context_tokens=context)
@@ -98,19 +97,6 @@ def checkpoint_of(weights):
     return state
 
 
-def held_bytes(*, model, point, layout):
-    """Bytes of the storages of a pass and its cache, and those counted beforehand."""
-    ours, point = model_of(model, layout=layout), PassPoint(**point)
-    forward = ours.make(point)
-    storages = {}
-    for holder in (forward.cache, forward):
-        for value in vars(holder).values():
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-    counted = sum(pass_bytes(ours.dimensions, point, ours.plan(point), "float32"))
-    return {"held": sum(storages.values()), "counted": counted}
-
-
 class CapturingCpu(CpuDevice):
     """A CPU whose graphs are the work itself, or the work over a model that has changed since."""
 
@@ -124,11 +110,11 @@ class CapturingCpu(CpuDevice):
 
 
 def graph_difference(*, model, is_stale, replays):
-    """Times of eager and of such a graph, by the store of passes that a worker has."""
+    """Times of eager and of such a graph, as a worker measures them."""
     device = CapturingCpu(is_stale=is_stale)
-    device.model = model_of(model, layout="paged", device=device)
-    store, point = PassStore(device, device.model), PassPoint("decode", 3, 1, 20)
-    return {mode: store.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
+    device.model = model_of(model, layout="paged")
+    passes, point = Passes(device, device.model), PassPoint("decode", 3, 1, 20)
+    return {mode: passes.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
 
 
 def num_operators(*, model, layout):
@@ -153,7 +139,5 @@ def count_params(*, model):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
-        operations = {
-            f.__name__: f for f in (logits, reference, count_params, held_bytes, graph_difference, num_operators)
-        }
+        operations = {f.__name__: f for f in (logits, reference, count_params, graph_difference, num_operators)}
         program["serve"](lambda op, arguments: operations[op](**arguments), sys.stdin, sys.stdout)

@@ -93,7 +93,6 @@ peaks.product = lambda *arguments: counted(product(*arguments))
 peaks.memory_kernels = lambda *arguments: [counted(kernel) for kernel in memory_kernels(*arguments)]
 device = CudaDevice(0)
 device.torch_device = torch.device("meta")
-settings = peaks.PeakSettings(rounds=3, least_s=0.0005, sizes=(64, 128))
 with torch.inference_mode():
-    measured = peaks.measure_peaks(device, settings)
+    measured = peaks.measure_peaks(device, rounds=3, buffer_bytes=2 * 2**30, least_s=0.0005, sizes=(64, 128))
 print(json.dumps({"peaks": measured, "notes": notes}))  # noqa: T201 - the answer
