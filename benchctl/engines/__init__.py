@@ -1,5 +1,5 @@
-"""The engines: one folder for each kind of server software, with its ``SPEC``, options and implementation.
+"""The engines: a module or folder for each kind of server software, with its options and implementation.
 
-``engine`` is the contract that each fulfils and loads one by its name; ``openai_server`` is the base that most
-share. An engine says how its servers are started, addressed and read; it starts nothing itself.
+``engine`` is the base of all and loads one by its name; what runs inside servers is in ``inside``. An engine says
+how its servers are started, addressed and read; it starts nothing itself.
 """

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 else:
     Dialect = Literal[dialects()]
 
+_MOST_PORT: Final = 65_535
 _ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 
 
@@ -106,31 +107,21 @@ def server_address(url: str) -> str:
     bare = bare.removesuffix(endpoint).rstrip("/")
     if any(character.isspace() or not character.isprintable() for character in bare):
         raise ValueError(f"is {url[:80]!r}, which has spaces or control characters; remove them")
-    if not _has_host_and_port(bare):
+    if not _is_usable(bare):
         raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
     return bare
 
 
-def _has_host_and_port(url: str) -> bool:
-    """True for an address with a host and, where it names one, a port from 1 to 65535."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        host.encode("idna")  # a label of more than 63 characters
-        is_plain = host.isascii() and "xn--" not in host
-        return bool(host) and parts.port != 0 and (is_plain or _is_encodable(url))
-    except ValueError:
-        return False
-
-
-def _is_encodable(url: str) -> bool:
-    """True for an international host that the client can encode; few addresses need the client for that."""
-    import httpx  # noqa: PLC0415
+def _is_usable(url: str) -> bool:
+    """True for an address with a host that the client can look up and, where it names one, a possible port."""
+    import httpx  # noqa: PLC0415 - few profiles name an address
 
     try:
-        return bool(httpx.URL(url).host)
-    except httpx.InvalidURL:
+        address = httpx.URL(url)
+        address.host.encode("idna")  # a label of more than 63 characters
+    except (httpx.InvalidURL, ValueError):
         return False
+    return bool(address.host) and (address.port is None or 0 < address.port <= _MOST_PORT)
 
 
 class AttachEngine(Engine):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
-from benchctl.engines.hub import context_of
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_spec import EngineSpec, load_name
@@ -304,14 +303,6 @@ class Engine:
         """
         return None
 
-    def require_context(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError where prompt and output of a request exceed the server's context."""
-        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
-        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-        if limit is not None and longest > limit:
-            what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-            raise self.refusal(settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
-
     def refusal(self, settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
         """The refusal of what a server cannot do; ``what`` continues "the server"."""
         return UnsupportedError(f"engine {self.kind!r}, variant {settings.variant!r}: the server {what}; {remedy}")
@@ -439,15 +430,9 @@ def plugged_in(own: Mapping[str, str], directory: Path, name: str, *, allowed_in
     ``allowed_in`` is the variable that lists the plugins that the engine may load; it stays unset where it was,
     which allows all.
     """
-    env = {**own, "PYTHONPATH": _prepend(str(directory), _inherited(own, "PYTHONPATH"), os.pathsep)}
-    if (allowed := _inherited(own, allowed_in)) is not None:
-        env[allowed_in] = _prepend(name, allowed, ",")
+    inherited = {**os.environ, **own}
+    path = filter(None, (str(directory), inherited.get("PYTHONPATH")))
+    env = {**own, "PYTHONPATH": os.pathsep.join(path)}
+    if (allowed := inherited.get(allowed_in)) is not None:
+        env[allowed_in] = ",".join(filter(None, (name, allowed)))
     return env
-
-
-def _inherited(own: Mapping[str, str], name: str) -> str | None:
-    return own.get(name, os.environ.get(name))
-
-
-def _prepend(added: str, rest: str | None, separator: str) -> str:
-    return f"{added}{separator}{rest}" if rest else added

@@ -17,10 +17,11 @@ import msgspec
 from platformdirs import user_cache_path
 
 from benchctl.engines.engine import Engine, Installation, own_options
-from benchctl.engines.hub import checkpoint_for
+from benchctl.engines.hub import checkpoint_for, context_of
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
+from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.reading import DECODING_ERRORS
 
 CUDA: Final = "cuda"
@@ -78,6 +79,16 @@ class PythonServer(Engine):
         """Raises EngineUnavailableError when the engine is not installed, or cannot load the model."""
         self.interpreter(settings)
         checkpoint_for(settings.model, self.kind)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError also where prompt and output of a request exceed the server's context."""
+        super().check_requests(requests, settings)
+        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
+        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+        if limit is not None and longest > limit:
+            what = f"has a context of {limit} tokens for prompt and output together, and a request needs {longest}"
+            remedy = "lower workload.output_len, choose shorter prompts, or raise max_model_len where it is set"
+            raise self.refusal(settings, what, remedy)
 
     def interpreter(self, settings: VariantSettings) -> Path:
         """The interpreter of the environment that has the engine."""

@@ -2,10 +2,9 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.untrusted.reading import UnreadableError, read_json
@@ -34,7 +33,7 @@ def checkpoint_for(model: str, kind: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise _refusal(kind, model, "is a directory without a config.json")
-        if _document(path / "config.json") is None:
+        if json_object(path / "config.json") is None:
             raise _refusal(kind, model, "has a config.json that is damaged: it holds no JSON object")
         return str(path.resolve())
     if path.exists():
@@ -57,33 +56,22 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """``context`` in tokens and the ids that end a text; unknown and empty for a model that is not on disk."""
-
-    context: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-
 @lru_cache(maxsize=8)
-def limits_of(model: str) -> ModelLimits:
-    """The limits in ``generation_config.json`` and ``config.json`` of a directory; the former takes precedence."""
+def end_tokens_of(model: str) -> tuple[int, ...]:
+    """The ids that end a text of a model on disk, by ``generation_config.json`` or else ``config.json``."""
     directory = Path(model).expanduser()
-    config = _document(directory / "config.json") or {}
-    generation = _document(directory / "generation_config.json") or {}
+    config = json_object(directory / "config.json") or {}
+    generation = json_object(directory / "generation_config.json") or {}
     stated = (document.get("eos_token_id") for document in (generation, config, _text_config(config)))
     eos: Any = next((ids for ids in stated if ids is not None), [])
     eos_ids = eos if isinstance(eos, list) else [eos]
     are_ids = all(type(token) is int and 0 <= token <= _MOST_TOKENS for token in eos_ids)
-    return ModelLimits(context=_context(config), eos_token_ids=tuple(eos_ids) if are_ids else ())
+    return tuple(eos_ids) if are_ids else ()
 
 
 def context_of(model: str) -> int | None:
     """Tokens that a model on disk was made for, prompt and output together; None where it does not state them."""
-    return _context(_document(Path(model).expanduser() / "config.json") or {})
-
-
-def _context(config: dict[str, Any]) -> int | None:
+    config = json_object(Path(model).expanduser() / "config.json") or {}
     positions = _text_config(config).get("max_position_embeddings")
     return positions if type(positions) is int and 0 < positions <= _MOST_TOKENS else None
 
@@ -94,7 +82,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _document(path: Path) -> dict[str, Any] | None:
+def json_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None where it cannot be read or is not an object."""
     try:
         document = read_json(path)
@@ -110,8 +98,8 @@ def _refusal(kind: str, model: str, problem: str) -> EngineUnavailableError:
     )
 
 
-Part = Literal["value", "draft", "adapter"]
-_OPTIONS: dict[Part, str] = {"value": "--value-model", "draft": "--draft", "adapter": "--lora"}
+Part: TypeAlias = Literal["value", "draft", "adapter"]
+_OPTIONS: Final[dict[Part, str]] = {"value": "--value-model", "draft": "--draft", "adapter": "--lora"}
 
 
 def pair_remedy(path: str, part: Part, key: str, *, is_base: bool = False) -> str:

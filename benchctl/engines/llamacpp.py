@@ -353,17 +353,12 @@ def _is_script(program: Path) -> bool:
 def _model_file(settings: VariantSettings) -> Path:
     """The GGUF file that ``model`` names: itself, or the only one in a directory."""
     model = Path(settings.model).expanduser()
-    source = f"engine 'llamacpp', variant {settings.variant!r}: model is {settings.model!r}"
-    if model.is_dir():
-        files = sorted(model.glob("*.gguf"))
-        if len(files) == 1:
-            return files[0]
-        content = f"{len(files)} GGUF files ({', '.join(file.name for file in files)})" if files else "no GGUF file"
-        remedy = "name one of them" if files else "convert the model with llama.cpp's convert_hf_to_gguf.py"
-        raise EngineUnavailableError(f"{source}, a directory with {content}; {remedy}")
-    if not model.is_file():
-        remedy = "name a .gguf file or its directory ('benchctl models make-tiny DIR --gguf' makes a small one)"
-        raise EngineUnavailableError(f"{source}, which does not exist; {remedy}")
-    if model.suffix != ".gguf":
-        raise EngineUnavailableError(f"{source}; llama-server reads GGUF files, so name a .gguf file")
-    return model
+    files = sorted(model.glob("*.gguf")) if model.is_dir() else [model]
+    if len(files) == 1 and files[0].is_file() and files[0].suffix == ".gguf":
+        return files[0]
+    content = f", a directory with {len(files)} GGUF files," if model.is_dir() else ""
+    raise EngineUnavailableError(
+        f"engine 'llamacpp', variant {settings.variant!r}: model is {settings.model!r}{content} and not one GGUF "
+        "file; name a .gguf file or a directory with one ('benchctl models make-tiny DIR --gguf' makes a small "
+        "one, llama.cpp's convert_hf_to_gguf.py converts a checkpoint)"
+    )

@@ -15,7 +15,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -148,11 +148,6 @@ class SglangEngine(PythonServer):
     distributions = (DISTRIBUTION,)
     essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
-
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
-        super().check_requests(requests, settings)
-        self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         extra_args = own_options(settings, SglangOptions).extra_args

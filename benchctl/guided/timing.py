@@ -31,7 +31,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import torch
 
-from benchctl.guided.params import GuidanceError
+from benchctl.guided.params import GuidanceError, GuideStep
 from benchctl.guided.transfer import Arriving
 from benchctl.units import NS_PER_MS
 
@@ -62,25 +62,6 @@ class Timer(Protocol):
     """Takes the time of sections of a step; sections may lie in one another."""
 
     def section(self, name: str, /) -> AbstractContextManager[object]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuideStep:
-    """Counts of guidance in one step, by the names of step records."""
-
-    guided_rows: int = 0
-    candidates: int = 0
-    """Of the guided rows."""
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    value_reuse_tokens: int = 0
-    """Output tokens that were taken over from the candidates of an earlier step."""
-    value_replayed: bool | None = None
-    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
-    value_recordings: int | None = None
-    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
-    fused: bool | None = None
-    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
 
 
 class PendingStep:

@@ -56,7 +56,7 @@ def is_name(name: str) -> bool:
     return is_plain and len(name.encode(errors="surrogatepass")) <= _LONGEST_NAME_BYTES
 
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 

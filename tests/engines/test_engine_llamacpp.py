@@ -223,10 +223,10 @@ def test_a_named_program_that_cannot_be_the_server_is_refused(tmp_path, content,
 @pytest.mark.parametrize(
     ("files", "named", "message"),
     [
-        ((), "absent.gguf", r"does not exist; name a \.gguf file or its directory"),
-        ((), ".", r"a directory with no GGUF file; convert the model"),
-        (("a.gguf", "b.gguf"), ".", r"a directory with 2 GGUF files \(a.gguf, b.gguf\); name one of them"),
-        (("model.safetensors",), "model.safetensors", r"llama-server reads GGUF files"),
+        ((), "absent.gguf", r"not one GGUF file; name a \.gguf file or a directory"),
+        ((), ".", r"a directory with 0 GGUF files.*convert_hf_to_gguf"),
+        (("a.gguf", "b.gguf"), ".", r"a directory with 2 GGUF files.*name a \.gguf file"),
+        (("model.safetensors",), "model.safetensors", r"and not one GGUF file"),
     ],
 )
 def test_a_model_that_is_no_single_gguf_file_is_refused_with_the_remedy(tmp_path, files, named, message):

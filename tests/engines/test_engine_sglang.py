@@ -189,7 +189,7 @@ def test_asking_whether_the_server_is_well_generates_nothing(tmp_path):
 def test_requests_that_the_server_would_refuse_are_refused_before_it_starts(model):
     for settings, limit in ((settings_of(model), 100), (settings_of(model, max_model_len=50), 50)):
         ENGINE.check_requests([asked(prompt_tokens=limit - 8)], settings)
-        with pytest.raises(UnsupportedError, match=f"more than {limit} tokens together, .* needs {limit + 1}"):
+        with pytest.raises(UnsupportedError, match=f"context of {limit} tokens .* needs {limit + 1}"):
             ENGINE.check_requests([asked(prompt_tokens=limit - 7)], settings)
     with pytest.raises(UnsupportedError, match="variant 'v': the server loads no value model"):
         ENGINE.check_requests([asked()], settings_of(guidance=Guidance()))

@@ -16,9 +16,8 @@ from support.guided.tensors import torch
 
 from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import PLAIN
-from benchctl.guided.params import MODES, GuidanceError, GuidanceParams
+from benchctl.guided.params import MODES, GuidanceError, GuidanceParams, GuideStep
 from benchctl.guided.rows import GuideRow
-from benchctl.guided.timing import GuideStep
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from benchctl.guided.value_model.scoring import Counters

@@ -7,7 +7,7 @@ import pytest
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
 
 from benchctl.costs.config_json import shape_from_config
-from benchctl.engines.hub import limits_of
+from benchctl.engines.hub import context_of, end_tokens_of
 from benchctl.engines.vllm_steps import read_description
 from benchctl.errors import DatasetError, UsageError
 from benchctl.records.record import Message
@@ -83,9 +83,8 @@ def test_a_hostile_description_of_a_server_is_none(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("value", [*WRONG_VALUES, 1 << 60])
 def test_limits_of_a_model_are_whole_numbers_or_unknown(tmp_path: Path, value: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": value, "eos_token_id": value}))
-    limits = limits_of(str(tmp_path))
-    assert limits.context is None
-    assert limits.eos_token_ids == ()
+    assert context_of(str(tmp_path)) is None
+    assert end_tokens_of(str(tmp_path)) == ()
 
 
 ROWS = {

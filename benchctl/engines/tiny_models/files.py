@@ -5,7 +5,7 @@
   base.
 * Keys of the configuration are those that both older and newer loaders read: ``torch_dtype``, ``rope_theta``, and
   the generic tokenizer class, which takes tokenizer.json as it is.
-* Safetensors are written block by block: the library of that name wants all tensors in memory at once and has no
+* Safetensors are written tensor by tensor: the library of that name wants all tensors in memory at once and has no
   bfloat16 for numpy. The GGUF file for llama.cpp has the very values of the safetensors.
 """
 
@@ -24,9 +24,7 @@ from benchctl.engines.tiny_models.recipe import (
     Recipe,
     TensorSpec,
     WeightType,
-    draw_blocks,
     interleave_rotary_rows,
-    stored,
     tensor_specs,
     whole_tensor,
 )
@@ -209,8 +207,7 @@ def write_safetensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
         for spec in specs:
-            for block in draw_blocks(spec, recipe.seed):
-                file.write(stored(block, recipe.dtype).data)
+            file.write(whole_tensor(spec, recipe.seed, recipe.dtype).data)
 
 
 def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:

@@ -1,8 +1,8 @@
 """The recipe of a model of random weights, the tensors that follow from it, and their values; pure.
 
 Each tensor has a stream of its own, named by seed and tensor, so that its values do not depend on the tensors
-before it: a model with fewer layers and the same seed is the beginning of the one with more. Values are drawn in
-blocks: a model larger than memory can be made.
+before it: a model with fewer layers and the same seed is the beginning of the one with more. Memory holds one
+tensor at a time.
 """
 
 import hashlib
@@ -24,8 +24,6 @@ WeightType: TypeAlias = Literal["bfloat16", "float16", "float32"]
 BYTES_PER_WEIGHT: Final[dict[WeightType, int]] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_SPREAD: Final = 0.1
 """Standard deviation of norm weights around 1. Were all of them 1, an engine could mix them up unseen."""
-BLOCK_VALUES: Final = 1 << 22
-"""Values drawn at a time: 16 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +129,6 @@ def stream_of(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
-def draw_blocks(spec: TensorSpec, seed: int) -> Iterator[npt.NDArray[np.float32]]:
-    """The values of one tensor in row-major order, flat, at most BLOCK_VALUES at a time."""
-    stream = stream_of(seed, spec.name)
-    for start in range(0, spec.size, BLOCK_VALUES):
-        block = stream.standard_normal(min(BLOCK_VALUES, spec.size - start), dtype=np.float32)
-        yield block * np.float32(spec.scale) + np.float32(spec.center)
-
-
 def stored(values: npt.NDArray[np.float32], dtype: WeightType) -> Array:
     """The values as a checkpoint stores them; bfloat16, which numpy has not, as its 16 bits.
 
@@ -157,8 +147,9 @@ def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def whole_tensor(spec: TensorSpec, seed: int, dtype: WeightType) -> Array:
-    """One tensor in memory, as stored, in its dimensions."""
-    return np.concatenate([stored(block, dtype) for block in draw_blocks(spec, seed)]).reshape(spec.dims)
+    """One tensor as a checkpoint stores it, in its dimensions."""
+    values = stream_of(seed, spec.name).standard_normal(spec.dims, dtype=np.float32)
+    return stored(values * np.float32(spec.scale) + np.float32(spec.center), dtype)
 
 
 def interleave_rotary_rows(weight: Array, heads: int) -> Array:

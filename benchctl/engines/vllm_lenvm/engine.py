@@ -16,8 +16,9 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -25,18 +26,17 @@ import msgspec
 from benchctl import __version__
 from benchctl.costs.config_json import ConfigKeys, shape_from_config
 from benchctl.engines.engine import LaunchSite, own_options, profile_errors
-from benchctl.engines.hub import context_of, pair_remedy
+from benchctl.engines.hub import context_of, json_object, pair_remedy
 from benchctl.engines.vllm import SIGNATURES, VllmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_steps import read_numbered_steps
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.guided.params import VLLM_PREFIX
+from benchctl.guided.params import VLLM_PREFIX, GuideStep
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
 
 if TYPE_CHECKING:
     import httpx
@@ -47,41 +47,25 @@ _STORED: Final = "bfloat16"
 """Type of the weights where a ``config.json`` does not state it, as the server takes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
-    """The keys of a ``config.json`` by which a value model's tensors have their shapes."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    attention_bias: bool
-    mlp_bias: bool
-    dtype: str
-    """Type of the stored weights."""
-
-    @classmethod
-    def read(cls, directory: str | Path) -> "Backbone":
-        """The backbone in a directory. Raises UsageError that names file and key."""
-        path = Path(directory).expanduser() / "config.json"
-        shape, keys = shape_from_config(path), ConfigKeys.read(path)
-        return cls(
-            model_type=keys.model_type,
-            vocab_size=shape.vocab,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.ffn,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.q_heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            attention_bias=keys.flag("attention_bias"),
-            mlp_bias=keys.flag("mlp_bias"),
-            dtype=str(keys.values.get("dtype") or keys.values.get("torch_dtype") or _STORED),
-        )
+def _backbone(directory: str) -> Any:
+    """The keys of a ``config.json`` by which a value model's tensors have their shapes, and ``dtype``, the type of
+    its stored weights. Raises UsageError that names file and key.
+    """
+    path = Path(directory).expanduser() / "config.json"
+    shape, keys = shape_from_config(path), ConfigKeys.read(path)
+    return SimpleNamespace(
+        model_type=keys.model_type,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        attention_bias=keys.flag("attention_bias"),
+        mlp_bias=keys.flag("mlp_bias"),
+        dtype=str(keys.values.get("dtype") or keys.values.get("torch_dtype") or _STORED),
+    )
 
 
 def value_model_of(settings: VariantSettings, max_num_seqs: int, max_model_len: int) -> ValueModelMemory:
@@ -92,7 +76,7 @@ def value_model_of(settings: VariantSettings, max_num_seqs: int, max_model_len: 
     """
     options = own_options(settings, VllmLenvmOptions)
     assert options.value_model is not None  # noqa: S101
-    backbone = Backbone.read(options.value_model)
+    backbone = _backbone(options.value_model)
     top_k = settings.sampling.top_k if settings.guidance is not None else 1
     return value_model_memory(
         backbone,
@@ -121,23 +105,16 @@ DEVICE_PREFIX: Final = "device."
 """Prefix of sections that are device times in a step of the host."""
 
 
-class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log of guidance; see ``guided/vllm/step_log.py``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedLine(GuideStep):
+    """One line of the log of guidance, which ``guided.timing`` writes."""
 
     step: int
     num_seqs: int
-    guided_rows: int = 0
-    candidates: int = 0
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    value_reuse_tokens: int = 0
-    value_replayed: bool | None = None
-    value_recordings: int | None = None
-    fused: bool | None = None
     clock: Literal["host", "device"] = "host"
     """Of ``sections_ns``."""
-    sections_ns: dict[str, int] = {}
-    host_sections_ns: dict[str, int] = {}
+    sections_ns: dict[str, int] = field(default_factory=dict)
+    host_sections_ns: dict[str, int] = field(default_factory=dict)
     """Times of the host, where ``sections_ns`` are those of the device."""
 
     @property
@@ -159,7 +136,7 @@ def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
     Raises RecordError at the first damaged line of either log, and where the two describe different steps.
     """
     path = guided_step_log(directory)
-    lines = iter(read_jsonl(path, GuidedStep)) if path.exists() else iter(())
+    lines = iter(read_jsonl(path, GuidedLine)) if path.exists() else iter(())
     line = next(lines, None)
     for number, step in read_numbered_steps(directory):
         if line is None or number is None or number < line.step:
@@ -170,18 +147,8 @@ def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
                 f"{path}: step {line.step} with {line.num_seqs} sequences is not the server's step {number} with "
                 f"{step.num_seqs}; the two logs are of different servers, or one is incomplete: measure again"
             )
-        yield msgspec.structs.replace(
-            step,
-            guided_rows=line.guided_rows,
-            candidates=line.candidates,
-            value_prefill_tokens=line.value_prefill_tokens,
-            value_extend_tokens=line.value_extend_tokens,
-            value_reuse_tokens=line.value_reuse_tokens,
-            value_replayed=line.value_replayed,
-            value_recordings=line.value_recordings,
-            fused=line.fused,
-            sections_ns=line.named_sections_ns,
-        )
+        counts = {each.name: getattr(line, each.name) for each in fields(GuideStep)}
+        yield msgspec.structs.replace(step, **counts, sections_ns=line.named_sections_ns)
         line = next(lines, None)
 
 
@@ -277,7 +244,8 @@ class VllmLenvmEngine(VllmEngine):
         options = own_options(settings, VllmLenvmOptions)
         config |= {name: value for name in _OWN_SETTINGS if (value := getattr(options, name)) is not None}
         config["value_reuse"] = options.reuses
-        return config | {f"value_model.{name}": value for name, value in _described(site).items()}
+        described = json_object(site.directory / _DESCRIPTION) or {}  # a lazy one may not be loaded yet
+        return config | {f"value_model.{name}": value for name, value in described.items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return read_vllm_lenvm_steps(directory)
@@ -314,16 +282,6 @@ def _recorded_candidates(settings: VariantSettings) -> int:
     if settings.guidance is None or settings.sampling.is_greedy:
         return 0
     return max(0, min(settings.sampling.top_k, MAX_CANDIDATES))
-
-
-def _described(site: LaunchSite) -> dict[str, Any]:
-    """The description of the value model that the processor wrote; empty before a lazy one is loaded."""
-    try:
-        return msgspec.json.decode(read_bytes(site.directory / _DESCRIPTION), type=dict[str, Any])
-    except UnreadableError:
-        return {}
-    except DECODING_ERRORS:
-        return {}
 
 
 def _require_value_model(path: str) -> None:

@@ -176,7 +176,8 @@ def test_a_clock_that_is_not_there_is_refused_at_the_start(told, monkeypatch, cl
 
 LAST_WORDS = """
 from multiprocessing import get_context
-from benchctl.guided.timing import GuideStep, PendingStep
+from benchctl.guided.params import GuideStep
+from benchctl.guided.timing import PendingStep
 from benchctl.guided.vllm.steps import GuidedStepLog
 import benchctl.guided.vllm.steps as module, sys
 from benchctl.guided.timing import StepTimer

@@ -53,6 +53,7 @@ DESCRIBED = (
     "scheduler_type",
 )
 """Settings of continuous batching as the server resolved them."""
+_INCOMPLETE = "the server's description is incomplete"
 
 
 def say(message: str) -> None:
@@ -62,20 +63,31 @@ def say(message: str) -> None:
         sys.stderr.flush()
 
 
+def succeeds(loss: str, work: Callable[..., None], *args: Any) -> bool:
+    """Whether ``work`` is done; of an error the log says what is lost by it, and the server goes on."""
+    try:
+        work(*args)
+    except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
+        say(f"{loss}: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
 class StepLog:
     """Times the turns of the batching loop. All its methods run in the thread of that loop."""
 
     def __init__(self, path: str) -> None:
         self._file: TextIO | None = None
+        self._is_silent = False
         self._count = 0
         self._began_ns = self._schedule_ns = self._compute_ns = self._sampler_ns = 0
         self._in_flight: deque[dict[str, Any]] = deque()
         """Batches that were prepared and whose tokens were not handed out: one, or two when asynchronous."""
         self._is_host_time = False
-        try:
-            self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open while it serves
-        except OSError as error:
-            self._give_up(error)
+        self._safely(self._open, path)
+
+    def _open(self, path: str) -> None:
+        self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open while it serves
 
     def watch(self, processor: Any) -> None:
         """Patch the class of batch processors."""
@@ -158,25 +170,13 @@ class StepLog:
             sections["sampler_total"] = self._sampler_ns
         line = {"step": self._count, "start_ns": self._began_ns, "dur_ns": dur_ns, "clock": "host", **batch}
         line["sections_ns"] = sections
-        if self._file is not None:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._count += 1
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")  # type: ignore[union-attr]
+        self._count += 1
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
-        if self._file is None:
-            return
-        try:
-            work(*args)
-        except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        say(f"steps are recorded no further after {self._count}: {type(error).__name__}: {error}")
-        file, self._file = self._file, None
-        self._in_flight.clear()
-        with contextlib.suppress(OSError):
-            if file is not None:
-                file.close()
+        if not self._is_silent and not succeeds(f"steps are recorded no further after {self._count}", work, *args):
+            self._is_silent = True
+            self._in_flight.clear()
 
 
 def rows_of(inputs: Any) -> list[Any]:
@@ -211,7 +211,7 @@ class Description:
         def watched_resolve(this: Any, body: Any) -> Any:
             resolved = resolve(this, body)
             if self._model is None:
-                self._safely(self._add_model, resolved[1])
+                succeeds(_INCOMPLETE, self._add_model, resolved[1])
             return resolved
 
         handler._resolve_model = watched_resolve
@@ -221,7 +221,7 @@ class Description:
 
         def watched_begin(this: Any, *args: Any, **kwargs: Any) -> None:
             begin(this, *args, **kwargs)
-            self._safely(self._add_batching, this)
+            succeeds(_INCOMPLETE, self._add_batching, this)
 
         processor.__init__ = watched_begin
 
@@ -248,14 +248,8 @@ class Description:
         partial.write_text(json.dumps(self._facts, indent=1), encoding="utf-8")
         partial.replace(self._path)
 
-    def _safely(self, work: Callable[..., None], *args: Any) -> None:
-        try:
-            work(*args)
-        except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
-            say(f"the server's description is incomplete: {type(error).__name__}: {error}")
 
-
-def forbid_prefix_caching() -> None:
+def forbid_prefix_caching(_: bool) -> None:
     """Make every configuration of continuous batching one that shares no blocks between requests."""
     config = importlib.import_module(CONFIGURATION).ContinuousBatchingConfig
     if not hasattr(config, "allow_block_sharing"):
@@ -269,16 +263,6 @@ def forbid_prefix_caching() -> None:
     config.__post_init__ = without_sharing
 
 
-def watch_server(ours: argparse.Namespace) -> None:
-    """Apply each requested patch separately, so that one that a version lacks does not prevent the others."""
-    if ours.no_prefix_caching:
-        attempt("prefix caching cannot be turned off", forbid_prefix_caching)
-    if ours.description:
-        attempt("the server cannot be described", lambda: describe(ours.description))
-    if ours.step_log:
-        attempt("steps are not recorded", lambda: record_steps(ours.step_log))
-
-
 def record_steps(path: str) -> None:
     StepLog(path).watch(importlib.import_module(CB_API).ContinuousBatchProcessor)
 
@@ -288,13 +272,6 @@ def describe(path: str) -> None:
     Description(path).watch(importlib.import_module(SERVING).BaseHandler, processor)
 
 
-def attempt(loss: str, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except (ImportError, AttributeError) as error:
-        say(f"{loss} with this version of transformers: {error}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--step-log")
@@ -302,7 +279,14 @@ def main() -> None:
     parser.add_argument("--no-prefix-caching", action="store_true")
     words = sys.argv[1:]
     ours = parser.parse_args(words[: words.index("--")] if "--" in words else words)
-    watch_server(ours)
+    patches: tuple[tuple[str, Any, Callable[..., None]], ...] = (
+        ("prefix caching cannot be turned off", ours.no_prefix_caching, forbid_prefix_caching),
+        ("the server cannot be described", ours.description, describe),
+        ("steps are not recorded", ours.step_log, record_steps),
+    )
+    for loss, value, patch in patches:  # each by itself: one that a version lacks does not prevent the others
+        if value:
+            succeeds(f"{loss} with this version of transformers", patch, value)
     # Its ``main`` would first ask the network for a newer version; the command line itself is this object.
     command_line = importlib.import_module("transformers.cli.transformers").app
     sys.argv[1:] = words[words.index("--") + 1 :] if "--" in words else []
