@@ -87,7 +87,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
             "model_id": None if model is None else str(model),
             "num_prompts": float(len(requests)),
             "total_input_tokens": metrics["prompt_tokens"],
-            "request_rate": "inf" if arrival.kind in {"closed-loop", "burst"} else arrival.request_rate,
+            "request_rate": arrival.request_rate if arrival.is_open_loop else "inf",
             "max_concurrency": None if arrival.max_concurrency is None else float(arrival.max_concurrency),
         },
         failure=unanswered(failed, len(requests)),

@@ -39,7 +39,7 @@ from benchctl.analysis.metrics.latency import (
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import RecordError
 from benchctl.interop.vllm_result import total_throughput, vllm_result
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.files import document_bytes, encode, write_bytes_atomic
 from benchctl.records.loaded import LoadedRun
@@ -171,8 +171,7 @@ def _input_config(model: Any, arrival: Arrival | None, num_requests: int) -> dic
     if arrival is not None:
         phase["type"] = "concurrency" if arrival.kind == "closed-loop" else arrival.kind
         phase |= {} if arrival.max_concurrency is None else {"concurrency": arrival.max_concurrency}
-        is_rated = arrival.kind in {"constant", "poisson", "gamma"}
-        phase |= {"rate": arrival.request_rate} if is_rated else {}
+        phase |= {} if arrival.rate is None else {"rate": arrival.rate}
     return {
         "models": {"items": [] if model is None else [{"name": str(model)}]},
         "endpoint": {"streaming": True},

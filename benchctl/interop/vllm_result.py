@@ -23,7 +23,7 @@ from benchctl.analysis.metrics.latency import (
     ttft_ns,
 )
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -99,9 +99,8 @@ def schedule(arrival: Arrival | None) -> dict[str, Any]:
     """As vLLM writes them: the rate is ``inf`` where requests are sent as soon as they may be."""
     if arrival is None:
         return {"request_rate": None, "burstiness": None, "max_concurrency": None}
-    is_immediate = arrival.kind in {"closed-loop", "burst"}
     return {
-        "request_rate": "inf" if is_immediate else arrival.request_rate,
+        "request_rate": arrival.request_rate if arrival.is_open_loop else "inf",
         "burstiness": arrival.burstiness,
         "max_concurrency": arrival.max_concurrency,
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import PreparedRequest
 from benchctl.units import NS_PER_S
 
@@ -75,8 +75,8 @@ def _request_rate(arrival: Arrival, size: LoadSize) -> float | None:
     """Requests per second by the plan; None where answers pace them."""
     rates = [] if arrival.launch_rate_limit is None else [arrival.launch_rate_limit]
     if arrival.is_open_loop:
-        if arrival.request_rate is not None and arrival.kind != "trace":
-            rates.append(arrival.request_rate)
+        if arrival.rate is not None:
+            rates.append(arrival.rate)
         elif size.last_arrival_ns:
             rates.append(size.num_requests * NS_PER_S / size.last_arrival_ns)
     return min(rates, default=None)

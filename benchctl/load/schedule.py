@@ -24,7 +24,7 @@ from benchctl.load.clocks import Alarm
 from benchctl.load.exchange import CANCELLED, Exchange
 from benchctl.load.sockets import NEVER_NS
 from benchctl.load.tally import Activity, LoadSummary
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns

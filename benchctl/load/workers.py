@@ -33,7 +33,8 @@ from benchctl.load.demand import LoadSize, num_processes, num_workers, shares
 from benchctl.load.process import load_priority, steady_interpreter
 from benchctl.load.schedule import LEAD_NS, Load
 from benchctl.load.tally import Activity, LoadSummary
-from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.model import Profile
 from benchctl.profile.sections import PriorityOption, Timeouts
 from benchctl.records.files import encode
 from benchctl.records.record import Call, RequestRecord

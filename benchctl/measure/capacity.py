@@ -20,8 +20,9 @@ from benchctl.measure.run import noise_seed
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import simulating_processes
 from benchctl.measure.warmup import warmup_bursts
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.columns import columns_from
 from benchctl.records.directory import arm_label
@@ -159,7 +160,7 @@ def with_load(profile: Profile, kind: LoadKind, size: float) -> Profile:
     arrival = profile.workload.arrival
     if kind == "max-concurrency":
         arrival = Arrival(kind="closed-loop", max_concurrency=round(size))
-    elif arrival.kind in {"constant", "poisson", "gamma"}:
+    elif arrival.rate is not None:
         arrival = arrival.model_copy(update={"request_rate": size})
     else:
         arrival = Arrival(kind="poisson", request_rate=size)

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from benchctl.measure.measured_run import utc_now
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import encode

@@ -28,7 +28,8 @@ from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.server import NOT_FRESH
 from benchctl.measure.warmup import warmup_requests
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import record_run
 from benchctl.records.loaded import LoadedRun, load_run

@@ -23,12 +23,11 @@ from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary
 from benchctl.load.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.sections import PriorityOption
 from benchctl.records.record import Call, PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch_json, recordable
-from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
     from benchctl.measure.server.server import AnyServer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.guided.params import CONSTRAINTS, MODES, PARAMETERS
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.choices import (
     DEFAULT_MODEL,
     MAX_BLOCKS,
@@ -18,12 +19,9 @@ from benchctl.profile.choices import (
     MOST,
     NAME_PATTERN,
     PENALTIES,
-    Concurrency,
     DatasetName,
-    Factor,
     Penalty,
     Probability,
-    Rate,
     RequestCount,
     Section,
     Share,
@@ -161,42 +159,6 @@ class LengthRange(Section):
 
 Length = TokenCount | LengthRange | Annotated[tuple[TokenCount, ...], Field(min_length=1)]
 """A list is taken in turn: request i has the length i modulo its number of lengths."""
-
-
-class Arrival(Section):
-    """The schedule of the requests: a closed loop, or precomputed times whatever the server does."""
-
-    kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
-    """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
-    max_concurrency: Concurrency | None = None
-    """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
-    request_rate: Rate | None = None
-    """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
-    burstiness: Factor = 1.0
-    """Shape of ``gamma``, as vLLM defines it: 1 is Poisson, below 1 burstier."""
-    speedup: Factor = 1.0
-    """Divides the recorded times of ``trace``."""
-    launch_rate_limit: Rate | None = None
-    """Requests per second at which sends are throttled, whatever the schedule says."""
-
-    @property
-    def is_open_loop(self) -> bool:
-        """True if each request has a planned time, whatever the server does."""
-        return self.kind in {"constant", "poisson", "gamma", "trace"}
-
-    @model_validator(mode="after")
-    def _complete(self) -> "Arrival":
-        check_rules(
-            (
-                self.kind == "closed-loop" and self.max_concurrency is None,
-                "kind closed-loop needs max_concurrency",
-            ),
-            (
-                self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None,
-                f"kind {self.kind} needs request_rate",
-            ),
-        )
-        return self
 
 
 def _longest(length: Length | None) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.interop.vllm_result import total_throughput, vllm_figures
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.table import Column, Table, table_of

@@ -18,7 +18,8 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import own_options
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.arrival import Arrival, launch_offsets_ns
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
@@ -33,7 +34,6 @@ from benchctl.steptime.model import StepTimeModel, read_model
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, ServerLimits, kv_capacity_tokens, load_at_rate
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import GIGA, NS_PER_S, TERA, percentage, percentage_change, s_from_ns
-from benchctl.workload.arrival import launch_offsets_ns
 
 
 def profile_draft_warnings(profile: Profile) -> tuple[ResultWarning, ...]:

@@ -11,7 +11,8 @@ from benchctl.engines.engine import own_options
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import COST_MODELS, SimOptions
 from benchctl.errors import UsageError
-from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.profile.arrival import Arrival, launch_offsets_ns
+from benchctl.profile.model import VariantSettings
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.schema import StepRecord
 from benchctl.sim.arrivals import Phase, SimLoad
@@ -21,7 +22,6 @@ from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes
 from benchctl.sim.sequences import Sequence, SequenceStatus
-from benchctl.workload.arrival import launch_offsets_ns
 
 _OK: Final = 200
 _BAD_REQUEST: Final = 400

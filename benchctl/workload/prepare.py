@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.model import Arrival, Profile, Workload
+from benchctl.profile.arrival import Arrival, arrival_offsets_ns, trace_offsets_ns
+from benchctl.profile.model import Profile, Workload
 from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
-from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
 from benchctl.workload.datasets.base import (
     DATA_DIRECTORY_VARIABLE,
     Dataset,
@@ -196,7 +196,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenize
 def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed: int) -> tuple[int, ...]:
     """Arrival of each request; the samples of a prompt share its recorded arrival."""
     if arrival.kind != "trace":
-        return arrival_offsets_ns(arrival, len(prompts) * copies, seed)
+        return arrival_offsets_ns(arrival, len(prompts) * copies, named_stream(seed, "arrival"))
     recorded = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
     if len(recorded) < len(prompts):
         traces = _names_of_traces()

@@ -24,7 +24,7 @@ import uvloop
 from benchctl.load.client import StreamClient
 from benchctl.load.process import load_priority, steady_interpreter
 from benchctl.load.schedule import Load
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import PriorityOption, Timeouts
 from benchctl.records.record import Call, RequestRecord
 from benchmarks.common.table import show, write

@@ -25,7 +25,7 @@ from benchctl.load.client import StreamClient
 from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.workers import WorkerLoad, WorkerPlan
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import ClientSample

@@ -10,7 +10,7 @@ from support.servers.parts_server import serving, writing
 from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
 from benchctl.measure.sending import _crash_wait_s
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.finish_reasons import ENDINGS, ending_of, finish_error, is_cut, unknown_reasons
 from benchctl.records.record import RequestRecord

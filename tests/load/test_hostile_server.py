@@ -14,7 +14,7 @@ from support.servers.paced_engine import call, request, send
 
 from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.files import encode
 from benchctl.records.record import RequestRecord

@@ -9,7 +9,7 @@ from support.servers.paced_engine import call, request
 
 from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.units import NS_PER_MS
 

@@ -14,7 +14,7 @@ from support.servers.parts_server import Writer, serving, writing
 
 from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Call, RequestRecord
 

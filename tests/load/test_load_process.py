@@ -11,7 +11,7 @@ from benchctl.load.client import StreamClient
 from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 
 
 @pytest.mark.parametrize("mode", ["good", "truncate", "hang-up", "refuse", "error-event", "noise"])

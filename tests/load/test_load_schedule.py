@@ -15,7 +15,7 @@ from benchctl.load.exchange import Exchange
 from benchctl.load.schedule import Load
 from benchctl.load.sockets import Connections, Receiver
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.units import NS_PER_MS
 
 

@@ -37,7 +37,8 @@ from benchctl.load.workers import WorkerLoad, WorkerPlan, _obey, load_for
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS, NS_PER_S

@@ -8,7 +8,7 @@ from support.servers.paced_engine import profile, request
 from benchctl.cli.plan import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes
 from benchctl.records.stores import store_duration, stored_durations

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 

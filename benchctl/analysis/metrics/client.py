@@ -26,7 +26,7 @@ from benchctl.analysis.metrics.latency import (
     quotient,
     send_lag_ns,
 )
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
@@ -76,7 +76,7 @@ def sends_of(requests: Iterable[RequestRecord], arrival: Arrival) -> Sends:
     under a cap that left no slot, was free. A launch rate limit explains every delay of planned requests.
     """
     left = sorted((r for r in requests if r.sent_ns is not None), key=lambda r: (r.scheduled_ns, r.index))
-    is_planned, own_lag_ns = arrival.kind not in {"closed-loop", "burst"}, []
+    is_planned, own_lag_ns = arrival.is_open_loop, []
     has_slot_times = any(request.slot_free_ns is not None for request in left)
     is_capped = not has_slot_times and (not is_planned or _most_open(left) >= (arrival.max_concurrency or math.inf))
     for request in left:
@@ -133,7 +133,7 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
     Also None in results of older versions, which do not record when slots became free.
     """
     slots = arrival.max_concurrency
-    if arrival.kind not in {"closed-loop", "burst"} or slots is None or arrival.launch_rate_limit is not None:
+    if arrival.is_open_loop or slots is None or arrival.launch_rate_limit is not None:
         return None
     refills = [request for request in requests if request.slot_free_ns is not None]
     if not requests or (not refills and len(requests) > slots):

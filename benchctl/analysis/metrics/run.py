@@ -31,7 +31,7 @@ from benchctl.analysis.metrics.latency import (
 )
 from benchctl.analysis.metrics.speculation import run_drafts
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord, RunRecord

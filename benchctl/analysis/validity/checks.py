@@ -22,7 +22,8 @@ from benchctl.analysis.validity.answers import (
     check_server_tokens,
 )
 from benchctl.guided.params import is_noop, parse_params
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.columns import StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord, RunRecord, StopMode

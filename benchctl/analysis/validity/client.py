@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.client import (
     slot_occupancy,
 )
 from benchctl.analysis.metrics.latency import known_values, measured, percentiles, pooled_itls_ns, smallest_sample
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning

@@ -13,7 +13,7 @@ from test_client_guard import OPEN, codes, run_of, sent
 from benchctl.analysis.metrics.client import client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.run import load_figures
 from benchctl.analysis.validity.client import client_suspect_warnings
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival
 from benchctl.records.record import RequestError
 from benchctl.report.load_tables import totals_table
 from benchctl.units import NS_PER_MS

@@ -1,6 +1,7 @@
 """A client that was the bottleneck says so; one that was not is left in peace."""
 
 import asyncio
+import random
 import time
 
 import msgspec
@@ -21,7 +22,7 @@ from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.arrival import Arrival, arrival_offsets_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode
 from benchctl.records.loaded import LoadedRun, load_results, load_run
@@ -29,7 +30,6 @@ from benchctl.records.record import Call, ChoiceRecord, RequestError, RequestRec
 from benchctl.records.schema import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
 from benchctl.units import NS_PER_MS, NS_PER_S
-from benchctl.workload.arrival import arrival_offsets_ns
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=4)
 OPEN = Arrival(kind="constant", request_rate=100.0)
@@ -118,7 +118,9 @@ def every_10_ms(num, lag_ms=0.3, **fields):
 
 def on_a_raster(raster_ms, rate=200.0, count=2000):
     """A Poisson load of which each request leaves at the end of a raster: never later than by ``raster_ms``."""
-    due_ms = [offset_ns / NS_PER_MS for offset_ns in arrival_offsets_ns(poisson(rate), count, seed=1)]
+    due_ms = [
+        offset_ns / NS_PER_MS for offset_ns in arrival_offsets_ns(poisson(rate), count, random.Random("1:arrival"))
+    ]
     return [sent(i, due, (-due % raster_ms) if raster_ms else 0.0) for i, due in enumerate(due_ms)]
 
 

@@ -9,8 +9,8 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.checks import reconcile, skips_guidance
 from benchctl.errors import RecordError
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Arrival
 from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError, RunTimes
