@@ -45,8 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The whole output of one sequence, planned at its start.
 
     Word i of the output is entry (``first`` + i ``stride``) mod W of the vocabulary; W is prime, so every stride
-    goes through all words. ``box`` is the number that the last token states, or None. ``cut_texts`` holds the text
-    of each token if a stop string, which is left out, cuts the text.
+    goes through all words. ``box`` is the number that the last token states, or None.
     """
 
     num_tokens: int
@@ -54,7 +53,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     stride: int
     box: int | None = None
-    cut_texts: tuple[str, ...] | None = None
 
     def token_id(self, position: int) -> int:
         if self.box is not None and position == self.num_tokens - 1:
@@ -63,8 +61,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def token_text(self, position: int) -> str:
         """The text of one token."""
-        if self.cut_texts is not None:
-            return self.cut_texts[position]
         if self.box is not None and position == self.num_tokens - 1:
             return f"\n\\boxed{{{self.box}}}"
         return " " + _WORDS[(self.first + position * self.stride) % len(_WORDS)]
@@ -82,12 +78,8 @@ class PlannedAnswers:
         self._request = request
         self._answer_length = answer_length
         self._answers: list[Answer] | None = None
-        if request.stop:
-            self._answers = plan_answers(request, answer_length)
-            self.num_tokens = [answer.num_tokens for answer in self._answers]
-        else:
-            limit = request.max_tokens
-            self.num_tokens = [_cut_to(limit, natural) for natural in _natural_tokens(request, answer_length)]
+        limit = request.max_tokens
+        self.num_tokens = [_cut_to(limit, natural) for natural in _natural_tokens(request, answer_length)]
 
     def answer(self, choice: int) -> Answer:
         if self._answers is None:
@@ -114,14 +106,15 @@ def plan_answers(request: Request, answer_length: Callable[[int], int] | None = 
         first, stride, box = draw.randrange(len(_WORDS)), draw.randrange(1, len(_WORDS)), draw.randrange(1000)
         if request.sampling.is_greedy and answers:
             first, stride = answers[0].first, answers[0].stride
-        answer = Answer(
-            num_tokens=_cut_to(request.max_tokens, natural),
-            finish_reason="stop" if ends_itself else "length",
-            first=first,
-            stride=stride,
-            box=box if ends_itself and request.prompt.asks_for_box else None,
+        answers.append(
+            Answer(
+                num_tokens=_cut_to(request.max_tokens, natural),
+                finish_reason="stop" if ends_itself else "length",
+                first=first,
+                stride=stride,
+                box=box if ends_itself and request.prompt.asks_for_box else None,
+            )
         )
-        answers.append(_cut_at_stop(answer, request.stop) if request.stop else answer)
     return answers
 
 
@@ -145,28 +138,6 @@ def _natural_tokens(request: Request, answer_length: Callable[[int], int] | None
     )
     ratio = 1.0 if is_greedy else guided_length_ratio(request.guidance)
     return [max(1, round(natural_length(quantile) * ratio)) for quantile in quantiles]
-
-
-def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:
-    """End the answer with the token that completes the first stop string."""
-    text = answer.text()
-    matches = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
-    if not matches:
-        return answer
-    end, visible = min(matches)
-    cut_texts: list[str] = []
-    offset = 0
-    for position in range(answer.num_tokens):
-        piece = answer.token_text(position)
-        cut_texts.append(piece[: max(0, visible - offset)])
-        offset += len(piece)
-        if offset >= end:
-            break
-    # A box is only the last token of an answer that ends by itself; cut earlier, that token is never reached.
-    box = answer.box if len(cut_texts) == answer.num_tokens else None
-    return msgspec.structs.replace(
-        answer, num_tokens=len(cut_texts), finish_reason="stop", box=box, cut_texts=tuple(cut_texts)
-    )
 
 
 def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:

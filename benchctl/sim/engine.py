@@ -10,7 +10,6 @@ from benchctl.sim.arrivals import OUTSIDE, Entry
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import (
     UNGUIDED,
-    CostModel,
     DecodeCost,
     GuidedStep,
     StepBatch,
@@ -26,79 +25,6 @@ from benchctl.sim.steps import StepLog
 from benchctl.sim.walk import NEVER_NS, Course, walk, walk_guided
 
 _UNLIMITED: Final = 1 << 40
-
-
-class DecodePrice(NamedTuple):
-    """The price of decode steps, the number of their sections in the log, and the time of ``cost.rest``."""
-
-    cost: DecodeCost
-    rest_id: int
-    fixed_ns: int
-
-
-class Pricing:
-    """Describes batches to the cost model, and keeps the prices of decode steps that hold for many of them."""
-
-    def __init__(self, cost_model: CostModel, scheduler: Scheduler, log: StepLog) -> None:
-        self.cost_model: Final = cost_model
-        self.is_value_model_loaded = False
-        """Whether a step has scored rows, the first of which loads the value model."""
-        self._scheduler: Final = scheduler
-        self._log: Final = log
-        self._prices: dict[tuple[int, int, int], DecodePrice] = {}
-
-    def decode_price(self, position: int, num_guided: int) -> DecodePrice:
-        """The price of the decoding rows alone, from ``position`` on, of which ``num_guided`` ask for guidance."""
-        scheduler = self._scheduler
-        key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1, num_guided)
-        price = self._prices.get(key)
-        if price is None or self.cost_model.reads_contexts or not price.cost.holds_at(position):
-            if self.cost_model.decode is None:
-                raise TypeError("this cost model describes no decode steps")
-            guided = GuidedStep(wanted_rows=num_guided) if num_guided else UNGUIDED
-            cost = self.cost_model.decode(self.describe((), guided))
-            price = DecodePrice(cost, self._log.rest_id(cost.scored_rest or cost.rest), cost.rest.total_ns())
-            self._prices[key] = price
-        return price
-
-    def describe(self, prefills: Prefills, guided: GuidedStep) -> StepBatch:
-        """The batch of the decoding rows and these prompts."""
-        scheduler, num_prefill_tokens = self._scheduler, 0
-        num_decodes = num_sampling = len(scheduler.decoding)
-        context = attended = scheduler.decode_context
-        num_sampled = scheduler.num_sampled_decodes
-        for seq, num_tokens in prefills:
-            computed = seq.num_computed + num_tokens
-            num_prefill_tokens += num_tokens
-            context += computed
-            attended += num_tokens * seq.num_computed + num_tokens * (num_tokens + 1) // 2
-            if computed == seq.num_tokens:
-                num_sampling += 1
-                num_sampled += not seq.is_greedy
-        loads = guided.scored_rows > 0 and not self.is_value_model_loaded
-        self.is_value_model_loaded |= loads
-        pads = self.cost_model.rules.pads_batches
-        shortest, longest = scheduler.decode_lengths() if self.cost_model.reads_contexts else (0, 0)
-        return StepBatch(
-            num_seqs=num_decodes + len(prefills),
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_tokens=num_decodes,
-            num_sampling=num_sampling,
-            context_tokens=context,
-            attended_positions=attended,
-            is_greedy=num_sampled == 0 if num_sampling else None,
-            guided=guided,
-            loads_value_model=loads,
-            longest_context=self._longest_context(prefills) if pads else 0,
-            most_new_tokens=max([min(num_decodes, 1), *(num for _, num in prefills)]) if pads else 0,
-            decode_context=scheduler.decode_context,
-            shortest_decode=shortest,
-            longest_decode=longest,
-        )
-
-    def _longest_context(self, prefills: Prefills) -> int:
-        _, longest_decode = self._scheduler.decode_lengths()
-        return max([longest_decode, *(seq.num_computed + num_tokens for seq, num_tokens in prefills)])
 
 
 class LeapOutput(NamedTuple):
@@ -160,7 +86,10 @@ class SimulatedEngine:
             has_guidance=self._has_value_model,
             num_drafts=config.num_speculative_tokens,
         )
-        self._pricing: Final = Pricing(cost_model, self.scheduler, self.log)
+        self._cost_model: Final = cost_model
+        self._is_value_model_loaded = False
+        """Whether a step has scored rows, the first of which loads the value model."""
+        self._prices: dict[tuple[int, int, int], tuple[DecodeCost, int, int]] = {}
         self._walks: Final = cost_model.decode is not None and self._drafts is None
         self._walks_guided: Final = draws_together and cost_model.decodes_guided and self._noise is None
         self.now_ns = 0
@@ -269,7 +198,62 @@ class SimulatedEngine:
         """True if a price of the present decoding rows holds for many steps."""
         if not self._has_value_model or not self.scheduler.guided:
             return self._walks
-        return self._walks_guided and self._pricing.is_value_model_loaded
+        return self._walks_guided and self._is_value_model_loaded
+
+    def _decode_price(self, position: int, num_guided: int) -> tuple[DecodeCost, int, int]:
+        """The price of the decoding rows alone, from ``position`` on, of which ``num_guided`` ask for guidance.
+
+        With it the number of its sections in the log, and the time of ``rest``. One price holds for many steps.
+        """
+        scheduler, cost_model = self.scheduler, self._cost_model
+        key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1, num_guided)
+        price = self._prices.get(key)
+        if price is None or cost_model.reads_contexts or not price[0].holds_at(position):
+            if cost_model.decode is None:
+                raise TypeError("this cost model describes no decode steps")
+            guided = GuidedStep(wanted_rows=num_guided) if num_guided else UNGUIDED
+            cost = cost_model.decode(self._describe((), guided))
+            price = (cost, self.log.rest_id(cost.scored_rest or cost.rest), cost.rest.total_ns())
+            self._prices[key] = price
+        return price
+
+    def _describe(self, prefills: Prefills, guided: GuidedStep) -> StepBatch:
+        """The batch of the decoding rows and these prompts."""
+        scheduler, num_prefill_tokens = self.scheduler, 0
+        num_decodes = num_sampling = len(scheduler.decoding)
+        context = attended = scheduler.decode_context
+        num_sampled = scheduler.num_sampled_decodes
+        longest_context = most_new_tokens = 0
+        for seq, num_tokens in prefills:
+            computed = seq.num_computed + num_tokens
+            num_prefill_tokens += num_tokens
+            context += computed
+            attended += num_tokens * seq.num_computed + num_tokens * (num_tokens + 1) // 2
+            longest_context = max(longest_context, computed)
+            most_new_tokens = max(most_new_tokens, num_tokens)
+            if computed == seq.num_tokens:
+                num_sampling += 1
+                num_sampled += not seq.is_greedy
+        loads = guided.scored_rows > 0 and not self._is_value_model_loaded
+        self._is_value_model_loaded |= loads
+        pads, reads = self._rules.pads_batches, self._cost_model.reads_contexts
+        shortest, longest = scheduler.decode_lengths() if pads or reads else (0, 0)
+        return StepBatch(
+            num_seqs=num_decodes + len(prefills),
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_tokens=num_decodes,
+            num_sampling=num_sampling,
+            context_tokens=context,
+            attended_positions=attended,
+            is_greedy=num_sampled == 0 if num_sampling else None,
+            guided=guided,
+            loads_value_model=loads,
+            longest_context=max(longest, longest_context),
+            most_new_tokens=max(most_new_tokens, min(num_decodes, 1)),
+            decode_context=scheduler.decode_context,
+            shortest_decode=shortest,
+            longest_decode=longest,
+        )
 
     def _join(self) -> None:
         for seq in self._joining:
@@ -285,7 +269,7 @@ class SimulatedEngine:
         if self._rules.pads_batches:
             position, slope = scheduler.decode_lengths()[1], 1
         num_guided = len(scheduler.guided) if self._has_value_model else 0
-        cost, rest_id, fixed_ns = self._pricing.decode_price(position, num_guided)
+        cost, rest_id, fixed_ns = self._decode_price(position, num_guided)
         num_steps = min(max_steps, scheduler.next_end() - step)
         if cost.until is not None:
             num_steps = min(num_steps, -((position - cost.until) // slope))
@@ -318,12 +302,12 @@ class SimulatedEngine:
         """Run one step at the cost model's price; returns the decoding rows that are over."""
         log, drafts = self.log, self._drafts
         guided = self.scheduler.guided.score(prefills) if self._has_value_model else UNGUIDED
-        batch = self._pricing.describe(prefills, guided)
+        batch = self._describe(prefills, guided)
         num_decodes, num_sampling = batch.num_decode_tokens, batch.num_sampling
         passes_ns: tuple[float, ...] = ()
         if drafts is not None:
             batch, passes_ns = drafts.describe(batch)
-        cost, factor = self._pricing.cost_model.price(batch), 1.0
+        cost, factor = self._cost_model.price(batch), 1.0
         rest_id = log.rest_id(cost.without_forwards())
         if self._noise is not None:
             factor = self._noise()

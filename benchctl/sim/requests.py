@@ -74,7 +74,6 @@ class Request:
     n: int = 1
     seed: int = 0
     ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     guidance: GuidanceParams | None = None
     static_tokens: int = 0

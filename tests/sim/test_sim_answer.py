@@ -71,22 +71,6 @@ def test_greedy_choices_say_the_same_for_different_lengths() -> None:
     assert len({answer.token_text(0) + answer.token_text(1) for answer in answers}) == 1
 
 
-def test_an_answer_stops_before_its_stop_string() -> None:
-    full = plan_answer(request_of("r", max_tokens=50), 0)
-    words = full.text().split()
-    stop = f"{words[10]} {words[11]}"
-    answer = plan_answer(request_of("r", max_tokens=50, stop=("never said", stop)), 0)
-    assert answer.finish_reason == "stop"
-    assert answer.num_tokens == 12
-    assert answer.text() == full.text()[: full.text().index(stop)]
-    assert answer.text() == "".join(answer.token_text(i) for i in range(12))
-
-
-def test_a_stop_string_that_is_not_said_changes_nothing() -> None:
-    plain = plan_answer(request_of("r", max_tokens=50), 0)
-    assert plan_answer(request_of("r", max_tokens=50, stop=("never said",)), 0) == plain
-
-
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_lengths_rise_with_the_quantile(a: float, b: float) -> None:
     low, high = sorted((a, b))

@@ -42,7 +42,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     ``context_tokens`` is the sum of the contexts after the step, ``attended_positions`` the positions that all
     new tokens see together. ``is_greedy`` is None when no row samples. ``longest_context`` and
-    ``most_new_tokens`` are maxima over the rows, and 0 unless the server ``pads_batches``.
+    ``most_new_tokens`` are maxima over the rows, for a server that ``pads_batches``.
     """
 
     num_seqs: int

@@ -33,7 +33,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = 1
     seed: int | None = None
     max_tokens: Count | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = 1.0
@@ -102,7 +101,6 @@ def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimCo
         n=body.n or 1,
         seed=body.seed or 0,
         ignore_eos=bool(body.ignore_eos),
-        stop=_stop(body),
         sampling=sampling,
         guidance=_guidance(body, sampling, config),
         static_tokens=_static_tokens(pieces, config),
@@ -154,13 +152,6 @@ def _max_tokens(body: CompletionBody | ChatBody, prompt: Prompt, config: SimConf
     if isinstance(body, ChatBody):
         return body.max_completion_tokens or body.max_tokens or max(1, config.max_model_len - prompt.num_tokens)
     return body.max_tokens or _COMPLETION_MAX_TOKENS
-
-
-def _stop(body: Body) -> tuple[str, ...]:
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if not all(stop):
-        raise UsageError("stop: an empty string stops nothing; leave it out")
-    return tuple(stop)
 
 
 def _guidance(body: Body, sampling: SamplingParams, config: SimConfig) -> GuidanceParams | None:
