@@ -92,6 +92,7 @@ class StreamClient:
         async with AsyncExitStack() as closing:  # everything, also when the watch has failed
             closing.push_async_callback(self.control.__aexit__, kind, error, trace)
             closing.callback(self.receiver.close)
+            closing.callback(self.connections.close)
             self.stop_all(CANCELLED)
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
@@ -162,11 +163,11 @@ class StreamClient:
 
     def _connect(self, exchange: Exchange, connection: Connection | None) -> None:
         """Assign ``connection``, else a new one; with an unknown address, do so once it is found."""
-        exchange.connecting_ns = time.monotonic_ns()
         if connection is None:
             if not self.connections.has_address:
                 exchange.task = asyncio.create_task(self._connect_first(exchange))
                 return
+            exchange.connecting_ns = time.monotonic_ns()
             try:
                 connection = self.connections.open()
             except OSError as error:

@@ -67,7 +67,7 @@ class Exchange:
     sent_ns: int = 0
     done_ns: int = 0
     connecting_ns: int = 0
-    """Time at which the opening of its connection began."""
+    """Time at which the opening of a connection of its own began."""
     slot_freed: tuple[int, bytes] | None = None
     """The read that freed its slot, if it waited for one: its time and the kernel's timestamp."""
     last_arrival_ns: int = 0
@@ -308,6 +308,7 @@ class Watch:
                     await asyncio.sleep(0)
 
     async def _stop_overdue(self, now_ns: int) -> None:
+        self._receiver.read_ready()  # a client that was held up has not seen yet what came in time
         for exchange in tuple(self._open):
             num_reads = len(exchange.reads)
             reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None

@@ -271,7 +271,8 @@ class Connections:
     def __init__(self, receiver: Receiver, host: str, port: int, timeout_s: float) -> None:
         self._receiver = receiver
         self._server, self._timeout_s = (host, port), timeout_s
-        self._finding = asyncio.Lock()
+        self._finding: asyncio.Task[None] | None = None
+        """The search for an address, which all requests wait for that come before it has ended."""
         self._family = socket.AF_INET
         self._address: Any = None
         """The first address that accepted a connection; the others are not tried any more."""
@@ -324,13 +325,21 @@ class Connections:
     async def find_address(self) -> None:
         """Find an address that accepts connections, once for all waiting requests; that connection is idle then.
 
-        Raises OSError from the last address tried.
+        The search goes on when a request that waits for it ends. Raises OSError from the last address tried.
         """
-        async with self._finding:
-            if not self.has_address:
-                sock = await asyncio.to_thread(socket.create_connection, self._server, self._timeout_s)
-                self._family, self._address = sock.family, sock.getpeername()
-                self._idle.append(self._watched(sock, is_open=True))
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.create_task(self._find())
+        await asyncio.shield(self._finding)
+
+    async def _find(self) -> None:
+        sock = await asyncio.to_thread(socket.create_connection, self._server, self._timeout_s)
+        self._family, self._address = sock.family, sock.getpeername()
+        self._idle.append(self._watched(sock, is_open=True))
+
+    def close(self) -> None:
+        """Give up the search for an address."""
+        if self._finding is not None:
+            self._finding.cancel()
 
     def _watched(self, sock: socket.socket, *, is_open: bool) -> Connection:
         sock.setblocking(False)

@@ -4,15 +4,18 @@ import asyncio
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 from support.servers.paced_engine import call, request, send
 from support.servers.parts_server import Writer, serving, writing
 
 from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Exchange
 from benchctl.load.schedule import Load
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
@@ -180,6 +183,30 @@ def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told
         return kinds
 
     assert asyncio.run(ask()) == ["connect-refused", "connect-timeout"]
+
+
+def test_a_client_that_is_held_up_while_it_connects_blames_no_connection(monkeypatch: pytest.MonkeyPatch):
+    connect = socket.create_connection
+
+    def connect_late(*args: object) -> socket.socket:
+        time.sleep(0.5)
+        return connect(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "create_connection", connect_late)
+
+    async def ask() -> list[RequestRecord]:
+        async with serving(writing(GOOD)) as url, StreamClient(url, Timeouts(connect_s=0.2)) as client:
+            first = await asyncio.gather(*(send(client, call(request(i, max_tokens=2)), 1) for i in range(3)))
+            ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+            late = client.begin(call(request(3, max_tokens=2)), ended.set_result)
+            client.prepare(late)
+            asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+            await asyncio.sleep(0.3)
+            client.launch(late)
+            await ended
+            return [await exchange.record() for exchange in (*first, late)]
+
+    assert [record.error for record in uvloop.run(ask())] == [None] * 4
 
 
 def test_a_host_that_nobody_knows_is_a_failure_to_connect():
