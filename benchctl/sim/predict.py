@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from benchctl.analysis.attribution.work import fitted_draft_warnings
@@ -236,7 +235,7 @@ def _step_seconds(config: SimConfig) -> Callable[[StepWork], float]:
             attended_positions=round(float(work.prefill_positions + share * work.decode_positions)),
             is_greedy=False,
         )
-        return s_from_ns(sum(value for value in msgspec.structs.astuple(price(batch)) if value is not None))
+        return s_from_ns(price(batch).total_ns())
 
     def step_s(work: StepWork) -> float:
         rows = math.floor(float(work.num_decodes))
@@ -263,15 +262,10 @@ def _predicted_run(
         ttft_s=s_from_ns(fmean(requests.first_token_ns - requests.arrival_ns)),
         e2el_s=s_from_ns(fmean(requests.last_token_ns - requests.arrival_ns)),
         num_steps=len(steps),
-        in_server=_in_server(simulation),
+        in_server=float((requests.last_token_ns - requests.arrival_ns).sum()) / max(simulation.makespan_ns(), 1),
         offered=offered,
         offered_rate=rate,
     )
-
-
-def _in_server(simulation: Simulation) -> float:
-    requests = simulation.requests
-    return float((requests.last_token_ns - requests.arrival_ns).sum()) / max(simulation.makespan_ns(), 1)
 
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
@@ -378,7 +372,7 @@ def _predict(
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
         speculates |= bool(settings.server.speculates)
-        key = _key(settings)
+        key = settings.model_dump_json(exclude={"variant"}).encode()  # the same run under another name
         if key not in by_settings:
             by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times)
         runs[arm_label(variant, cell)] = by_settings[key]
@@ -389,17 +383,8 @@ def _predict(
             "; arms that speculate are predicted without their drafts, and with the memory that a draft model of "
             "known shape takes"
         )
-    return PlanPrediction(
-        runs=runs, basis=basis, overhead_s=_overhead_s(profile), warnings=profile_draft_warnings(profile)
-    )
-
-
-def _overhead_s(profile: Profile) -> float | None:
-    if profile.engine.kind != "sim":
-        return None
-    return _SIM_OVERHEAD_S + own_options(variant_settings(profile, profile.baseline, {}), SimOptions).start_delay_s
-
-
-def _key(settings: VariantSettings) -> bytes:
-    """The settings of a run but for the name of its variant."""
-    return settings.model_dump_json(exclude={"variant"}).encode()
+    overhead_s = None
+    if profile.engine.kind == "sim":
+        baseline = variant_settings(profile, profile.baseline, {})
+        overhead_s = _SIM_OVERHEAD_S + own_options(baseline, SimOptions).start_delay_s
+    return PlanPrediction(runs=runs, basis=basis, overhead_s=overhead_s, warnings=profile_draft_warnings(profile))

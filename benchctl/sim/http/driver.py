@@ -5,7 +5,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final
 
@@ -237,27 +237,30 @@ class DriverCollector:
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
-        yield self._counter("prompt_tokens", counters.num_prompt_tokens)
-        yield self._counter("generation_tokens", counters.num_generation_tokens)
-        yield self._counter("num_preemptions", scheduler.num_preemptions)
-        yield self._counter("prefix_cache_queries", blocks.num_queried_tokens)
-        yield self._counter("prefix_cache_hits", blocks.num_hit_tokens)
-        yield self._counter("request_success", counters.num_ended, label="finished_reason")
+        totals: dict[str, int] = {
+            "prompt_tokens": counters.num_prompt_tokens,
+            "generation_tokens": counters.num_generation_tokens,
+            "num_preemptions": scheduler.num_preemptions,
+            "prefix_cache_queries": blocks.num_queried_tokens,
+            "prefix_cache_hits": blocks.num_hit_tokens,
+        }
         if engine.config.num_speculative_tokens:
-            yield self._counter("spec_decode_num_drafts", counters.num_drafts)
-            yield self._counter("spec_decode_num_draft_tokens", counters.num_draft_tokens)
-            yield self._counter("spec_decode_num_accepted_tokens", counters.num_accepted.total())
-            yield self._counter("spec_decode_num_accepted_tokens_per_pos", counters.num_accepted, label="position")
+            totals |= {
+                "spec_decode_num_drafts": counters.num_drafts,
+                "spec_decode_num_draft_tokens": counters.num_draft_tokens,
+                "spec_decode_num_accepted_tokens": counters.num_accepted.total(),
+            }
+            positions = {str(position): count for position, count in counters.num_accepted.items()}
+            yield self._counter("spec_decode_num_accepted_tokens_per_pos", positions, "position")
+        for name, total in totals.items():
+            yield self._counter(name, {"": total})
+        yield self._counter("request_success", counters.num_ended, "finished_reason")
         for name, histogram in counters.latencies.items():
             yield histogram.family(name, self._model)
 
-    def _counter(self, name: str, value: int | dict[str, int] | dict[int, int], label: str = "") -> Metric:
+    def _counter(self, name: str, parts: Mapping[str, int], *label: str) -> Metric:
         """A counter, or with a ``label`` one for each of its values."""
-        labels = ["model_name", label] if label else ["model_name"]
-        family = CounterMetricFamily(f"vllm:{name}", f"{name} since the start.", labels=labels)
-        if isinstance(value, dict):
-            for key, part in value.items():
-                family.add_metric([self._model, str(key)], part)
-        else:
-            family.add_metric([self._model], value)
+        family = CounterMetricFamily(f"vllm:{name}", f"{name} since the start.", labels=["model_name", *label])
+        for value, part in parts.items():
+            family.add_metric([self._model, value][: 1 + len(label)], part)
         return family
