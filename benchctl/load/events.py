@@ -10,8 +10,6 @@ import msgspec
 
 from benchctl.untrusted import EVENT_VALUES, LINE_BYTES, TAIL_BYTES
 
-EXCESS_KINDS: Final = frozenset({"oversized-head", "oversized-line", "oversized-answer", "unrequested-choice"})
-"""Classes of requests that failed for the size or the number of what came."""
 CR: Final = 13
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _LARGE_EVENT_BYTES: Final = 256 << 10

@@ -4,7 +4,6 @@ from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
 from benchctl.records.schema import StepRecord
-from benchctl.sim.aggregate import AggregateRows
 from benchctl.sim.answers import PlannedAnswers
 from benchctl.sim.arrivals import OUTSIDE, Entry
 from benchctl.sim.config import SimConfig
@@ -17,7 +16,7 @@ from benchctl.sim.costs.cost_model import (
     published_noise,
 )
 from benchctl.sim.drafts import Drafts
-from benchctl.sim.guidance import GuidedRows
+from benchctl.sim.guidance import AggregateRows, GuidedRows
 from benchctl.sim.requests import Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence

@@ -21,8 +21,8 @@ from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Simulation, simulate
 from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
-from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.datasets.published import timestamp_ns
 
 AZURE = Path("../shared/data/azure/AzureLLMInferenceTrace_conv.csv")

@@ -18,9 +18,9 @@ from support.cli import benchctl
 
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import simulate
 from benchctl.sim.http.api import CompletionBody, request_from
 from benchctl.sim.requests import Prompt, Request
-from benchctl.sim.simulate import simulate
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 
 PROMPTS = st.lists(st.integers(1, 600), min_size=1, max_size=14)

@@ -12,10 +12,9 @@ from scipy import stats
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_request, request_of, run
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.aggregate import scoring_threshold
-from benchctl.sim.guidance import CandidateLaw
+from benchctl.sim.core import Simulation
+from benchctl.sim.guidance import CandidateLaw, scoring_threshold
 from benchctl.sim.requests import SamplingParams
-from benchctl.sim.simulate import Simulation
 from benchctl.workload.datasets.made import problems
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)

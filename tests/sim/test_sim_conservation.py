@@ -11,8 +11,8 @@ from support.servers.simulator import prompt_of, request_of
 from benchctl.errors import UsageError
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Simulation, simulate
 from benchctl.sim.requests import CountedRequests
-from benchctl.sim.simulate import Simulation, simulate
 
 MS = 1_000_000
 loads_strategy = st.lists(

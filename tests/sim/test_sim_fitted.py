@@ -14,9 +14,9 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import simulate
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import decode_work, straight_piece
-from benchctl.sim.simulate import simulate
 from benchctl.steptime.model import StepTimeModel, write_model
 from benchctl.steptime.work import Coefficient, Deployment, StepWork
 

@@ -21,9 +21,9 @@ from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Simulation, simulate
 from benchctl.sim.costs.cost_model import NoiseSource
 from benchctl.sim.requests import SamplingParams
-from benchctl.sim.simulate import Simulation, simulate
 from benchctl.sim.steps import StepLog
 from benchctl.sim.walk import Course, Progress, walk, walk_steps
 

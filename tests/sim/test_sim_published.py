@@ -12,8 +12,8 @@ from benchctl.guided.params import GuidanceParams
 from benchctl.records.schema import StepRecord
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Simulation, simulate
 from benchctl.sim.requests import Request, SamplingParams
-from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.datasets.made import problems
 
 TOLERANCE = 0.03

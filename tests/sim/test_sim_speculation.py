@@ -19,14 +19,13 @@ from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, simulate
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests, SamplingParams
 from benchctl.sim.sequences import SequenceStatus
-from benchctl.sim.simulate import simulate
 from benchctl.sim.virtual import _Choice
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 

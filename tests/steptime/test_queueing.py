@@ -14,8 +14,8 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Simulation, simulate
 from benchctl.sim.requests import SamplingParams
-from benchctl.sim.simulate import Simulation, simulate
 from benchctl.steptime.queueing import (
     RequestSize,
     ServerLimits,

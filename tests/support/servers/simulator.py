@@ -20,11 +20,10 @@ from benchctl.records.schema import StepRecord
 from benchctl.sim.answers import Answer, PlannedAnswers
 from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Simulation, simulate
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import Prompt, Request, SamplingParams
-from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.tokenizers import tokenize_chat
 
 FILTERED = SamplingParams(top_k=5, min_p=0.01)
