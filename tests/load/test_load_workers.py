@@ -327,7 +327,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
         "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers import WorkerLoad, WorkerPlan\n"
         "from benchctl.profile.sections import Timeouts\n"
-        "from benchctl.profile.model import Arrival\n"
+        "from benchctl.profile.arrival import Arrival\n"
         "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"
         "load = WorkerLoad(plan, print)\n"
         "asyncio.run(load.drive([call(request(i, max_tokens=4000, gap_ms=20)) for i in range(4)]))\n"
