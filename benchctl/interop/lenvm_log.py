@@ -28,10 +28,10 @@ because averages are printed with three decimals.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -60,6 +60,7 @@ _PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?
 _MOST_COUNT: Final = 1 << 53
 """Above every count and every time in ms; a damaged line may have anything."""
 _ROUNDING_MS: Final = 0.0005
+Record = TypeVar("Record")
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MOST_COUNT)]
 _Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
 """Up to a day, which no call of a sampler takes."""
@@ -95,20 +96,19 @@ class TimingRecord:
         return int(value) if isinstance(value, int | float) and 0 <= value < _MOST_COUNT else None
 
 
+class Damage(NamedTuple):
+    """Lines without a whole record other than the last, and whether the last line has no end."""
+
+    num_lines: int
+    is_cut: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingLog:
-    """A whole log: the records of each server's life in turn, and the count of damaged lines.
-
-    ``num_damaged`` are lines without a whole record, other than the last; ``is_cut``: the last line has no end.
-    """
+    """A whole log: the records of each server's life in turn."""
 
     lives: tuple[tuple[TimingRecord, ...], ...]
-    num_damaged: int = 0
-    is_cut: bool = False
-
-    @property
-    def records(self) -> tuple[TimingRecord, ...]:
-        return tuple(record for life in self.lives for record in life)
+    damage: Damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,25 +153,39 @@ def record_from(line: bytes | str) -> TimingRecord | None:
     )
 
 
-def read_timing(lines: Iterable[bytes]) -> TimingLog:
-    """The log in these lines, given with their line ends. Damaged lines are counted, not raised."""
-    lives: list[list[TimingRecord]] = []
+def read_damaged(
+    lines: Iterable[bytes], record_of: Callable[[bytes], Record | None], start: bytes | None = None
+) -> tuple[list[Record], Damage]:
+    """The records in these lines, given with their line ends. Damaged lines are counted, not raised.
+
+    A record that begins with ``start`` behind half a line is taken: a new server writes on where a killed one
+    ended.
+    """
+    records: list[Record] = []
     num_damaged, is_cut = 0, False
     for line in lines:
         if not line.strip():
             continue
-        record = record_from(line)
+        record = record_of(line)
         if record is None:
             is_cut = not line.endswith(b"\n")
             num_damaged += not is_cut
-            start = line.rfind(_RECORD_START)  # a new server's record may follow half a line of the previous one
-            record = record_from(line[start:]) if start > 0 else None
-        if record is None:
-            continue
+            offset = line.rfind(start) if start is not None else 0
+            record = record_of(line[offset:]) if offset > 0 else None
+        if record is not None:
+            records.append(record)
+    return records, Damage(num_damaged, is_cut)
+
+
+def read_timing(lines: Iterable[bytes]) -> TimingLog:
+    """The log in these lines, given with their line ends."""
+    records, damage = read_damaged(lines, record_from, _RECORD_START)
+    lives: list[list[TimingRecord]] = []
+    for record in records:
         if not lives or record.step <= lives[-1][-1].step:
             lives.append([])
         lives[-1].append(record)
-    return TimingLog(lives=tuple(map(tuple, lives)), num_damaged=num_damaged, is_cut=is_cut)
+    return TimingLog(lives=tuple(map(tuple, lives)), damage=damage)
 
 
 def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:

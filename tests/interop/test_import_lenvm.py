@@ -417,8 +417,8 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) 
     whole = content.count(b"\n")
     is_whole_without_end = length > 0 and LINES[length : length + 1] == b"\n"
     assert responses.num_rows == whole + is_whole_without_end
-    assert responses.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
-    assert responses.num_damaged == 0
+    assert responses.damage.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
+    assert responses.damage.num_lines == 0
     assert [answered.first.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
     assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in responses.answered)
 

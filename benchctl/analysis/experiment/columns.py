@@ -72,7 +72,7 @@ def summary_row(
         **_identity(run, settings),
         **_output_columns(run),
         **_step_columns(run.columns),
-        **_published_columns(None if flops is None else flops.published, metrics["wall_s"]),
+        **published_columns(None if flops is None else flops.published, metrics["wall_s"]),
         **_observed_columns(None if flops is None else flops.observed, metrics["wall_s"]),
         **metrics,
         **tails,
@@ -121,7 +121,8 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
     return columns
 
 
-def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
+def published_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
+    """FLOPs by the published rule, under the names of the LenVM project; ``wall_s`` is that of the run."""
     if account is None:
         return {}
     return {

@@ -21,11 +21,13 @@ from benchctl.errors import InvalidDataError, UsageError
 from benchctl.guided.params import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm_log import (
     Averages,
+    Damage,
     TimingLog,
     TimingRecord,
     last_lives,
     num_start_up,
     read_averages,
+    read_damaged,
     read_timing,
     revisions_of,
 )
@@ -111,6 +113,9 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: _DaySeconds | None = None
 
 
+_ROWS: Final = msgspec.json.Decoder(_Row, strict=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """The outcome of one question; of several attempts the last that was answered, or else the last.
@@ -133,7 +138,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """All questions in the order of their numbers, and the count of damaged lines.
+    """All questions in the order of their numbers.
 
     ``row_latencies_s`` has the latency of every line that has one, in the order of the file.
     """
@@ -141,8 +146,7 @@ class Responses:
     answered: tuple[Answered, ...]
     num_rows: int
     row_latencies_s: tuple[float, ...]
-    num_damaged: int = 0
-    is_cut: bool = False
+    damage: Damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,17 +284,8 @@ def lines_of(path: Path | None) -> Iterator[bytes]:
 
 
 def read_responses(lines: Iterable[bytes]) -> Responses:
-    """The answers in these lines, given with their line ends. Damaged lines are counted, not raised."""
-    decoder = msgspec.json.Decoder(_Row, strict=False)
-    rows: list[_Row] = []
-    num_damaged, is_cut = 0, False
-    for line in lines:
-        try:
-            if line.strip():
-                rows.append(decoder.decode(line))
-        except DECODING_ERRORS:
-            is_cut = not line.endswith(b"\n")
-            num_damaged += not is_cut
+    """The answers in these lines, given with their line ends."""
+    rows, damage = read_damaged(lines, _row_from)
     by_question: dict[int, list[_Row]] = {}
     for row in rows:
         by_question.setdefault(row.idx, []).append(row)
@@ -298,9 +293,15 @@ def read_responses(lines: Iterable[bytes]) -> Responses:
         answered=tuple(_answered(by_question[idx]) for idx in sorted(by_question)),
         num_rows=len(rows),
         row_latencies_s=tuple(row.elapsed_s for row in rows if row.elapsed_s is not None),
-        num_damaged=num_damaged,
-        is_cut=is_cut,
+        damage=damage,
     )
+
+
+def _row_from(line: bytes) -> _Row | None:
+    try:
+        return _ROWS.decode(line)
+    except DECODING_ERRORS:
+        return None
 
 
 def _answered(rows: Sequence[_Row]) -> Answered:

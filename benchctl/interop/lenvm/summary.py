@@ -10,22 +10,21 @@ count that answered. An unknown value has no column, or an empty cell.
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from benchctl.analysis.experiment.columns import TIMED_SECTIONS
+from benchctl.analysis.experiment.columns import TIMED_SECTIONS, Value, number_of, published_columns
 from benchctl.analysis.metrics.latency import percentiles, smallest_sample
 from benchctl.costs.flops import RunTotals, published_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.directory import BASELINE, Arm
-from benchctl.units import PETA, TERA
 
 SUMMARY_NAME: Final = "lenvm_summary.csv"
 RATIO_TAG: Final = "ratio (lvm/base)"
 _GUIDED: Final = "lenvm"
-Row: TypeAlias = dict[str, str | int | float | None]
+Row: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,35 +126,14 @@ def _flops(arm: Arm, models: Models) -> Row:
     except UsageError:
         return {}
     account = published_flops(totals, base=base, value_model=value_model, top_k=top_k)
-    parts = {
-        "base_pflops_prefill": account.of("base_prefill").total,
-        "base_pflops_decode": account.of("base_decode").total,
-        "base_pflops_linear": account.of("base").linear,
-        "base_pflops_attention": account.of("base").attention,
-        "base_pflops_lm_head": account.of("base").head,
-        "base_pflops_total": account.of("base").total,
-        "theoretical_pflops_total": account.total,
-    }
-    if value_model is not None and top_k >= 1:
-        parts |= {
-            "lvm_pflops_prefill": account.of("value_prefill").total,
-            "lvm_pflops_extend": account.of("value_extend").total,
-            "lvm_pflops_candidates": account.of("value_candidates").total,
-            "lvm_pflops_total": account.of("value").total,
-        }
-    wall_s = arm.meta.wall_clock_s
-    return {
-        **{name: flops / PETA for name, flops in parts.items()},
-        "theoretical_gflops_per_output_token": account.gflops_per_output_token,
-        "achieved_tflops_per_s": account.total / wall_s / TERA if wall_s else None,
-    }
+    is_guided = value_model is not None and top_k >= 1
+    columns = published_columns(account, arm.meta.wall_clock_s)
+    return {name: value for name, value in columns.items() if is_guided or not name.startswith("lvm_")}
 
 
-def _ratio(base: Mapping[str, str | float | None], guided: Mapping[str, str | float | None]) -> Row:
+def _ratio(base: Row, guided: Row) -> Row:
     """Guided over baseline for every number that both have and that is not 0 in the baseline."""
-    row: Row = {"tag": RATIO_TAG}
-    for name, below in base.items():
-        above = guided.get(name)
-        if isinstance(below, int | float) and isinstance(above, int | float) and below:
-            row[name] = above / below
-    return row
+    numbers = {name: (number_of(value), number_of(guided.get(name))) for name, value in base.items()}
+    return {"tag": RATIO_TAG} | {
+        name: above / below for name, (below, above) in numbers.items() if below and above is not None
+    }
