@@ -254,9 +254,9 @@ def _take_looks(
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     metrics = [name for name, role in roles.items() if role == "deciding"]
     infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]
-    taken = {look.num_blocks for look in rule.looks}
+    looked_at = {look.num_blocks for look in rule.looks}
     for due in rule.look_blocks:
-        if due <= num_blocks and due not in taken and rule.ended_after is None:
+        if due <= num_blocks and due not in looked_at and rule.ended_after is None:
             look = take_look(load_experiment(results.path), rule, due, metrics, left_out=infeasible)
             rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
             results.write_manifest(msgspec.structs.replace(results.manifest(), stopping=rule))

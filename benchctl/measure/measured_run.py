@@ -48,7 +48,7 @@ def utc_now() -> str:
 
 
 def _cause_and_message(error: BaseException) -> tuple[str, str]:
-    """What a record says of the error that ended a run."""
+    """The cause and the message by which a record tells of the error that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "the run was interrupted by a signal"
     if isinstance(error, BenchctlError):
