@@ -12,7 +12,7 @@ from torch import Tensor
 from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.params import GuidanceError, GuideStep, is_noop
 from benchctl.guided.rows import GREEDY_TEMPERATURE, Candidates, GuideRow, RowTable, row_table, select_candidates
-from benchctl.guided.timing import PendingStep, StepTimer, Timer
+from benchctl.guided.timing import PendingStep, StepTimer
 from benchctl.guided.transfer import Arriving, to_device
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Guide:
         self,
         make_scorer: "Callable[[], Scorer]",
         settings: GuideSettings | None = None,
-        timer: Timer | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
         self._make_scorer = make_scorer
         self._settings = settings or GuideSettings()
@@ -123,7 +123,7 @@ class Guide:
         computed = [
             (row, is_due)
             for row, is_due in zip(rows, due, strict=True)
-            if is_due or (not row.is_server_filtering and row.temperature > GREEDY_TEMPERATURE)
+            if is_due or (row.draws_candidates and row.temperature > GREEDY_TEMPERATURE)
         ]
         if computed:
             with self._timer.section("lvm_apply_outer"):

@@ -18,29 +18,31 @@ GREEDY_TEMPERATURE: Final = 1e-5
 """At or below, a server takes the most probable token, and guidance leaves it alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuideRow:
-    """A sequence of the batch that asks for guidance. ``tokens`` may be a live view that grows with the answer."""
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """A sequence whose candidates are to be scored. ``tokens`` may be a live view that grows with the answer."""
 
-    index: int
-    """Its row of the logits."""
     key: Hashable
-    """Identity of the request for as long as it lives."""
-    params: GuidanceParams
+    """Identity of the request for as long as it lives: the same key means the same tokens with others appended."""
     tokens: Sequence[int]
     """Prompt and output so far."""
     num_prompt: int
+    draws_candidates: bool = False
+    """True where the next token can only be one of the candidates, in every step, guided or not: the server samples
+    this request without filters of its own, because they are applied here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideRow(ScoredRow):
+    """A sequence of the batch that asks for guidance."""
+
+    index: int
+    """Its row of the logits."""
+    params: GuidanceParams
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
     min_p: float = 0.0
-    is_server_filtering: bool = True
-    """False where the server samples this request without filters of its own, because they are applied here."""
-
-    @property
-    def draws_candidates(self) -> bool:
-        """True where every step leaves this row its candidates alone, guided or not."""
-        return not self.is_server_filtering
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _limits(row: GuideRow, *, is_due: bool) -> tuple[float, ...]:
         min_p=row.min_p,
         threshold=row.params.value_entropy_threshold,
         is_due=is_due,
-        is_ours=not row.is_server_filtering,
+        is_ours=row.draws_candidates,
     )
 
 

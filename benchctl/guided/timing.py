@@ -21,13 +21,12 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Literal, Protocol, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
@@ -56,12 +55,6 @@ SECTIONS: Final = (
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 _MAX_WAITING_STEPS: Final = 1024
 _IDLE_LOOK_S: Final = 0.1
-
-
-class Timer(Protocol):
-    """Takes the time of sections of a step; sections may lie in one another."""
-
-    def section(self, name: str, /) -> AbstractContextManager[object]: ...
 
 
 class PendingStep:
@@ -118,7 +111,7 @@ class StepTimer:
         """Adds the time spent inside to a section of this step; a name may come several times."""
         if self._file is None:
             return _NOTHING
-        section = _Section(name) if self._clock == "host" else _DeviceSection(name, self._make_event)
+        section = _Section(name, (self._make_event(), self._make_event()) if self._clock == "device" else None)
         self._sections.append(section)
         return section
 
@@ -169,13 +162,10 @@ class StepTimer:
             if not (step.is_over or waits or len(self._waiting) > _MAX_WAITING_STEPS):
                 return
             self._waiting.popleft()
-            self._write(step.content(self._clock))
-
-    def _write(self, line: Mapping[str, object]) -> None:
-        assert self._file is not None  # noqa: S101 - only an open timer has steps
-        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        if os.write(self._file, content) != len(content):
-            raise OSError("a line of the step log could not be written; the disk may be full")
+            content = json.dumps(step.content(self._clock), separators=(",", ":")).encode() + b"\n"
+            assert self._file is not None  # noqa: S101 - only an open timer has steps
+            if os.write(self._file, content) != len(content):
+                raise OSError("a line of the step log could not be written; the disk may be full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,73 +183,46 @@ class _Step:
     def content(self, clock: Clock) -> Mapping[str, object]:
         """The content of its line. Waits for the device where the step is not over."""
         fields = self.line | dict(self.later.fields() if self.later is not None else {})
-        times: dict[str, object] = {"sections_ns": _sums(self.sections, lambda section: section.host_ns)}
+        times = {"sections_ns": _sums((section.name, section.host_ns) for section in self.sections)}
         if clock == "device":
-            times = {
-                "sections_ns": _sums(self.sections, lambda section: section.device_ns),
-                "host_sections_ns": times["sections_ns"],
-            }
+            times["host_sections_ns"] = times["sections_ns"]
+            times["sections_ns"] = _sums((section.name, section.device_ns()) for section in self.sections)
         return {name: value for name, value in fields.items() if value is not None} | times
 
 
 class _Section:
-    """One stretch of time on the host."""
+    """One stretch of time on the host and, where it has marks, on the current stream of the device."""
 
-    __slots__ = ("host_ns", "name", "start_ns")
+    __slots__ = ("_marks", "host_ns", "name", "start_ns")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, marks: tuple[torch.cuda.Event, torch.cuda.Event] | None) -> None:
+        self.name, self._marks = name, marks
         self.start_ns = self.host_ns = 0
 
     def __enter__(self) -> None:
         self.start_ns = time.monotonic_ns()
+        if self._marks is not None:
+            self._marks[0].record()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
+        if self._marks is not None:
+            self._marks[1].record()
         self.host_ns = time.monotonic_ns() - self.start_ns
 
     @property
     def is_over(self) -> bool:
-        return True
+        return self._marks is None or bool(self._marks[1].query())
 
-    @property
     def device_ns(self) -> int:
-        raise TypeError("this section has no times of the device")
+        """Between the marks; waits for the end."""
+        assert self._marks is not None  # noqa: S101 - asked of a timer of the device's clock alone
+        start, end = self._marks
+        end.synchronize()
+        return round(float(start.elapsed_time(end)) * NS_PER_MS)
 
 
-class _DeviceSection(_Section):
-    """The same, and on the current stream of the device."""
-
-    __slots__ = ("_end", "_start")
-
-    def __init__(self, name: str, make_event: Callable[[], torch.cuda.Event]) -> None:
-        super().__init__(name)
-        self._start, self._end = make_event(), make_event()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._start.record()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.record()
-        super().__exit__(kind, error, trace)
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self._end.query())
-
-    @property
-    def device_ns(self) -> int:
-        """Waits for the end."""
-        self._end.synchronize()
-        return round(float(self._start.elapsed_time(self._end)) * NS_PER_MS)
-
-
-def _sums(sections: list[_Section], duration_ns: Callable[[_Section], int]) -> dict[str, int]:
+def _sums(durations_ns: Iterable[tuple[str, int]]) -> dict[str, int]:
     sums = Counter[str]()
-    for section in sections:
-        sums[section.name] += duration_ns(section)
+    for name, duration_ns in durations_ns:
+        sums[name] += duration_ns
     return dict(sums)

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchctl.guided.operations import PLAIN
-from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.rows import ScoredRow
+from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import random_value_model
 
 VOCABULARY = 512

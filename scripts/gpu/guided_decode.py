@@ -99,7 +99,7 @@ class Decode:
         self.rows = [
             GuideRow(
                 index=number, key=("guided", number), params=GuidanceParams(value_scale=-1.0), tokens=tokens,
-                num_prompt=len(tokens), top_k=point.candidates, is_server_filtering=False,
+                num_prompt=len(tokens), top_k=point.candidates, draws_candidates=True,
             )
             for number, tokens in enumerate(drawn)
         ]  # fmt: skip

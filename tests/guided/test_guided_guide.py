@@ -20,7 +20,7 @@ from benchctl.guided.params import MODES, GuidanceError, GuidanceParams, GuideSt
 from benchctl.guided.rows import GuideRow
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
-from benchctl.guided.value_model.scoring import Counters
+from benchctl.guided.value_model.forward import Counters
 
 VOCABULARY = 8
 EOS = 3
@@ -141,7 +141,7 @@ def test_a_batch_of_any_rows_is_guided_row_by_row_as_the_reference_says(data: st
             ),
             temperature=data.draw(st.sampled_from([0.1, 1.0, 2.0])),
             top_k=data.draw(st.integers(1, VOCABULARY)),
-            is_server_filtering=False,
+            draws_candidates=True,
         )
         for index in data.draw(st.permutations(range(count)))
     ]
@@ -182,7 +182,7 @@ def test_rows_that_are_not_guided_keep_their_logits_bit_for_bit_beside_rows_that
 def test_a_row_that_the_server_leaves_unfiltered_is_filtered_here_when_it_is_not_guided(
     asked: dict[str, Any], how: GuideSettings
 ) -> None:
-    row = row_of(temperature=0.8, is_server_filtering=False, **asked)
+    row = row_of(temperature=0.8, draws_candidates=True, **asked)
     logits = guide_of(how).apply(batch_of(), [row])
     found = candidates(softmax(LOGITS, 0.8), top_k=row.top_k, min_p=row.min_p)
     expected = [found.get(token, 0.0) for token in range(VOCABULARY)]
@@ -190,7 +190,7 @@ def test_a_row_that_the_server_leaves_unfiltered_is_filtered_here_when_it_is_not
 
 
 def test_a_greedy_row_is_left_alone_even_where_the_server_leaves_it_unfiltered() -> None:
-    logits = guide_of().apply(batch_of(), [row_of(temperature=0.0, is_server_filtering=False)])
+    logits = guide_of().apply(batch_of(), [row_of(temperature=0.0, draws_candidates=True)])
     assert torch.equal(logits, batch_of())
 
 

@@ -52,10 +52,10 @@ def steps_of(device, *, skips_early, scorer=None, timer=None, **filtering):
 
 
 @pytest.mark.parametrize("scorer", [{}, {"fused": False}, {"graphs": True}], ids=["fused", "two-phase", "rounded"])
-@pytest.mark.parametrize("is_server_filtering", [True, False])
-def test_steps_need_nothing_of_what_the_device_computes(scorer, is_server_filtering, tmp_path):
+@pytest.mark.parametrize("draws_candidates", [True, False])
+def test_steps_need_nothing_of_what_the_device_computes(scorer, draws_candidates, tmp_path):
     """The device is torch's ``meta``: it knows shapes and has no numbers, so that to ask it for one is an error."""
-    options = {"skips_early": False, "scorer": scorer, "is_server_filtering": is_server_filtering}
+    options = {"skips_early": False, "scorer": scorer, "draws_candidates": draws_candidates}
     for timer in (None, StepTimer(tmp_path / "steps.jsonl")):
         for pending in itertools.islice(steps_of("meta", timer=timer, **options), 4):
             with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
@@ -114,7 +114,7 @@ def reads_of_one_step(steps):
 @pytest.mark.parametrize("scorer", [{}, {"fused": False}], ids=["fused", "two-phase"])
 def test_a_steady_step_that_may_skip_rows_reads_once_and_any_other_never(scorer):
     for skips_early, expected in ((True, ["tolist"]), (False, [])):
-        steps = steps_of("cpu", skips_early=skips_early, scorer=scorer, is_server_filtering=False)
+        steps = steps_of("cpu", skips_early=skips_early, scorer=scorer, draws_candidates=True)
         next(steps)
         for _ in range(3):
             assert reads_of_one_step(steps) == expected
@@ -125,7 +125,7 @@ def test_a_steady_step_that_may_skip_rows_reads_once_and_any_other_never(scorer)
 @pytest.mark.parametrize("scorer", [{}, {"fused": False}], ids=["fused", "two-phase"])
 def test_on_a_gpu_steady_steps_synchronise_with_nothing(scorer, clock, tmp_path):
     timer = None if clock is None else StepTimer(tmp_path / "steps.jsonl", clock)
-    steps = steps_of("cuda", skips_early=False, scorer=scorer, timer=timer, is_server_filtering=False)
+    steps = steps_of("cuda", skips_early=False, scorer=scorer, timer=timer, draws_candidates=True)
     for _ in range(8):  # until the graphs of all sizes are there
         next(steps)
     torch.cuda.set_sync_debug_mode("error")

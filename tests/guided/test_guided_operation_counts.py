@@ -37,7 +37,7 @@ def operations_of_a_step(layers, params, *, operations=FUSED, skips_early=False,
     rows = [
         GuideRow(
             index=index, key=index, params=params, tokens=[index + 3] * 12, num_prompt=12, temperature=0.9, top_k=5,
-            top_p=0.95, min_p=0.001, is_server_filtering=False,
+            top_p=0.95, min_p=0.001, draws_candidates=True,
         )
         for index in range(num_rows)
     ]  # fmt: skip

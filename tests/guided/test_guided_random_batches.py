@@ -69,7 +69,7 @@ class Batch:
                 tokens=prompt, num_prompt=len(prompt),
                 temperature=self.draw.choice([0, 0.7, 1.0, 1.0, 1.5]), top_k=self.draw.randint(1, CANDIDATES),
                 top_p=self.draw.choice([1.0, 0.9, 0.5]), min_p=self.draw.choice([0.0, 0.05]),
-                is_server_filtering=self.draw.random() < 0.15,
+                draws_candidates=self.draw.random() >= 0.15,
             )  # fmt: skip
             self.num_requests += 1
 

@@ -12,8 +12,9 @@ from support.guided.tensors import torch
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
+from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.checkpoint import Checkpoint
-from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel
 
 NUM_STEPS = 40

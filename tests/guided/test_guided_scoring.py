@@ -15,8 +15,9 @@ from support.guided.plain_values import FAMILIES, VOCABULARY, both_models
 
 from benchctl.guided.operations import visible_cells
 from benchctl.guided.params import GuidanceError
+from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
-from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.scoring import Scorer
 
 ORACLES = Path(__file__).parents[3] / "shared/oracles/guidance.json"
 MODELS = {}

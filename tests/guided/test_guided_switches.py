@@ -116,7 +116,7 @@ class Server:
         for index, name in enumerate(present):
             prompt, asked = REQUESTS[name]
             is_whole = name != "in parts" or step > 1  # vLLM shows the whole prompt from the first part on
-            fields = {"top_k": 5, "is_server_filtering": False} | asked
+            fields = {"top_k": 5, "draws_candidates": True} | asked
             yield (
                 GuideRow(
                     index=index, key=self.keys[name], tokens=self.tokens[name], num_prompt=len(prompt), **fields

@@ -15,8 +15,9 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.make import make_value_pair
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.guided.params import CheckpointError
+from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.checkpoint import HEAD_FILE
-from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import backbone_shapes
 from benchctl.guided.value_model.value_model import load_value_model, random_value_model
 

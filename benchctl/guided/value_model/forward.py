@@ -1,6 +1,7 @@
 """Forward passes of a value model, recorded and replayed where their sizes occur again."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,6 +18,45 @@ Pass = Callable[[Tensor, Tensor], Tensor]
 """The raw values [T] of one packed input and of candidates [lines, K]."""
 Recorder = Callable[[Pass, Tensor, Tensor], Callable[[], Tensor]]
 """Records a pass: gives a function that repeats it on the content that its two tensors have then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Totals of a scorer over all steps, all known from lengths on the host."""
+
+    steps: int = 0
+    """Calls that scored."""
+    fused: int = 0
+    """Of these, calls whose missing output tokens and candidates went through the model together."""
+    forwards: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens that went through the model."""
+    extended_tokens: int = 0
+    """Output tokens that did."""
+    reused_tokens: int = 0
+    """Output tokens whose keys and values were those of the candidate that was drawn."""
+    scored_tokens: int = 0
+    """Candidates that went through the model, absent ones included."""
+    computed_tokens: int = 0
+    """All that went through the model, padding included."""
+    needed_tokens: int = 0
+    """Tokens of passes that scored, without padding."""
+    padding_tokens: int = 0
+    """What these passes were padded with."""
+    shared_tokens: int = 0
+    """Prompt tokens whose keys and values were copied from another request."""
+    evictions: int = 0
+    """Requests that lost their slot to others; if they come again, their prefix is computed again."""
+    recordable: int = 0
+    """Passes that scored, where passes are recorded."""
+    recordings: int = 0
+    """Of these, passes that were recorded when they occurred, because nobody had foreseen their sizes."""
+    replays: int = 0
+    """Of these, passes that repeated one that had been recorded before."""
+    slots: int = 0
+    """In use now."""
+    num_bytes: int = 0
+    """Memory of the cache, taken once."""
 
 
 class CudaGraphs:
@@ -64,17 +104,14 @@ MAX_RECORDINGS: Final = 1024
 
 
 class ForwardPass:
-    """Runs the model; counts what it runs."""
+    """Runs the model; adds what it runs to ``counters``."""
 
-    def __init__(self, model: ValueModel, cache: PrefixCache, recorder: Recorder | None) -> None:
-        self._model, self._cache, self._recorder = model, cache, recorder
+    def __init__(
+        self, model: ValueModel, cache: PrefixCache, recorder: Recorder | None, counters: Counters
+    ) -> None:
+        self._model, self._cache, self._recorder, self._done = model, cache, recorder, counters
         self._rotations = model.rotations(cache.memory.cells)
         self._recorded: dict[Shape, Recorded] = {}
-        self.num_forwards = self.num_tokens = self.num_recordable = self.num_replays = 0
-        self.num_recordings = 0
-        """Passes that were recorded when they occurred, because ``record`` had not foreseen them."""
-        self.num_needed = self.num_padding = 0
-        """Tokens of passes that scored, without padding, and what padding added."""
 
     @property
     def num_recorded(self) -> int:
@@ -84,9 +121,8 @@ class ForwardPass:
         """Write the missing tokens of all rows into the cache."""
         shape = exact_shape(work)
         padded = prompt_shape(shape.tokens, self._cache.memory.cells)
-        recorded = self._recorded.get(padded)
-        if shape.rows > padded.rows or shape.columns > padded.columns:
-            recorded = None
+        fits = shape.rows <= padded.rows and shape.columns <= padded.columns
+        recorded = self._recorded.get(padded) if fits else None
         if recorded is not None:
             shape = padded
         self._count(shape)
@@ -101,8 +137,8 @@ class ForwardPass:
         """The same, and raw values [lines, K] of ``candidates`` [lines, K], each as if it came next in its row."""
         shape = self._shape(work)
         self._count(shape)
-        self.num_needed += work.num_tokens
-        self.num_padding += shape.tokens - work.num_tokens
+        self._done.needed_tokens += work.num_tokens
+        self._done.padding_tokens += shape.tokens - work.num_tokens
         packed = self._packed(work, shape)
         recorded = self._recorded_pass(shape)
         raw = self._run(shape, packed, candidates) if recorded is None else recorded.replay(packed, candidates)
@@ -136,12 +172,12 @@ class ForwardPass:
     def _recorded_pass(self, shape: Shape) -> Recorded | None:
         if self._recorder is None:
             return None
-        self.num_recordable += 1
+        self._done.recordable += 1
         if (recorded := self._recorded.get(shape)) is not None:
-            self.num_replays += 1
+            self._done.replays += 1
         elif len(self._recorded) < MAX_RECORDINGS:
             recorded = self._recorded[shape] = self._record(self._recorder, shape)
-            self.num_recordings += 1
+            self._done.recordings += 1
         return recorded
 
     def _record(self, recorder: Recorder, shape: Shape) -> Recorded:
@@ -159,8 +195,8 @@ class ForwardPass:
         return raw.index_select(0, layout.order)
 
     def _count(self, shape: Shape) -> None:
-        self.num_forwards += 1
-        self.num_tokens += shape.tokens
+        self._done.forwards += 1
+        self._done.computed_tokens += shape.tokens
 
     def _packed(self, work: Work, shape: Shape) -> Tensor:
         return to_device(torch.from_numpy(pack(work, shape, self._cache.memory)), self._model.device)

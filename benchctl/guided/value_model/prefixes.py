@@ -3,7 +3,6 @@
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,37 +10,9 @@ from torch.nn import functional
 
 from benchctl.guided.operations import PLAIN, Operations
 from benchctl.guided.params import GuidanceError
+from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.layout import Layout, Memory
 from benchctl.guided.value_model.value_model import ValueModelConfig
-
-
-class Row(Protocol):
-    """One sequence whose candidates are to be scored."""
-
-    @property
-    def key(self) -> Hashable:
-        """Identity of its request; the same key means the same sequence with tokens appended."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """All tokens so far, prompt and output."""
-
-    @property
-    def num_prompt(self) -> int: ...
-
-    @property
-    def draws_candidates(self) -> bool:
-        """True where the next token can only be one of the candidates that are scored; see ``Slot.scored_at``."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRow:
-    """A row with only the fields that scoring needs."""
-
-    key: Hashable
-    tokens: Sequence[int]
-    num_prompt: int
-    draws_candidates: bool = False
 
 
 @dataclass(slots=True)
@@ -94,12 +65,12 @@ class SlotTable:
     def num_used(self) -> int:
         return len(self._by_key)
 
-    def held(self, row: Row) -> Slot | None:
+    def held(self, row: ScoredRow) -> Slot | None:
         """The slot of a row that was scored before and has only grown since; None for any other."""
         slot = self._by_key.get(row.key)
         return slot if slot is not None and _has_grown(slot, row) else None
 
-    def take(self, rows: Sequence[Row]) -> list[Slot]:
+    def take(self, rows: Sequence[ScoredRow]) -> list[Slot]:
         """The slot of each row; those of new requests hold nothing. GuidanceError where there are too few."""
         if len(rows) > len(self._slots):
             raise GuidanceError(
@@ -129,7 +100,7 @@ class SlotTable:
         others = [self._slots[number] for number in sorted(self._by_prompt.get(slot.prompt, ()))]
         return max((other for other in others if other is not slot), key=lambda other: other.cached, default=None)
 
-    def _new(self, row: Row) -> Slot:
+    def _new(self, row: ScoredRow) -> Slot:
         if row.key in self._by_key:
             raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
         if not self._free:
@@ -157,7 +128,7 @@ class SlotTable:
         self.evictions += 1
         self.forget([oldest.key])
 
-    def _checked(self, slot: Slot, row: Row) -> Slot:
+    def _checked(self, slot: Slot, row: ScoredRow) -> Slot:
         """The slot, emptied where the row's tokens are not those that it holds, grown."""
         if _has_grown(slot, row):
             return slot
@@ -166,7 +137,7 @@ class SlotTable:
         return self._new(row)
 
 
-def _has_grown(slot: Slot, row: Row) -> bool:
+def _has_grown(slot: Slot, row: ScoredRow) -> bool:
     """False where the row's tokens do not begin with those that the slot holds, as far as its last one tells."""
     return slot.cached <= len(row.tokens) and (slot.cached == 0 or row.tokens[slot.cached - 1] == slot.last_token)
 

@@ -7,64 +7,23 @@ candidates, the keys and values of that candidate are kept, and the token does n
 (``reuse``).
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from benchctl.guided.params import GuidanceError
-from benchctl.guided.timing import StepTimer, Timer
+from benchctl.guided.rows import ScoredRow
+from benchctl.guided.timing import StepTimer
 from benchctl.guided.transfer import Arriving
-from benchctl.guided.value_model.forward import CudaGraphs, ForwardPass, run_again
+from benchctl.guided.value_model.forward import Counters, CudaGraphs, ForwardPass, run_again
 from benchctl.guided.value_model.layout import Memory, RowWork, Work
-from benchctl.guided.value_model.prefixes import PrefixCache, Row, ScoredRow, Slot, SlotTable
+from benchctl.guided.value_model.prefixes import PrefixCache, Slot, SlotTable
 from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS, MAX_ROW_TOKENS, cells_per_slot
 from benchctl.guided.value_model.value_model import ValueModel
 
-__all__ = ["Counters", "ScoredRow", "Scorer"]
-
-_Pair = tuple[Row, Slot]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """Totals of a scorer over all steps, all known from lengths on the host."""
-
-    steps: int = 0
-    """Calls that scored."""
-    fused: int = 0
-    """Of these, calls whose missing output tokens and candidates went through the model together."""
-    forwards: int = 0
-    prefill_tokens: int = 0
-    """Prompt tokens that went through the model."""
-    extended_tokens: int = 0
-    """Output tokens that did."""
-    reused_tokens: int = 0
-    """Output tokens whose keys and values were those of the candidate that was drawn."""
-    scored_tokens: int = 0
-    """Candidates that went through the model, absent ones included."""
-    computed_tokens: int = 0
-    """All that went through the model, padding included."""
-    needed_tokens: int = 0
-    """Tokens of passes that scored, without padding."""
-    padding_tokens: int = 0
-    """What these passes were padded with."""
-    shared_tokens: int = 0
-    """Prompt tokens whose keys and values were copied from another request."""
-    evictions: int = 0
-    """Requests that lost their slot to others; if they come again, their prefix is computed again."""
-    recordable: int = 0
-    """Passes that scored, where passes are recorded."""
-    recordings: int = 0
-    """Of these, passes that were recorded when they occurred, because nobody had foreseen their sizes."""
-    replays: int = 0
-    """Of these, passes that repeated one that had been recorded before."""
-    slots: int = 0
-    """In use now."""
-    num_bytes: int = 0
-    """Memory of the cache, taken once."""
+_Pair = tuple[ScoredRow, Slot]
 
 
 class Scorer:
@@ -91,7 +50,7 @@ class Scorer:
         graphs: bool | None = None,
         record: Sequence[int] = (),
         share_prompts: bool = True,
-        timer: Timer | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
         if max_slots < 1 or max_tokens < 1 or max_candidates < 1:
             raise GuidanceError(
@@ -115,8 +74,8 @@ class Scorer:
         )
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
         recorder = (CudaGraphs() if is_cuda else run_again) if (is_cuda if graphs is None else graphs) else None
-        self._forward = ForwardPass(model, self._cache, recorder)
-        self._done: Counter[str] = Counter()
+        self._done = Counters(num_bytes=self._cache.num_bytes)
+        self._forward = ForwardPass(model, self._cache, recorder, self._done)
         self._unknown: Arriving | None = None
         self._width, self._no_candidates = 1, torch.zeros((0, 1), dtype=torch.int64, device=cache_device)
         with torch.no_grad():
@@ -136,22 +95,10 @@ class Scorer:
     @property
     def counters(self) -> Counters:
         """Totals so far; the device is not asked."""
-        return Counters(
-            **self._done,
-            forwards=self._forward.num_forwards,
-            computed_tokens=self._forward.num_tokens,
-            needed_tokens=self._forward.num_needed,
-            padding_tokens=self._forward.num_padding,
-            recordable=self._forward.num_recordable,
-            recordings=self._forward.num_recordings,
-            replays=self._forward.num_replays,
-            evictions=self._slots.evictions,
-            slots=self._slots.num_used,
-            num_bytes=self.num_bytes,
-        )
+        return replace(self._done, evictions=self._slots.evictions, slots=self._slots.num_used)
 
     @torch.no_grad()
-    def score(self, rows: Sequence[Row], ids: Tensor, waiting: Sequence[Row] = ()) -> Tensor:
+    def score(self, rows: Sequence[ScoredRow], ids: Tensor, waiting: Sequence[ScoredRow] = ()) -> Tensor:
         """Raw values [B, K] of the candidates ``ids`` [B, K], each as if it came next in its row.
 
         In float32, or float64 of such a model. Columns that are absent in a row are computed as well, so ids must
@@ -166,7 +113,7 @@ class Scorer:
         return self._score(list(zip(rows, slots, strict=True)), ids, self._lagging(waiting))
 
     @torch.no_grad()
-    def keep_up(self, waiting: Sequence[Row]) -> None:
+    def keep_up(self, waiting: Sequence[ScoredRow]) -> None:
         """Extend those of the ``waiting`` rows that begin to lag far behind, in a step in which none is scored."""
         if lagging := self._lagging(waiting):
             work = Work([self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging], self._width)
@@ -174,7 +121,7 @@ class Scorer:
             self._commit(lagging, work)
 
     @torch.no_grad()
-    def prepare(self, rows: Sequence[Row]) -> None:
+    def prepare(self, rows: Sequence[ScoredRow]) -> None:
         """Bring rows that lack much, new prompts above all, within reach of ``score``, before candidates exist."""
         self._catch_up(rows, self._slots.take(rows))
 
@@ -195,7 +142,7 @@ class Scorer:
         if self._reuses and self.model.device.type != "meta":
             self._unknown = Arriving(self._cache.num_unknown.reshape(1))
 
-    def _check(self, rows: Sequence[Row], ids: Tensor) -> None:
+    def _check(self, rows: Sequence[ScoredRow], ids: Tensor) -> None:
         if ids.shape[0] != len(rows) or not 1 <= ids.shape[1] <= self.max_candidates:
             raise GuidanceError(
                 f"candidates are {tuple(ids.shape)} for {len(rows)} rows; give one line for each row and 1 to "
@@ -217,9 +164,9 @@ class Scorer:
         raw = self._forward.score(work, ids)
         self._commit([*pairs, *lagging], work)
         self._width, self._no_candidates = ids.shape[1], ids[:0]
-        self._done["steps"] += 1
-        self._done["fused"] += self._is_fused
-        self._done["scored_tokens"] += len(pairs) * ids.shape[1]
+        self._done.steps += 1
+        self._done.fused += self._is_fused
+        self._done.scored_tokens += len(pairs) * ids.shape[1]
         return raw
 
     def _extend_in_two_phases(self, pairs: Sequence[_Pair]) -> None:
@@ -228,14 +175,14 @@ class Scorer:
             with self._timer.section("value_extend"):
                 self._extend(lagging, MAX_LAG)
 
-    def _lagging(self, waiting: Sequence[Row]) -> list[_Pair]:
+    def _lagging(self, waiting: Sequence[ScoredRow]) -> list[_Pair]:
         """Rows that are not scored now and would need a pass of their own if they lacked one token more."""
         held = [(row, slot) for row in waiting if (slot := self._slots.held(row)) is not None]
         for row, slot in held:
             slot.pass_over(row.tokens)
         return [(row, slot) for row, slot in held if len(row.tokens) - slot.cached >= MAX_LAG]
 
-    def _catch_up(self, rows: Sequence[Row], slots: Sequence[Slot]) -> None:
+    def _catch_up(self, rows: Sequence[ScoredRow], slots: Sequence[Slot]) -> None:
         """Bring every row within reach of the fused pass, each shared prompt once."""
         waiting = self._far_behind(zip(rows, slots, strict=True))
         while waiting:
@@ -256,18 +203,18 @@ class Scorer:
                 far.append((row, slot))
         return far
 
-    def _lag(self, row: Row, slot: Slot) -> int:
+    def _lag(self, row: ScoredRow, slot: Slot) -> int:
         """Tokens that are to be computed for a row."""
         return len(row.tokens) - slot.cached - (slot.drawn(row.tokens) is not None)
 
-    def _take_over(self, row: Row, slot: Slot) -> None:
+    def _take_over(self, row: ScoredRow, slot: Slot) -> None:
         holder = self._slots.holder(slot)
         if holder is None:
             return
         shared = min(holder.cached, len(slot.prompt))
         if shared > slot.cached:
             self._cache.copy_prefix(holder.number, slot.number, slot.cached, shared)
-            self._done["shared_tokens"] += shared - slot.cached
+            self._done.shared_tokens += shared - slot.cached
             slot.record(row.tokens, shared)
 
     def _split(self, waiting: Sequence[_Pair]) -> tuple[list[_Pair], list[_Pair]]:
@@ -289,7 +236,7 @@ class Scorer:
         self._forward.extend(work)
         self._commit(pairs, work)
 
-    def _row_work(self, row: Row, slot: Slot, line: int | None = None, most: int | None = None) -> RowWork:
+    def _row_work(self, row: ScoredRow, slot: Slot, line: int | None = None, most: int | None = None) -> RowWork:
         drawn = slot.drawn(row.tokens)
         start = slot.cached + (drawn is not None)
         end = len(row.tokens) if most is None else start + most
@@ -305,9 +252,9 @@ class Scorer:
     def _commit(self, pairs: Sequence[_Pair], work: Work) -> None:
         for (row, slot), done in zip(pairs, work.rows, strict=True):
             of_prompt = min(max(row.num_prompt - done.cached, 0), len(done.missing))
-            self._done["prefill_tokens"] += of_prompt
-            self._done["extended_tokens"] += len(done.missing) - of_prompt
-            self._done["reused_tokens"] += done.drawn is not None
+            self._done.prefill_tokens += of_prompt
+            self._done.extended_tokens += len(done.missing) - of_prompt
+            self._done.reused_tokens += done.drawn is not None
             is_scored = self._reuses and row.draws_candidates and done.candidates_of is not None
             slot.record(row.tokens, done.cached + len(done.missing), scored=is_scored)
 

@@ -2,33 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from benchctl.units import GIB
 
 EMBEDDING: Final = "embed_tokens.weight"
 
 
-class BackboneConfig(Protocol):
-    """The keys of a backbone's ``config.json`` that shapes depend on, as transformers names them.
+BackboneConfig: TypeAlias = Any
+"""The ``config.json`` of a backbone, with the keys that shapes depend on as transformers names them.
 
-    A family may have ``attention_bias``, ``mlp_bias`` and a ``head_dim`` of its own beside them.
-    """
-
-    @property
-    def model_type(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_hidden_layers(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
+A family may have ``attention_bias``, ``mlp_bias`` and a ``head_dim`` of its own beside the sizes of all.
+"""
 
 
 def backbone_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
@@ -82,7 +67,7 @@ def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _has(config: Any, key: str) -> bool:
+def _has(config: BackboneConfig, key: str) -> bool:
     return bool(getattr(config, key, False))
 
 

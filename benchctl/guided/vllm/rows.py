@@ -110,7 +110,7 @@ class Rows:
             top_k=request.top_k,
             top_p=request.top_p,
             min_p=request.min_p,
-            is_server_filtering=False,
+            draws_candidates=True,
         )
 
     def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:

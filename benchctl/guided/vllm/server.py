@@ -15,7 +15,7 @@ from benchctl import __version__
 from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.params import GuidanceError
-from benchctl.guided.timing import CLOCKS, Timer
+from benchctl.guided.timing import CLOCKS, StepTimer
 from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
@@ -54,7 +54,7 @@ class ServerLimits:
 
 
 def scorer_maker(
-    directory: Path, limits: ServerLimits, device: torch.device, settings: VllmSettings, timer: Timer | None
+    directory: Path, limits: ServerLimits, device: torch.device, settings: VllmSettings, timer: StepTimer | None
 ) -> Callable[[], Scorer]:
     """A function that loads the value model in ``directory``, once its memory is known to be there.
 

@@ -93,7 +93,7 @@ class Slots:
                 top_k=request.top_k,
                 top_p=request.top_p,
                 min_p=request.min_p,
-                is_server_filtering=False,
+                draws_candidates=True,
             )
             self._by_slot[slot] = _Held(row, tokens, int(self._states.prefill_len.np[slot]))
         return None if before is None else before.row.key  # type: ignore[return-value]

@@ -50,19 +50,16 @@ def class_named(name: str) -> type:
     return cls
 
 
-class GuidedStepLog:
+class GuidedStepLog(StepTimer):
     """Times vLLM's sampler and the guidance within it, and writes what guidance did. For one thread."""
 
-    def __init__(self, path: Path, clock: Clock = "host") -> None:
-        self._timer = StepTimer(path, clock)
+    def __init__(self, path: Path, clock: Clock = "host", **given: Any) -> None:
+        super().__init__(path, clock, **given)
         self._is_in_sampler = False
         self._stage: AbstractContextManager[object] | None = None
         self._did: tuple[PendingStep, dict[str, int]] | None = None
         # Workers are processes of multiprocessing, which end without what the interpreter does at its exit.
-        Finalize(self, self._timer.close, exitpriority=0)
-
-    def section(self, name: str) -> AbstractContextManager[object]:
-        return self._timer.section(name)
+        Finalize(None, self.close, exitpriority=0)
 
     def begin(self) -> None:
         """Say that the guidance of a step begins."""
@@ -74,7 +71,7 @@ class GuidedStepLog:
         if self._is_in_sampler:
             self._begin_stage("sample")
         else:
-            self._end_step()
+            self._end_guided_step()
 
     def watch_sampler(self, sampler: type, method: str = "forward") -> None:
         """Time vLLM's sampler from now on, by the method that is called to sample."""
@@ -85,7 +82,7 @@ class GuidedStepLog:
         def timed(*given: Any, **named: Any) -> Any:
             self._is_in_sampler = True
             try:
-                with self._timer.section("sampler_total"):
+                with self.section("sampler_total"):
                     self._begin_stage("pre_lvm")
                     try:
                         return forward(*given, **named)
@@ -93,12 +90,12 @@ class GuidedStepLog:
                         self._end_stage()
             finally:
                 self._is_in_sampler = False
-                self._end_step()
+                self._end_guided_step()
 
         return timed
 
     def _begin_stage(self, name: str) -> None:
-        self._stage = self._timer.section(name)
+        self._stage = self.section(name)
         self._stage.__enter__()
 
     def _end_stage(self) -> None:
@@ -106,9 +103,9 @@ class GuidedStepLog:
             self._stage.__exit__(None, None, None)
             self._stage = None
 
-    def _end_step(self) -> None:
+    def _end_guided_step(self) -> None:
         if self._did is None:
-            self._timer.drop_step()
+            self.drop_step()
             return
         (did, numbers), self._did = self._did, None
-        self._timer.end_step(did, **numbers)
+        self.end_step(did, **numbers)

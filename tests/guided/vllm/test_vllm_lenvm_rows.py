@@ -113,7 +113,7 @@ def test_filters_are_applied_without_guidance_where_a_prompt_has_no_tokens():
     (row,) = rows.in_order
     assert row.params.is_neutral
     assert row.params.skip_noop
-    assert (row.top_k, row.is_server_filtering) == (5, False)
+    assert (row.top_k, row.draws_candidates) == (5, True)
 
 
 @given(

@@ -179,14 +179,12 @@ from multiprocessing import get_context
 from benchctl.guided.params import GuideStep
 from benchctl.guided.timing import PendingStep
 from benchctl.guided.vllm.steps import GuidedStepLog
-import benchctl.guided.vllm.steps as module, sys
-from benchctl.guided.timing import StepTimer
+import sys
 from support.guided.fake_events import Event
 from pathlib import Path
 
 def work(path):
-    module.StepTimer = lambda path, clock: StepTimer(path, "device", Event)
-    log = GuidedStepLog(path)
+    log = GuidedStepLog(path, "device", make_event=Event)
     with log.section("lvm_forward"):
         pass
     log.record(step=5, num_seqs=1, did=PendingStep(GuideStep(guided_rows=1)))
