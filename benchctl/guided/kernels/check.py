@@ -5,19 +5,30 @@ otherwise would not fail: it would give other values.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from itertools import product
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from benchctl.guided.modes import CODES, mode_batch
+from benchctl.guided.modes import mode_batch
 from benchctl.guided.operations import FUSED, PLAIN, Operations, kernel_operations, register_kernels
-from benchctl.guided.params import CONSTRAINTS, GuidanceParams
+from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
 from benchctl.guided.rows import limit_numbers
-from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
+from benchctl.guided.value_model.layout import (
+    Layout,
+    Memory,
+    RowWork,
+    Shape,
+    Work,
+    exact_shape,
+    pack,
+    padded_shape,
+    unpack,
+)
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
 TOLERANCES: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -29,8 +40,6 @@ _FEW_CELLS: Final = 448
 _VOCABULARY: Final = 17_008
 """More than one part of ``vocabulary_mass``, the last of which is not full; a multiple of 16."""
 _WIDTHS: Final = (7, 20)
-
-_Result = tuple[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,7 @@ def _register_once() -> None:
 
 @torch.no_grad()
 def largest_differences(
-    operations: Operations,
-    config: ValueModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
 ) -> dict[str, float]:
     """By operation, the largest difference between what it and torch make of the same drawn numbers.
 
@@ -97,27 +103,58 @@ def largest_differences(
     return largest
 
 
+_Draw: TypeAlias = Callable[..., Tensor]
+"""Normal numbers of a shape, the same for each operation by the order in which they are drawn."""
+
+
+def _drawing(device: torch.device, dtype: torch.dtype) -> _Draw:
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=generator, device=device).to(dtype)
+
+
 def _results(
     operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
-) -> Iterator[_Result]:
-    yield from _layer_results(operations, config, device, dtype)
-    for cells in (_CELLS, _FEW_CELLS):
-        yield from _attention_results(operations, config, device, dtype, cells)
+) -> Iterator[tuple[str, Tensor]]:
+    draw = _drawing(device, dtype)
+    yield from _layer_results(operations, config, draw, device)
+    # Kernels compute prefixes that grow by few tokens and by many, and slots of few cells, in pieces of other sizes.
+    for num_columns in (16, 64):
+        for cells in (_CELLS, _FEW_CELLS):
+            tokens = list(range(max(1, num_columns * config.kv_heads // config.heads)))
+            longest = RowWork(slot=1, cached=min(600, cells * 3 // 4), missing=tokens)
+            work = Work([longest, RowWork(slot=0, cached=0, missing=tokens)], 0)
+            memory = Memory(slots=3, cells=cells)
+            query = draw(work.num_tokens, config.heads, config.head_dim)
+            keys_values = draw(memory.slots * cells, 2, config.kv_heads, config.head_dim)
+            shape = exact_shape(work)
+            layout = _layout(work, shape, memory, device)
+            yield "tree_attention", _attended(operations, query, keys_values, layout, memory, shape)
     # Kernels are compiled for vocabularies that 16 divides, and for others.
     vocabulary = _VOCABULARY + (config.vocab % 16 > 0)
-    for width in _WIDTHS:
-        yield from _sampling_results(operations, device, vocabulary, width)
+    for width, every in zip(_WIDTHS, (1, 3), strict=True):
+        params = _parameters()[::every]
+        draw = _drawing(device, torch.float32)
+        yield from _sampling_results(operations, draw, device, vocabulary, width, params)
+
+
+def _layout(work: Work, shape: Shape, memory: Memory, device: torch.device) -> Layout:
+    packed = torch.from_numpy(pack(work, shape, memory)).to(device)
+    return unpack(packed, packed.new_zeros((2 if work.candidates else 0, work.candidates)), shape)
+
+
+def _attended(
+    operations: Operations, query: Tensor, keys_values: Tensor, layout: Layout, memory: Memory, shape: Shape
+) -> Tensor:
+    return operations.tree_attention(
+        query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
+        layout.flat_columns, memory.cells, shape.columns, shape.span,
+    )  # fmt: skip
 
 
 def _layer_results(
-    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
-) -> Iterator[_Result]:
+    operations: Operations, config: ValueModelConfig, draw: _Draw, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Of rows that lag, wait, drew a candidate, and reach over several chunks of attention."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
-
     work = Work(
         [
             RowWork(slot=2, cached=9, missing=[1, 2], candidates_of=0, drawn=5),
@@ -128,10 +165,8 @@ def _layer_results(
     )
     memory = Memory(slots=4, cells=_CELLS)
     shape = padded_shape(work.num_tokens, work.candidates, _CELLS)
-    packed = torch.from_numpy(pack(work, shape, memory)).to(device)
-    layout = unpack(packed, torch.zeros((2, work.candidates), dtype=torch.int64, device=device), shape)
+    layout = _layout(work, shape, memory, device)
     size, heads = config.head_dim, config.heads + config.kv_heads
-
     x = draw(shape.tokens, config.hidden)
     yield "add_norm", operations.add_norm(x, draw(*x.shape), draw(config.hidden), _EPSILON)
     yield "add_norm", x
@@ -146,11 +181,7 @@ def _layer_results(
     # The cell of padding is written by many tokens, in any order.
     own = keys_values[: memory.spare_slot * memory.cells]
     yield "turn_and_store", own
-    drawn = operations.tree_attention(
-        query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
-        layout.flat_columns, memory.cells, shape.columns, shape.span,
-    )  # fmt: skip
-    yield "tree_attention", drawn[: work.num_tokens]
+    yield "tree_attention", _attended(operations, query, keys_values, layout, memory, shape)[: work.num_tokens]
     ids = torch.tensor([[1, 2, 3, 4], [9, 8, 6, 7], [3, 4, 5, -1], [0, 0, 0, 0]], device=device)
     unknown = torch.zeros((), dtype=torch.int64, device=device)
     operations.keep_drawn(keys_values[None], ids, unknown, layout.slots, layout.cached, layout.drawn, memory.cells)
@@ -158,37 +189,17 @@ def _layer_results(
     yield "keep_drawn", unknown
 
 
-def _attention_results(
-    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype, cells: int
-) -> Iterator[_Result]:
-    """Of prefixes that grow by few tokens and by many, which kernels compute in pieces of different sizes."""
-    generator = torch.Generator(device).manual_seed(2)
-    memory = Memory(slots=3, cells=cells)
-    group = config.heads // config.kv_heads
-    for num_columns in sorted({max(1, queries // group) for queries in (16, 64)}):
-        tokens = list(range(num_columns))
-        longest = RowWork(slot=1, cached=min(600, cells * 3 // 4), missing=tokens)
-        work = Work([longest, RowWork(slot=0, cached=0, missing=tokens)], 0)
-        shape = exact_shape(work)
-        packed = torch.from_numpy(pack(work, shape, memory)).to(device)
-        layout = unpack(packed, packed.new_empty((0, 0)), shape)
-        sizes = (shape.tokens, config.heads, config.head_dim), (3 * cells, 2, config.kv_heads, config.head_dim)
-        query, keys_values = (torch.randn(size, generator=generator, device=device).to(dtype) for size in sizes)
-        drawn = operations.tree_attention(
-            query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
-            layout.flat_columns, cells, shape.columns, shape.span,
-        )  # fmt: skip
-        yield "tree_attention", drawn
-
-
 def _sampling_results(
-    operations: Operations, device: torch.device, vocabulary: int, width: int
-) -> Iterator[_Result]:
+    operations: Operations,
+    draw: _Draw,
+    device: torch.device,
+    vocabulary: int,
+    width: int,
+    params: list[GuidanceParams],
+) -> Iterator[tuple[str, Tensor]]:
     """Of rows of all rules, filters open and closed, tokens that end an answer, and rows that are left alone."""
-    generator = torch.Generator(device).manual_seed(1)
-    params = _parameters() if width == _WIDTHS[0] else _parameters()[::3]
     rows = len(params)
-    scores = 3 * torch.randn((rows, vocabulary), generator=generator, device=device)
+    scores = 3 * draw(rows, vocabulary)
     top, ids = torch.topk(scores, width, dim=1)
     limits = torch.tensor(
         [
@@ -209,35 +220,28 @@ def _sampling_results(
     mass = operations.vocabulary_mass(scores, top, limits).sum(dim=1, keepdim=True)
     yield "vocabulary_mass", torch.log(mass)
     for total in (None, mass):
-        probs, mask, counts = operations.filter_candidates(top, total, limits)
-        yield from (("filter_candidates", part) for part in (probs, mask, counts))
+        yield from (("filter_candidates", part) for part in operations.filter_candidates(top, total, limits))
     # Of the same numbers from here on, so that one operation is not blamed for another.
     probs, mask, counts = PLAIN.filter_candidates(top, None, limits)
-    raw = 2 * torch.randn((rows, width), generator=generator, device=device)
+    raw = 2 * draw(rows, width)
     lines = torch.tensor([-1 if row % 11 == 0 else rows - 1 - row for row in range(rows)], device=device)
     modes = mode_batch(params, device, list(range(rows)))
     given = (probs, mask, counts, ids, raw, lines, ids[1::5, 1].contiguous(), modes.table, modes.rules)
-    log_probs = operations.tilt_candidates(*given)
-    yield "tilt_candidates", log_probs.exp()
-    index = torch.arange(rows, device=device).flip(0)
+    yield "tilt_candidates", operations.tilt_candidates(*given).exp()
     written = scores.clone()
+    index = torch.arange(rows, device=device).flip(0)
     operations.write_candidates(written, index, ids, PLAIN.tilt_candidates(*given), counts, limits)
     yield "write_candidates", torch.softmax(written, dim=1)
 
 
 def _parameters() -> list[GuidanceParams]:
     """Rows of every rule, pulled either way, and of neutral and extreme scales."""
-    scales = (-3.0, 0.0, 0.4, 1.0, 1.8, 40.0)
-    chosen = [
-        GuidanceParams(mode=mode, value_scale=scale, gamma=0.99, value_min=value_min)
-        for mode in CODES
-        if mode not in CONSTRAINTS
-        for scale in scales
-        for value_min in (None, 0.4)
+    scaled = product(MODES, (-3.0, 0.0, 0.4, 1.0, 1.8, 40.0), (None, 0.4))
+    aimed = product(CONSTRAINTS, (0.0, 0.3, 0.6, 0.97))
+    return [
+        *(
+            GuidanceParams(mode=mode, value_scale=scale, value_min=least, gamma=0.99)
+            for mode, scale, least in scaled
+        ),
+        *(GuidanceParams(target_value=value, value_constraint=rule, gamma=0.99) for rule, value in aimed),
     ]
-    chosen += [
-        GuidanceParams(target_value=target, value_constraint=constraint, gamma=0.99)
-        for constraint in CONSTRAINTS
-        for target in (0.0, 0.3, 0.6, 0.97)
-    ]
-    return chosen

@@ -259,10 +259,10 @@ def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -
     wide = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + key_heads) * size
     _, num_chunks = attention_chunks(cells, tokens * heads * size)
     partial = num_chunks * heads * (size + 1) if num_chunks > 1 else 0
-    return tokens * (wide * itemsize + partial * PARTIAL_BYTES)
+    return int(tokens * (wide * itemsize + partial * PARTIAL_BYTES))
 
 
 def gathered_bytes(config: BackboneConfig, itemsize: int, *, rows: int, columns: int, cells: int) -> int:
     """Bytes of one layer's attention as torch computes it: copies of keys and values, the mask and the scores."""
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-    return rows * cells * (2 * key_heads * head_dim(config) + 3 * columns * heads // key_heads) * itemsize
+    return int(rows * cells * (2 * key_heads * head_dim(config) + 3 * columns * heads // key_heads) * itemsize)
