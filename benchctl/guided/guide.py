@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchctl.guided.operations import PLAIN, Operations
-from benchctl.guided.params import GuidanceError, GuideStep, is_noop
+from benchctl.guided.params import GuidanceError, GuideStep
 from benchctl.guided.rows import GREEDY_TEMPERATURE, Candidates, GuideRow, RowTable, row_table, select_candidates
 from benchctl.guided.timing import PendingStep, StepTimer
 from benchctl.guided.transfer import Arriving, to_device
@@ -246,6 +246,6 @@ def _is_due(row: GuideRow) -> bool:
     A stride counts the tokens of the answer, not calls: a server that prefills a prompt in several steps, or takes
     up a preempted request again, calls more often than there are tokens.
     """
-    if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and is_noop(row.params)):
+    if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and row.params.is_neutral):
         return False
     return (len(row.tokens) - row.num_prompt) % row.params.stride == 0

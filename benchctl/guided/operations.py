@@ -280,9 +280,7 @@ _LIBRARY, FUSED = _registered()
 
 def kernel_operations() -> Operations:
     """The kernels themselves. ImportError where there is no Triton."""
-    parts: list[Any] = [
-        importlib.import_module(f"benchctl.guided.kernels.{part}") for part in ("attention", "layers", "sampling")
-    ]
+    parts = [importlib.import_module(f"benchctl.guided.kernels.{part}") for part in ("layers", "sampling")]
     kernels = {name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in NAMES}
     guarded: dict[str, Any] = {name: _on_its_device(kernel) for name, kernel in kernels.items()}
     return Operations(**guarded)

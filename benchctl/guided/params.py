@@ -223,7 +223,7 @@ class GuidanceParams:
     stride: int = 1
     skip_noop: bool = True
     is_neutral: bool = field(init=False, repr=False, compare=False, default=False)
-    """True where the tilt leaves every probability as it is; a target never does."""
+    """True where the tilt leaves every probability as it is; a target never does, whatever its value."""
 
     def __post_init__(self) -> None:
         for name, parameter in PARAMETERS.items():
@@ -251,11 +251,6 @@ def is_neutral_scale(mode: str, scale: float) -> bool:
     if mode in EXPONENTIAL_MODES:
         return abs(scale) <= NEUTRAL_WIDTH
     return abs(scale - 1) <= NEUTRAL_WIDTH or (mode == "mul" and scale <= 0)
-
-
-def is_noop(params: GuidanceParams) -> bool:
-    """True where the tilt leaves every probability as it is; a target never does, whatever its value."""
-    return params.is_neutral
 
 
 def parse_params(mapping: Mapping[str, Any], source: str = "guidance") -> GuidanceParams | None:

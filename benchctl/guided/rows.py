@@ -119,7 +119,21 @@ class RowTable:
 
 def row_table(rows: Sequence[GuideRow], due: Sequence[bool], device: torch.device) -> RowTable:
     """``due`` tells which rows may be guided in this step."""
-    numbers = [(*_limits(row, is_due=is_due), *_modes(row)) for row, is_due in zip(rows, due, strict=True)]
+    numbers = [
+        (
+            *limit_numbers(
+                temperature=row.temperature,
+                top_k=row.top_k,
+                top_p=row.top_p,
+                min_p=row.min_p,
+                threshold=row.params.value_entropy_threshold,
+                is_due=row_is_due,
+                is_ours=row.draws_candidates,
+            ),
+            *mode_numbers(row.params, len(row.tokens) - row.num_prompt),
+        )
+        for row, row_is_due in zip(rows, due, strict=True)
+    ]
     is_due = np.asarray(due, dtype=bool)
     lines = np.where(is_due, np.cumsum(is_due) - 1, -1)
     floats = np.asarray(numbers, dtype=np.float64)
@@ -130,19 +144,3 @@ def row_table(rows: Sequence[GuideRow], due: Sequence[bool], device: torch.devic
     table = rest.view(torch.float64).view(len(rows), NUM_LIMITS + NUM_MODE_NUMBERS)
     limits, modes = table.split((NUM_LIMITS, NUM_MODE_NUMBERS), dim=1)
     return RowTable(index, lines_there, limits, ModeBatch(modes, rules_of(row.params for row in rows)))
-
-
-def _limits(row: GuideRow, *, is_due: bool) -> tuple[float, ...]:
-    return limit_numbers(
-        temperature=row.temperature,
-        top_k=row.top_k,
-        top_p=row.top_p,
-        min_p=row.min_p,
-        threshold=row.params.value_entropy_threshold,
-        is_due=is_due,
-        is_ours=row.draws_candidates,
-    )
-
-
-def _modes(row: GuideRow) -> tuple[float, ...]:
-    return mode_numbers(row.params, len(row.tokens) - row.num_prompt)

@@ -18,7 +18,6 @@ from benchctl.guided.params import (
     GuidanceError,
     GuidanceParams,
     check_top_k,
-    is_noop,
     parse_params,
 )
 from benchctl.profile.model import Guidance
@@ -153,14 +152,14 @@ def test_parameters_made_by_hand_are_checked_as_well() -> None:
 def test_guidance_is_a_no_op_exactly_at_the_neutral_scales_of_its_mode(
     mode: str, neutral: tuple[float, ...], active: tuple[float, ...]
 ) -> None:
-    assert all(is_noop(GuidanceParams(mode=mode, value_scale=scale)) for scale in neutral)
-    assert not any(is_noop(GuidanceParams(mode=mode, value_scale=scale)) for scale in active)
+    assert all(GuidanceParams(mode=mode, value_scale=scale).is_neutral for scale in neutral)
+    assert not any(GuidanceParams(mode=mode, value_scale=scale).is_neutral for scale in active)
 
 
 def test_a_target_is_never_a_no_op_and_a_constraint_without_one_constrains_nothing() -> None:
-    assert not is_noop(GuidanceParams(mode="mul", value_scale=1.0, target_value=0.0))
-    assert not is_noop(GuidanceParams(mode="mul", value_scale=1.0, target_length=10))
-    assert is_noop(parse_params({"constraint": "eq"}))
+    assert not GuidanceParams(mode="mul", value_scale=1.0, target_value=0.0).is_neutral
+    assert not GuidanceParams(mode="mul", value_scale=1.0, target_length=10).is_neutral
+    assert parse_params({"constraint": "eq"}).is_neutral
 
 
 def test_more_candidates_than_a_value_model_scores_are_refused_at_the_door() -> None:

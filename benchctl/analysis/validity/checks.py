@@ -21,7 +21,7 @@ from benchctl.analysis.validity.answers import (
     check_prefix_cache,
     check_server_tokens,
 )
-from benchctl.guided.params import is_noop, parse_params
+from benchctl.guided.params import parse_params
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.columns import StepColumns, exact_sum
@@ -170,7 +170,7 @@ def skips_guidance(settings: VariantSettings) -> bool:
     if settings.guidance is None or not settings.server.skips_neutral_guidance:
         return False
     params = parse_params(settings.guidance.model_dump(exclude_none=True))
-    return params is not None and is_noop(params)
+    return params is not None and params.is_neutral
 
 
 def _check_guided(steps: StepColumns, settings: VariantSettings) -> Check:

@@ -117,7 +117,7 @@ def _results(
 ) -> Iterator[tuple[str, Tensor]]:
     draw = _drawing(device, dtype)
     yield from _layer_results(operations, config, draw, device)
-    # Kernels compute prefixes that grow by few tokens and by many, and slots of few cells, in pieces of other sizes.
+    # Prefixes that grow by few tokens and by many, and slots of few cells, are computed in pieces of other sizes.
     for num_columns in (16, 64):
         for cells in (_CELLS, _FEW_CELLS):
             tokens = list(range(max(1, num_columns * config.kv_heads // config.heads)))

@@ -25,8 +25,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 
 from benchctl.guided.params import GuidanceError
-from benchctl.guided.vllm.requests import admit, asks_for_guidance
-from benchctl.guided.vllm.rows import Batch, Rows
+from benchctl.guided.vllm.requests import Batch, Rows, admit, asks_for_guidance
 from benchctl.guided.vllm.settings import (
     MODEL_VARIABLE,
     STEP_LOG_VARIABLE,

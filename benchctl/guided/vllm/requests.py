@@ -1,4 +1,4 @@
-"""The guidance of one request to vLLM, and the filters top_k, top_p and min_p that it takes over.
+"""Requests to vLLM that ask for guidance, the filters top_k, top_p and min_p that it takes over, and V1's rows.
 
 A request asks by keys of ``vllm_xargs``: ``lenvm_`` before the names of ``parameter_table``
 (``lenvm_value_scale``, ``lenvm_mode``...). Keys without the prefix are ignored.
@@ -7,15 +7,19 @@ Guidance chooses among the tokens that temperature and filters leave. vLLM appli
 request they would cut the guided distribution once more. They are therefore moved, when a request comes in, from
 vLLM's own parameters to ``lenvm_top_k``, ``lenvm_top_p`` and ``lenvm_min_p``, and vLLM's are left open. Clients
 send ``top_p`` as usual. Requests that are never guided (greedy, or at a scale that changes nothing) keep vLLM's.
+
+vLLM does not report names of requests, so each row that comes gets a number of its own. A request that was
+preempted comes back as a new row, with the output that it had.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Final, Protocol, overload
 
 from benchctl.guided.params import VLLM_PREFIX as PREFIX
-from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, is_noop, parse_params
-from benchctl.guided.rows import GREEDY_TEMPERATURE
+from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, parse_params
+from benchctl.guided.rows import GREEDY_TEMPERATURE, GuideRow
 
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Values of vLLM's filters that filter nothing; the first is what an open one is set to."""
@@ -53,7 +57,7 @@ def admit(sampling: Any, max_candidates: int) -> None:
         params is not None
         and sampling.temperature > GREEDY_TEMPERATURE
         and filters["top_k"] != 1
-        and not (params.skip_noop and is_noop(params))
+        and not (params.skip_noop and params.is_neutral)
     )
     extra = {key: value for key, value in (sampling.extra_args or {}).items() if key not in _MOVED_KEYS}
     if is_ours:
@@ -104,3 +108,114 @@ def _filter(name: str, value: object) -> float:
     if name == "top_k" and float(value) != int(value):  # type: ignore[call-overload,arg-type]
         raise GuidanceError(f"guidance: {PREFIX}{name} is {value!r}; give a whole number")
     return value  # type: ignore[return-value]
+
+
+class Batch(Protocol):
+    """The rows to be guided in a step."""
+
+    @property
+    def in_order(self) -> list[GuideRow]:
+        """Ordered by row of the batch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Of all rows, guided or not."""
+
+
+class Tokens(Sequence[int]):
+    """Prompt and output of a request as one sequence, which grows with the output."""
+
+    __slots__ = ("_output", "_prompt")
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._prompt, self._output = prompt, output
+
+    def __len__(self) -> int:
+        return len(self._prompt) + len(self._output)
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        num_prompt = len(self._prompt)
+        if isinstance(position, slice):
+            start, stop, step = position.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            if start >= num_prompt:
+                return list(self._output[start - num_prompt : max(stop, start) - num_prompt])
+            return [*self._prompt[start:stop], *self._output[: max(stop - num_prompt, 0)]]
+        index = position + len(self) if position < 0 else position
+        if not 0 <= index < len(self):
+            raise IndexError(f"position {position} of {len(self)} tokens")
+        return self._prompt[index] if index < num_prompt else self._output[index - num_prompt]
+
+
+_UNSCORED = GuidanceParams(value_scale=0.0)
+"""Of a row whose filters are applied here and whose prompt has no tokens that a value model could read."""
+
+
+class Rows:
+    """The guided rows of the batch as it is now."""
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, GuideRow] = {}
+        self._numbers: Iterator[int] = count()
+        self._in_order: list[GuideRow] | None = []
+        self.batch_size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_index)
+
+    @property
+    def in_order(self) -> list[GuideRow]:
+        if self._in_order is None:
+            self._in_order = [self._by_index[index] for index in sorted(self._by_index)]
+        return self._in_order
+
+    def update(self, update: Any) -> list[int]:
+        """Follow vLLM's ``BatchUpdate``, in the order removed, added, moved; the keys of rows that are gone."""
+        self.batch_size = update.batch_size
+        gone: list[int] = []
+        for index in update.removed:
+            self._drop(index, gone)
+        for index, sampling, prompt, output in update.added:
+            self._drop(index, gone)
+            self._add(index, sampling, prompt, output)
+        for source, target, direction in update.moved:
+            self._move(source, target, gone, is_swap=direction.name == "SWAP")
+        self._in_order = None
+        return gone
+
+    def _drop(self, index: int, gone: list[int]) -> None:
+        if (row := self._by_index.pop(index, None)) is not None:
+            gone.append(row.key)  # type: ignore[arg-type]
+
+    def _add(self, index: int, sampling: Any, prompt: list[int] | None, output: list[int]) -> None:
+        request = guided_request(sampling)
+        if request is None:
+            return
+        self._by_index[index] = GuideRow(
+            index=index,
+            key=next(self._numbers),
+            params=request.params if prompt else _UNSCORED,
+            tokens=Tokens(prompt or [], output),
+            num_prompt=len(prompt or []),
+            temperature=1.0,  # vLLM has divided by the request's own before it calls us
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            draws_candidates=True,
+        )
+
+    def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:
+        moved, displaced = self._by_index.pop(source, None), self._by_index.pop(target, None)
+        if moved is not None:
+            self._by_index[target] = replace(moved, index=target)
+        if displaced is None:
+            return
+        if is_swap:
+            self._by_index[source] = replace(displaced, index=source)
+        else:
+            gone.append(displaced.key)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
-from benchctl.guided.vllm.rows import Batch
+from benchctl.guided.vllm.requests import Batch
 from benchctl.guided.vllm.settings import (
     CLOCK_VARIABLE,
     DESCRIPTION_VARIABLE,

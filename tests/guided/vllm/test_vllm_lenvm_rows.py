@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 from test_vllm_lenvm_requests import TILT, Asked
 
-from benchctl.guided.vllm.requests import admit
-from benchctl.guided.vllm.rows import Rows, Tokens
+from benchctl.guided.vllm.requests import Rows, Tokens, admit
 
 
 class Direction(Enum):

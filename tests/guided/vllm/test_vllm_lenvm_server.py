@@ -16,8 +16,7 @@ from test_vllm_lenvm_rows import Update
 from benchctl.guided.params import CheckpointError, GuidanceError
 from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.sizes import value_model_memory
-from benchctl.guided.vllm.requests import admit
-from benchctl.guided.vllm.rows import Rows
+from benchctl.guided.vllm.requests import Rows, admit
 from benchctl.guided.vllm.server import GuidedServer, ServerLimits, make_server, scorer_maker
 from benchctl.guided.vllm.settings import VllmSettings
 from benchctl.guided.vllm.steps import GuidedStepLog
