@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,47 +19,14 @@ from benchctl.guided.params import (
 )
 
 
-@overload
-def value_of_length(length: float, gamma: float) -> float: ...
-@overload
-def value_of_length(length: Tensor, gamma: float | Tensor) -> Tensor: ...
-def value_of_length(length: float | Tensor, gamma: float | Tensor) -> float | Tensor:
-    """v = 1 - gamma^length, for a length in tokens.
-
-    Numbers out of range raise GuidanceError; tensors are not looked at, because that would wait for the device.
-    """
-    if isinstance(length, Tensor):
-        return -torch.expm1(length * _log(gamma))
-    if not length >= 0:
-        raise GuidanceError(f"length is {length}; it is a number of tokens and must be 0 or more")
-    return -math.expm1(length * _log_of_number(gamma))
+def value_of_length(length: float, gamma: float) -> float:
+    """v = 1 - gamma^length, for a length in tokens from 0 and a gamma between 0 and 1."""
+    return -math.expm1(length * math.log(gamma))
 
 
-@overload
-def length_of_value(value: float, gamma: float) -> float: ...
-@overload
-def length_of_value(value: Tensor, gamma: float | Tensor) -> Tensor: ...
-def length_of_value(value: float | Tensor, gamma: float | Tensor) -> float | Tensor:
-    """Length in tokens = ln(1 - v) / ln(gamma); infinite at 1.
-
-    Numbers out of range raise GuidanceError; tensors are not looked at, because that would wait for the device.
-    """
-    if isinstance(value, Tensor):
-        return torch.log1p(-value) / _log(gamma)
-    if not 0 <= value <= 1:
-        raise GuidanceError(f"value is {value}; it must lie between 0 (ends now) and 1 (never ends)")
-    return math.inf if value == 1 else math.log1p(-value) / _log_of_number(gamma)
-
-
-def _log(gamma: float | Tensor) -> float | Tensor:
-    return torch.log(gamma) if isinstance(gamma, Tensor) else math.log(gamma)
-
-
-def _log_of_number(gamma: float | Tensor) -> float:
-    number = float(gamma)
-    if not 0 < number < 1:
-        raise GuidanceError(f"gamma is {number}; it must lie strictly between 0 and 1, such as 0.997")
-    return math.log(number)
+def length_of_value(value: Tensor, gamma: Tensor) -> Tensor:
+    """Length in tokens = ln(1 - v) / ln(gamma); infinite at 1. Whether v lies within 0 and 1 is not looked at."""
+    return torch.log1p(-value) / torch.log(gamma)
 
 
 LARGEST_T: Final = 22.5
