@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,26 +34,8 @@ from benchctl.units import GIB
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """The limits of a server that a value model has to fit."""
-
-    max_num_seqs: int
-    max_model_len: int
-    kv_cache_bytes: int = 0
-    """What the server was told to take for its own KV cache; 0 where it takes what is left."""
-
-    @classmethod
-    def of(cls, vllm_config: Any) -> "ServerLimits":
-        return cls(
-            max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
-            max_model_len=vllm_config.model_config.max_model_len,
-            kv_cache_bytes=getattr(getattr(vllm_config, "cache_config", None), "kv_cache_memory_bytes", None) or 0,
-        )
-
-
 def scorer_maker(
-    directory: Path, limits: ServerLimits, device: torch.device, settings: VllmSettings, timer: StepTimer | None
+    directory: Path, vllm_config: Any, device: torch.device, settings: VllmSettings, timer: StepTimer | None
 ) -> Callable[[], Scorer]:
     """A function that loads the value model in ``directory``, once its memory is known to be there.
 
@@ -62,17 +43,20 @@ def scorer_maker(
     """
     config = read_config(directory)
     dtype = _DTYPES[settings.dtype]
+    kind = dtype or config.dtype or torch.bfloat16
+    max_slots, max_tokens = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
     needed = value_model_memory(
         config,
-        (dtype or config.dtype or torch.bfloat16).itemsize,
-        max_slots=limits.max_num_seqs,
-        max_tokens=limits.max_model_len,
+        kind.itemsize,
+        max_slots=max_slots,
+        max_tokens=max_tokens,
         max_candidates=settings.max_candidates,
     )
-    _check_memory(needed, limits, device, settings.memory_bytes)
+    # What the server was told to take for its own cache; where it was told nothing, it takes what is left.
+    kv_bytes = getattr(getattr(vllm_config, "cache_config", None), "kv_cache_memory_bytes", None) or 0
+    _check_memory(needed, kv_bytes, device, settings.memory_bytes)
 
     def make_scorer() -> Scorer:
-        kind = dtype or config.dtype or torch.bfloat16
         if settings.random_weights:
             model = random_value_model(config, device, kind)
         else:
@@ -81,8 +65,8 @@ def scorer_maker(
         model.operations = chosen.operations
         scorer = Scorer(
             model,
-            limits.max_num_seqs,
-            limits.max_model_len,
+            max_slots,
+            max_tokens,
             device,
             max_candidates=settings.max_candidates,
             fused=settings.fused,
@@ -97,9 +81,7 @@ def scorer_maker(
     return make_scorer
 
 
-def _check_memory(
-    needed: ValueModelMemory, limits: ServerLimits, device: torch.device, allowed: int | None
-) -> None:
+def _check_memory(needed: ValueModelMemory, kv_bytes: int, device: torch.device, allowed: int | None) -> None:
     """Raises GuidanceError where prefixes take more than was allowed, or all together more than is free."""
     remedy = "lower max_num_seqs or max_model_len"
     if allowed is not None and needed.prefixes > allowed:
@@ -110,8 +92,8 @@ def _check_memory(
     if device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(device)
-    if needed.prefixes + needed.weights + limits.kv_cache_bytes > free:
-        fixed = f", the server's KV cache is {limits.kv_cache_bytes / GIB:.2f} GiB" if limits.kv_cache_bytes else ""
+    if needed.prefixes + needed.weights + kv_bytes > free:
+        fixed = f", the server's KV cache is {kv_bytes / GIB:.2f} GiB" if kv_bytes else ""
         raise GuidanceError(
             f"the value model takes: {needed}{fixed}, and {free / GIB:.2f} GiB of {device} are free; {remedy}, or "
             "choose a smaller value model"
@@ -188,7 +170,7 @@ def make_server(
         eos_ids=_eos_ids(vllm_config.model_config),
     )
 
-    make_scorer = scorer_maker(directory, ServerLimits.of(vllm_config), device, settings, log)
+    make_scorer = scorer_maker(directory, vllm_config, device, settings, log)
     return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
 
 

@@ -42,7 +42,7 @@ from benchctl.interop.lenvm.summary import SUMMARY_NAME, Models, lenvm_csv
 from benchctl.interop.lenvm.warnings import directory_warnings
 from benchctl.interop.lenvm_log import ALL, SAMPLER, step_records, windows_of
 from benchctl.profile.load import dump_profile, profile_from_plain, profile_sha256
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
@@ -261,20 +261,20 @@ def _write_runs(
 ) -> tuple[RunRecord, ...]:
     """Plan and runs, in the order of time; a run with the warnings of its checks is suspect if it has any."""
     in_time = sorted(arms, key=lambda arm: (arm.meta.wall_start_epoch_s or 0.0, arm.tag != BASELINE))
-    planned_runs = []
-    for i, arm in enumerate(in_time):
-        variant = variant_name(arm.tag)
-        run_id = run_directory_name(i, 0, variant, {})
-        planned_runs.append(PlannedRun(index=i, run_id=run_id, block=0, position=i, variant=variant))
-    results.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=tuple(planned_runs)))
+    variants = [variant_name(arm.tag) for arm in in_time]
+    planned_runs = tuple(
+        PlannedRun(index=i, run_id=run_directory_name(i, 0, variant, {}), block=0, position=i, variant=variant)
+        for i, variant in enumerate(variants)
+    )
+    results.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=planned_runs))
     starts_s = [arm.meta.wall_start_epoch_s for arm in arms if arm.meta.wall_start_epoch_s is not None]
     runs = []
     for arm, planned in zip(in_time, planned_runs, strict=True):
         started_s = arm.meta.wall_start_epoch_s
         start_ns = 0 if started_s is None else round((started_s - min(starts_s)) * NS_PER_S)
         directory = results.run(planned.run_id)
-        run = _write_run(directory, arm, planned, profile, start_ns)
-        settings = variant_settings(profile, run.variant, run.cell)
+        settings = variant_settings(profile, planned.variant, planned.cell)
+        run = _write_run(directory, arm, planned, profile, settings, start_ns)
         loaded = load_run(directory)
         failed = failed_checks(loaded, reconcile(loaded, profile, settings, prepared, profile.stop))
         warnings = (*run.warnings, *failed)
@@ -286,7 +286,12 @@ def _write_runs(
 
 
 def _write_run(
-    directory: RunDirectory, arm: Arm, planned: PlannedRun, profile: Profile, start_ns: int
+    directory: RunDirectory,
+    arm: Arm,
+    planned: PlannedRun,
+    profile: Profile,
+    settings: VariantSettings,
+    start_ns: int,
 ) -> RunRecord:
     """The files and records of an arm whose client started at ``start_ns``."""
     started_s = arm.meta.wall_start_epoch_s
@@ -317,7 +322,7 @@ def _write_run(
         state="done",
         attempt=1,
         engine=profile.engine.kind,
-        effective_config=_config_from_requests(profile, planned),
+        effective_config=_config_from_requests(settings),
         started_at=None
         if started_s is None
         else datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
@@ -332,14 +337,11 @@ def _write_run(
     return run
 
 
-def _config_from_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
+def _config_from_requests(settings: VariantSettings) -> dict[str, Any]:
     """The settings that the requests of a run record; the configuration of its server is unknown."""
-    settings = variant_settings(profile, planned.variant, planned.cell)
-    config: dict[str, Any] = {"model": settings.model, **settings.stated()}
-    if settings.guidance is not None:
-        values = settings.guidance.model_dump(mode="json", exclude_none=True)
-        config |= {f"guidance.{key}": value for key, value in values.items()}
-    return config
+    guidance = {} if settings.guidance is None else settings.guidance.model_dump(mode="json", exclude_none=True)
+    by_path = {f"guidance.{key}": value for key, value in guidance.items()}
+    return {"model": settings.model, **settings.stated(), **by_path}
 
 
 def _requests_of(arm: Arm, client_start_ns: int) -> Iterator[RequestRecord]:

@@ -17,7 +17,7 @@ from benchctl.guided.params import CheckpointError, GuidanceError
 from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.sizes import value_model_memory
 from benchctl.guided.vllm.requests import Rows, admit
-from benchctl.guided.vllm.server import GuidedServer, ServerLimits, make_server, scorer_maker
+from benchctl.guided.vllm.server import GuidedServer, make_server, scorer_maker
 from benchctl.guided.vllm.settings import VllmSettings
 from benchctl.guided.vllm.steps import GuidedStepLog
 
@@ -259,7 +259,7 @@ def test_a_value_model_that_does_not_fit_beside_the_cache_that_was_asked_for_is_
     )  # as the server counts it
     free = needed.weights + needed.prefixes + 350_000
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2 * free))
-    limits = ServerLimits.of(config(kv_cache_memory_bytes=kv_bytes))
+    limits = config(kv_cache_memory_bytes=kv_bytes)
     settings = VllmSettings(dtype="float32")
     if fits:
         scorer_maker(pair / "value", limits, torch.device("cuda"), settings, None)
