@@ -15,7 +15,7 @@ preempted comes back as a new row, with the output that it had.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, overload
 
 from benchctl.guided.params import VLLM_PREFIX as PREFIX
 from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, parse_params
@@ -24,16 +24,6 @@ from benchctl.guided.rows import GREEDY_TEMPERATURE, GuideRow
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Values of vLLM's filters that filter nothing; the first is what an open one is set to."""
 _MOVED_KEYS: Final = frozenset(PREFIX + name for name in _OPEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuidedRequest:
-    """Guidance of a request that may be guided, with the filters that come before it."""
-
-    params: GuidanceParams
-    top_k: int
-    top_p: float
-    min_p: float
 
 
 def asks_for_guidance(sampling: Any) -> bool:
@@ -68,15 +58,26 @@ def admit(sampling: Any, max_candidates: int) -> None:
         setattr(sampling, name, kind(_OPEN[name][0] if is_ours else value))
 
 
-def guided_request(sampling: Any) -> GuidedRequest | None:
-    """The guidance of an admitted request; None for one that is never guided."""
+def guided_request(sampling: Any) -> GuideRow | None:
+    """An admitted request that may be guided, as a row that has no place and no tokens yet; None for any other."""
     if not sampling.extra_args or f"{PREFIX}top_k" not in sampling.extra_args:
         return None
     own, filters = _split(sampling)
     params = parse_params(own)
     if params is None:
         return None
-    return GuidedRequest(params=params, top_k=int(filters["top_k"]), top_p=filters["top_p"], min_p=filters["min_p"])
+    return GuideRow(
+        index=-1,
+        key=None,
+        params=params,
+        tokens=(),
+        num_prompt=0,
+        temperature=sampling.temperature,
+        top_k=int(filters["top_k"]),
+        top_p=filters["top_p"],
+        min_p=filters["min_p"],
+        draws_candidates=True,
+    )
 
 
 def _split(sampling: Any) -> tuple[dict[str, Any], dict[str, float]]:
@@ -110,16 +111,14 @@ def _filter(name: str, value: object) -> float:
     return value  # type: ignore[return-value]
 
 
-class Batch(Protocol):
-    """The rows to be guided in a step."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The guided rows of one step."""
 
-    @property
-    def in_order(self) -> list[GuideRow]:
-        """Ordered by row of the batch."""
-
-    @property
-    def batch_size(self) -> int:
-        """Of all rows, guided or not."""
+    in_order: list[GuideRow]
+    """Ordered by row of the batch."""
+    batch_size: int
+    """Of all rows, guided or not."""
 
 
 class Tokens(Sequence[int]):
@@ -193,21 +192,17 @@ class Rows:
             gone.append(row.key)  # type: ignore[arg-type]
 
     def _add(self, index: int, sampling: Any, prompt: list[int] | None, output: list[int]) -> None:
-        request = guided_request(sampling)
-        if request is None:
-            return
-        self._by_index[index] = GuideRow(
-            index=index,
-            key=next(self._numbers),
-            params=request.params if prompt else _UNSCORED,
-            tokens=Tokens(prompt or [], output),
-            num_prompt=len(prompt or []),
-            temperature=1.0,  # vLLM has divided by the request's own before it calls us
-            top_k=request.top_k,
-            top_p=request.top_p,
-            min_p=request.min_p,
-            draws_candidates=True,
-        )
+        row = guided_request(sampling)
+        if row is not None:
+            self._by_index[index] = replace(
+                row,
+                index=index,
+                key=next(self._numbers),
+                params=row.params if prompt else _UNSCORED,
+                tokens=Tokens(prompt or [], output),
+                num_prompt=len(prompt or []),
+                temperature=1.0,  # vLLM has divided by the request's own before it calls us
+            )
 
     def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:
         moved, displaced = self._by_index.pop(source, None), self._by_index.pop(target, None)

@@ -19,7 +19,7 @@ from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
-from benchctl.guided.vllm.requests import Batch
+from benchctl.guided.vllm.requests import Batch, Rows
 from benchctl.guided.vllm.settings import (
     CLOCK_VARIABLE,
     DESCRIPTION_VARIABLE,
@@ -134,7 +134,7 @@ class GuidedServer:
     def forget(self, keys: Iterable[Hashable]) -> None:
         self._guide.forget(keys)
 
-    def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
+    def apply(self, logits: Tensor, rows: Batch | Rows, step: int) -> Tensor:
         """Guide ``rows`` of ``logits`` [B, V] in step number ``step``.
 
         The temperature of a row is that by which its logits are still to be divided: 1 where vLLM has done so.

@@ -21,17 +21,7 @@ from torch import Tensor
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.rows import GuideRow
 from benchctl.guided.transfer import Arriving
-from benchctl.guided.vllm.requests import guided_request
-
-
-@dataclass(frozen=True, slots=True)
-class SlotBatch:
-    """The guided rows of one step."""
-
-    in_order: list[GuideRow]
-    """Ordered by row of the batch."""
-    batch_size: int
-    """Of all requests, guided or not."""
+from benchctl.guided.vllm.requests import Batch, guided_request
 
 
 @dataclass(slots=True)
@@ -83,17 +73,11 @@ class Slots:
         request = guided_request(sampling)
         if request is not None:
             tokens: list[int] = []
-            row = GuideRow(
-                index=-1,
+            row = replace(  # of its own temperature, by which V2 divides after it has called us
+                request,
                 key=next(self._numbers),
-                params=request.params,
                 tokens=tokens,
                 num_prompt=int(self._states.prompt_len.np[slot]),
-                temperature=sampling.temperature,  # V2 calls us before it divides by it
-                top_k=request.top_k,
-                top_p=request.top_p,
-                min_p=request.min_p,
-                draws_candidates=True,
             )
             self._by_slot[slot] = _Held(row, tokens, int(self._states.prefill_len.np[slot]))
         return None if before is None else before.row.key  # type: ignore[return-value]
@@ -106,7 +90,7 @@ class Slots:
         self._take_tokens()
         self._arriving = self._missing((slot, held, held.num_on_device) for slot, held in self._by_slot.items())
 
-    def batch(self, context: Any) -> SlotBatch:
+    def batch(self, context: Any) -> Batch:
         """The rows to be guided in this step, with their tokens, by V2's description of the step.
 
         Of that ``expanded_idx_mapping`` is the slot of each row of the logits, ``idx_mapping_np`` that of each
@@ -133,7 +117,7 @@ class Slots:
                     held.row = replace(held.row, index=index)
                 present.append((slot, held, end))
         self._complete(present)
-        return SlotBatch([held.row for _, held, _ in present], len(slots))
+        return Batch([held.row for _, held, _ in present], len(slots))
 
     def _complete(self, present: Sequence[tuple[int, _Held, int]]) -> None:
         """Give each request its first ``end`` tokens and no others; expect one more of each."""
