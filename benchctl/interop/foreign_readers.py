@@ -91,8 +91,22 @@ _VLLM_TOTALS: Final = {
     "request_throughput": "request_throughput",
     "output_throughput": "output_throughput",
 }
-_VLLM_LATENCIES: Final = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el"}
-_SGLANG_LATENCIES: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e_latency"}
+_PERCENTS: Final = (90, 95, 99)
+
+
+def _serving_statistics(latencies: Mapping[str, str]) -> dict[str, str]:
+    """Mean and percentiles of latencies, given as our name to theirs."""
+    paths: dict[str, str] = {}
+    for ours, theirs in latencies.items():
+        paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
+        paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in _PERCENTS}
+    return paths
+
+
+_SERVING_LATENCIES: Final = {
+    "vllm": _serving_statistics({"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el"}),
+    "sglang": _serving_statistics({"ttft": "ttft", "tpot": "tpot", "e2el": "e2e_latency"}),
+}
 _VLLM_SETTINGS: Final = ("model_id", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
 _SGLANG_SETTINGS: Final = (
     "model_id",
@@ -124,7 +138,6 @@ _GUIDELLM: Final = {
     "wall_s": "duration",
     "ttft_ms": "metrics.time_to_first_token_ms.successful.mean",
 }
-_PERCENTS: Final = (90, 95, 99)
 _TO_MS: Final = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3, "sec": 1e3}
 _WHOLE_S: Final = 0.001
 """A shorter part of a benchmark of GuideLLM does not count as cut off."""
@@ -257,8 +270,7 @@ def _serving_run(source: Literal["vllm", "sglang"], document: Mapping[str, Any],
     is_vllm = source == "vllm"
     metrics = _numbers(document, _VLLM_TOTALS, where)
     if metrics.get("num_completed"):
-        latencies = _VLLM_LATENCIES if is_vllm else _SGLANG_LATENCIES
-        metrics |= _vllm_statistics(document, latencies, where)
+        metrics |= _numbers(document, _SERVING_LATENCIES[source], where)
     errors = document.get("errors")
     if not is_vllm and isinstance(errors, list):
         metrics["num_failed"] = float(sum(bool(error) for error in errors))
@@ -336,11 +348,11 @@ def _guidellm_runs(document: Mapping[str, Any], where: str) -> Iterator[ForeignR
 
 
 def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
-    if not value_at(benchmark, "metrics.request_totals", where):
+    metrics = _numbers(benchmark, _GUIDELLM, where)
+    if "num_requests" not in metrics:
         raise RecordError(
             f"{where}: metrics.request_totals is missing; every benchmark of GuideLLM 0.4 or newer has it"
         )
-    metrics = _numbers(benchmark, _GUIDELLM, where)
     metrics |= _throughputs(metrics, metrics.get("wall_s"))
     cut_off_s = [number_at(benchmark, f"{part}_duration", where) or 0.0 for part in ("warmup", "cooldown")]
     is_trimmed = max(cut_off_s) > _WHOLE_S
@@ -382,17 +394,15 @@ def _guidellm_latencies(requests: Sequence[Any], where: str) -> Latencies:
 
 
 def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
+    strategy = _object(config.get("strategy"))
     settings: dict[str, Setting] = {}
-    strategy, backend = config.get("strategy"), config.get("backend")
-    if isinstance(strategy, dict):
+    if strategy:
         kind = setting_at(strategy, "type_")
-        streams = "streams" if "streams" in strategy else "max_concurrency"
+        streams = setting_at(strategy, "streams" if "streams" in strategy else "max_concurrency")
         settings["strategy"] = kind
         settings["request_rate"] = setting_at(strategy, "rate") if "rate" in strategy else "inf"
-        settings["max_concurrency"] = 1.0 if kind == "synchronous" else setting_at(strategy, streams)
-    if isinstance(backend, dict):
-        settings["model_id"] = setting_at(backend, "model")
-    return settings
+        settings["max_concurrency"] = 1.0 if kind == "synchronous" else streams
+    return settings | {"model_id": setting_at(_object(config.get("backend")), "model")}
 
 
 def _foreign_run(
@@ -431,15 +441,6 @@ def unanswered(failed: float | None, total: float | None, why: str = "") -> str 
     if not failed:
         return None
     return f"{failed:.0f} of {'an unknown number of' if total is None else f'{total:.0f}'} requests failed{why}"
-
-
-def _vllm_statistics(document: Mapping[str, Any], latencies: Mapping[str, str], where: str) -> dict[str, float]:
-    """Mean and percentiles of latencies, given as our name to theirs."""
-    paths: dict[str, str] = {}
-    for ours, theirs in latencies.items():
-        paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
-        paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in _PERCENTS}
-    return _numbers(document, paths, where)
 
 
 def _throughputs(metrics: Mapping[str, float], duration_s: float | None) -> dict[str, float]:
@@ -522,25 +523,18 @@ def _non_empty(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
     return {name: tuple(values) for name, values in values_ms.items() if values}
 
 
-def value_at(document: Mapping[str, Any], path: str, where: str) -> Any:
-    """The value under a dotted path of keys; None where one is missing.
-
-    Raises RecordError where a value that should hold a key is not an object.
-    """
-    value: Any = document
-    for key in path.split("."):
-        if value is not None and not isinstance(value, dict):
-            raise RecordError(f"{where}: {path} is not there: an object expected, not {visible_value(value)}")
-        value = None if value is None else value.get(key)
-    return value
-
-
 def number_at(document: Mapping[str, Any], path: str, where: str) -> float | None:
     """The finite number under a dotted path of keys; None without one.
 
     Raises RecordError for anything else, and for a number that no duration, count or rate can have.
     """
-    value = value_at(document, path, where)
+    value: Any = document
+    for key in path.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise RecordError(f"{where}: {path} is not there: an object expected, not {visible_value(value)}")
+        value = value.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
