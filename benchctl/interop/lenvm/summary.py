@@ -134,6 +134,5 @@ def _flops(arm: Arm, models: Models) -> Row:
 def _ratio(base: Row, guided: Row) -> Row:
     """Guided over baseline for every number that both have and that is not 0 in the baseline."""
     numbers = {name: (number_of(value), number_of(guided.get(name))) for name, value in base.items()}
-    return {"tag": RATIO_TAG} | {
-        name: above / below for name, (below, above) in numbers.items() if below and above is not None
-    }
+    ratios = {name: above / below for name, (below, above) in numbers.items() if below and above is not None}
+    return {"tag": RATIO_TAG, **ratios}
