@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchctl.guided import modes
+from benchctl.guided.modes import bracket_rounds
 from benchctl.guided.operations import SLACK_ULPS
 from benchctl.guided.params import NEUTRAL_WIDTH
 
@@ -149,7 +150,7 @@ def tilt_candidates(
     tilt_row[(rows,)](
         probs, mask, counts, ids.contiguous(), raw.contiguous(), lines, ends.contiguous(), modes, result,
         modes.stride(0), width, len(ends), 1 - torch.finfo(probs.dtype).eps / 2, block, sections,
-        modes.bracket_rounds(sections), num_warps=4 if block == _USUAL_COLUMNS[0] else 8,
+        bracket_rounds(sections), num_warps=4 if block == _USUAL_COLUMNS[0] else 8,
     )  # fmt: skip
     return result
 

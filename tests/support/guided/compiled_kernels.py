@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from benchctl.guided.kernels import attention, layers, sampling
+from benchctl.guided.kernels import layers, sampling
 from benchmarks.guided.kernel_resources import DIMENSIONS, compile_all, compiling_for
 
 CELLS = 4160
@@ -41,7 +41,7 @@ def layers_of_a_pass(model, dtype, tokens, rows, columns, cells):
         norm,
         1e-6,
     )
-    attention.tree_attention(
+    layers.tree_attention(
         query, cache, of_rows, of_rows, of_rows, of_rows, of_rows, of_tokens, cells, columns, cells
     )
     layers.keep_drawn(

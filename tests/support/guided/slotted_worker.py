@@ -5,7 +5,8 @@ from typing import Any
 
 from support.guided.tensors import torch
 
-from benchctl.guided.vllm.slots import SlotBatch, Slots
+from benchctl.guided.vllm.requests import Batch
+from benchctl.guided.vllm.slots import Slots
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Worker:
             self.computed[slot] = min(int(self.states.total_len.gpu[slot]), self.computed[slot] + chunk)
         return context(order, [self.computed[slot] for slot in order])
 
-    def step(self, order: list[int], drawn: dict[int, int], chunk: int = 1000) -> SlotBatch:
+    def step(self, order: list[int], drawn: dict[int, int], chunk: int = 1000) -> Batch:
         """One step as the processor lives it: tokens are asked for, logits are there, a token of each is drawn."""
         self.slots.ask_for_tokens()
         said = self.forward(order, chunk)
