@@ -395,7 +395,7 @@ class BlocksOnSlurm:
             self._on_submit(submission)
 
     def _is_measured(self, block: int, states: Mapping[str, str]) -> bool:
-        """A process has the block that lives on this machine, or is no task that is gone."""
+        """A process has the block that lives on this machine, or whose task is not gone."""
         owner = living_owner(self._results, block)
         if owner is None or owner.boot_id == boot_id():
             return owner is not None

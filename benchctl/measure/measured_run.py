@@ -80,7 +80,7 @@ class MeasuredRun:
         """Values in its requests that no file may hold, by the variable that holds each."""
         self.redactor = environment_redactor(self.secrets)
         self.is_suspect = False
-        """Whether a warning keeps the run from counting as done."""
+        """True if a warning keeps the run from counting as done."""
         self.summarize: Callable[[], LoadSummary] = LoadSummary
         """Gives the counts of its load, once it is sent."""
         self.record = RunRecord(

@@ -233,7 +233,7 @@ def _check_memory(settings: WorkerSettings, shape: ModelShape) -> None:
 
 
 def _about_this_cpu() -> dict[str, Any]:
-    """What a worker on this CPU need not ask torch."""
+    """The description of this CPU, for which torch is not needed."""
     memory = psutil.virtual_memory()
     return {
         "device_name": cpu_model() or "cpu",

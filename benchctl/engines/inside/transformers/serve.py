@@ -64,7 +64,7 @@ def say(message: str) -> None:
 
 
 def succeeds(loss: str, work: Callable[..., None], *args: Any) -> bool:
-    """Whether ``work`` is done; of an error the log says what is lost by it, and the server goes on."""
+    """True where ``work`` is done; of an error the log says what is lost by it, and the server goes on."""
     try:
         work(*args)
     except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
