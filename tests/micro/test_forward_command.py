@@ -51,6 +51,8 @@ def test_passes_on_the_cpu_make_a_directory_that_every_reader_understands(tmp_pa
     page = (path / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<h2[^>]*>Forward passes</h2>", page)
     assert "8/8" in benchctl("list", "results", cwd=tmp_path).stdout
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in path.glob("runs/*/run.json")]
+    assert {run["effective_config"]["server.operators"] for run in runs} == {3 + 14 * TINY["num_hidden_layers"]}
 
 
 @pytest.mark.slow
@@ -77,8 +79,8 @@ def test_a_cache_beyond_the_memory_is_refused_in_one_message(tmp_path, tiny, tor
         "--context", 1_000_000, "--blocks", 1, "--quiet", "--python", torch_python, cwd=tmp_path,
     )  # fmt: skip
     assert run.returncode == 2
-    assert "keys and values need" in run.stderr
-    assert "choose a smaller batch size" in run.stderr
+    assert "keys and values up to 28610.26 GiB" in run.stderr
+    assert "a smaller batch size" in run.stderr
     assert "Traceback" not in run.stderr
 
 

@@ -48,12 +48,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        description, answer = started(json.loads(sys.argv[1]))
+        torch = _torch()
+        with torch.inference_mode():  # as engines compute
+            description, answer = started(torch, json.loads(sys.argv[1]))
+            _write(answers, {"result": description})
+            serve(answer, sys.stdin, answers)
     except Exception as error:  # noqa: BLE001 - reported to the one who started it
         _write(answers, failure_of(error))
-        return
-    _write(answers, {"result": description})
-    serve(answer, sys.stdin, answers)
 
 
 def serve(answer: Answer, requests: TextIO, answers: TextIO) -> None:
@@ -81,15 +82,13 @@ def failure_of(error: Exception) -> Message:
     return {"failure": {"kind": kind, "message": message}}
 
 
-def started(settings: Message) -> tuple[dict[str, Any], Answer]:
+def started(torch: ModuleType, settings: Message) -> tuple[dict[str, Any], Answer]:
     """The description of a worker with its device and model, and the function that answers its lines.
 
-    The largest of its passes is prepared at once, so that none is measured where memory lacks. Nothing that is
-    computed from here on is recorded for gradients. Raises WorkerError for a device or a torch that is not there.
+    The largest of its passes is prepared at once, so that none is measured where memory lacks. Raises WorkerError
+    for a device that is not there.
     """
-    torch = _torch()
     inside = "benchctl.micro.inside"
-    torch.set_grad_enabled(False)
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
     device = import_module(f"{inside}.replays").open_device(settings["device"])
