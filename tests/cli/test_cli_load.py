@@ -412,7 +412,6 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     assert not imported & {
         "benchctl.engines.sim.engine",
         "benchctl.engines.vllm",
-        "benchctl.measure.server.server",
     }
 
 

@@ -100,13 +100,6 @@ def test_the_published_form_has_the_same_errors_by_itself_and_beside_another(tab
     assert alone["held_out"][0] == beside["evaluations"][1]
 
 
-def test_fit_prints_what_a_request_costs_outside_its_steps(tables: list[Path], tmp_path: Path) -> None:
-    times = {"arrived_ts": 1.0, "queued_ts": 1.0009, "finished_ts": 3.0, "departed_ts": 3.00015, "output_tokens": 1}
-    (tmp_path / "requests.jsonl").write_text(json.dumps(times), encoding="utf-8")
-    fitted = benchctl("steptime", "fit", *tables, "--requests", tmp_path / "requests.jsonl")
-    assert "alpha, of 1 request: 900.0 us until queued, " in fitted.stdout
-
-
 def test_a_diagnosis_without_warnings_does_not_call_determined_what_it_notes_as_typical(tables: list[Path]) -> None:
     diagnosed = benchctl("steptime", "diagnose", tables[0]).stdout
     assert "is a typical value and not measured" in diagnosed

@@ -102,7 +102,8 @@ def test_a_signal_ends_all_blocks_with_130_and_resume_completes_them(
     fast = benchctl("run", "--resume", "experiment", "--on", "local", "--parallel", "2", cwd=tmp_path)
     assert fast.returncode == 0, fast.stderr
     assert list(states(begun.results).values()) == ["done"] * 6
-    assert "block 0: 2 done" in (begun.results / "logs/b000.log").read_text()
+    log = (begun.results / "logs/b000.log").read_text()
+    assert "block 0: 2 done" in log or "block 0: 1 done, 1 done before" in log, "the signal came in run 1 or 2"
 
 
 def test_blocks_end_when_the_process_that_hands_them_out_is_killed(tmp_path: Path) -> None:
