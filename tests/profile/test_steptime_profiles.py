@@ -18,7 +18,8 @@ def steps_of(profile: str, cwd: Path, *options: str) -> dict[str, list[StepRecor
     """Steps of each run's load by its identifier."""
     cwd.mkdir(exist_ok=True)
     result = benchctl("run", "--profile", profile, *options, cwd=cwd)
-    assert result.returncode == 0, result.stderr
+    # 4: on a busy machine times of the client are suspect, while the steps that are read here are exact
+    assert result.returncode in {0, 4}, result.stderr
     logs = sorted(cwd.glob("results/*/*/runs/*/steps.jsonl"))
     return {log.parent.name: [step for step in read_jsonl(log, StepRecord) if not step.is_warmup] for log in logs}
 
