@@ -97,10 +97,8 @@ def slurm_check() -> Check:
     """The row of ``benchctl doctor``: the cluster to which blocks can be submitted, or what is missing here."""
     problem, remedy = "the package submitit is not installed here", f"run: {sys.executable} -m pip install submitit"
     try:
-        version, listed = (
-            _output("sinfo", "--version").strip(),
-            _output("sinfo", "--noheader", "--format", "%P").split(),
-        )
+        version = _output("sinfo", "--version").strip()
+        listed = _output("sinfo", "--noheader", "--format", "%P").split()
     except SlurmCommandError as error:
         problem, remedy = f"Slurm does not answer: {error}", _WITHOUT
     else:

@@ -327,6 +327,8 @@ class Connections:
 
         The search goes on when a request that waits for it ends. Raises OSError from the last address tried.
         """
+        if self.has_address:
+            return
         if self._finding is None or self._finding.done():
             self._finding = asyncio.create_task(self._find())
         await asyncio.shield(self._finding)
