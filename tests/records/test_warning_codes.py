@@ -112,10 +112,20 @@ def emitted_warnings() -> set[str]:
         *get_args(AlterationKind),
         *codes_with_messages(),
         *(code for code in yielded if code in imports),
+        *lenvm_limits(),
         "models-assumed",
         *("position-effect", "ratio-drift"),
     ]
     return emitted("ResultWarning", "suspect", "_warn") | flops_codes() | set(map(re.escape, computed))
+
+
+def lenvm_limits() -> Iterator[str]:
+    """The codes of limits that hold for a LenVM directory where a condition of a table is true."""
+    tree = ast.parse((PACKAGE / "interop/lenvm/warnings.py").read_text())
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_limits")
+    for node in ast.walk(function):
+        if isinstance(node, ast.Dict):
+            yield from (ast.literal_eval(key) for key in node.keys if key is not None)
 
 
 def flops_codes() -> set[str]:
