@@ -23,14 +23,8 @@ from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.interop.foreign_readers import (
-    ForeignRun,
-    Setting,
-    exists,
-    is_foreign,
-    read_foreign,
-    unanswered,
-)
+from benchctl.interop.foreign_readers import ForeignRun, exists, is_foreign, read_foreign, unanswered
+from benchctl.interop.foreign_values import Setting
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning

@@ -7,7 +7,7 @@ also behind ``https``; its key is read from our environment for each request, an
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ import psutil
 from pydantic import Field, field_validator
 
 from benchctl.engines.engine import (
+    Client,
     Engine,
     LaunchSite,
     PromptCounter,
@@ -26,6 +27,7 @@ from benchctl.engines.engine import (
     uncached_fields,
 )
 from benchctl.errors import EngineUnavailableError
+from benchctl.profile.choices import check_rules
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 from benchctl.profile.model import VariantSettings
@@ -33,8 +35,6 @@ from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
 
 if TYPE_CHECKING:
-    import httpx
-
     Dialect: TypeAlias = str
 else:
     Dialect = Literal[dialects()]
@@ -96,19 +96,26 @@ def server_address(url: str) -> str:
     stripped = url.strip()
     whole = stripped if "://" in stripped else f"http://{stripped}"
     scheme, _, rest = whole.partition("://")
-    if scheme.lower() not in {"http", "https"}:
-        raise ValueError(f"is {url!r}; write an address that begins with http:// or https://")
-    if "?" in rest or "#" in rest:
-        raise ValueError("holds a query, which requests cannot carry; name a variable in api_key_env instead")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
     bare = f"{scheme.lower()}://{rest}".rstrip("/")
     endpoint = next((each for each in _ENDPOINTS if bare.endswith(each)), "")
     bare = bare.removesuffix(endpoint).rstrip("/")
-    if any(character.isspace() or not character.isprintable() for character in bare):
-        raise ValueError(f"is {url[:80]!r}, which has spaces or control characters; remove them")
-    if not _is_usable(bare):
-        raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
+    instead = "name a variable in api_key_env instead"
+    check_rules(
+        (
+            scheme.lower() not in {"http", "https"},
+            f"is {url!r}; write an address that begins with http:// or https://",
+        ),
+        ("?" in rest or "#" in rest, f"holds a query, which requests cannot carry; {instead}"),
+        ("@" in rest.partition("/")[0], f"holds credentials, which would be recorded; {instead}"),
+        (
+            any(character.isspace() or not character.isprintable() for character in bare),
+            f"is {url[:80]!r}, which has spaces or control characters; remove them",
+        ),
+        (
+            not _is_usable(bare),
+            f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000",
+        ),
+    )
     return bare
 
 
@@ -182,9 +189,7 @@ class AttachEngine(Engine):
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
 
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The configuration that the server states, and how it is addressed."""
         options, (headers, _) = own_options(settings, AttachOptions), settings.request.sent_headers()
         config = await _dialect(settings).attached_config(client, {**_authorization(options), **headers})
@@ -193,9 +198,13 @@ class AttachEngine(Engine):
 
 
 class PlainOpenAi(Engine):
-    """The dialect ``openai``: servers of an unknown kind, addressed by OpenAI's published API alone."""
+    """The dialect ``openai``: servers of an unknown kind, addressed by OpenAI's published API alone.
+
+    Prompts are counted as vLLM is asked: the server may be one, or imitate it, and else refuses.
+    """
 
     kind = "attach"
+    counter = PromptCounter
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what the published API cannot express."""
@@ -207,10 +216,6 @@ class PlainOpenAi(Engine):
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Unknown: each kind of server has its own path, or none."""
         return None
-
-    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
-        """Asks as vLLM is asked: the server may be one, or imitate it, and else refuses."""
-        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
@@ -229,16 +234,17 @@ class PlainOpenAi(Engine):
         return streamed(request, settings, body)
 
 
+def _authorization(options: AttachOptions) -> dict[str, str]:
+    """The header with the key of the server; empty without one."""
+    keys = _key(options).values()
+    return {"Authorization": f"Bearer {''.join(keys)}"} if keys else {}
+
+
 def _key(options: AttachOptions) -> dict[str, str]:
     """The key of the server by the variable that holds it; empty without one."""
-    name = options.api_key_env
-    key = os.environ.get(name) if name is not None else None
-    return {name: key} if name is not None and key else {}
-
-
-def _authorization(options: AttachOptions) -> Mapping[str, str]:
-    (key,) = _key(options).values() or (None,)
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+    name = options.api_key_env or ""
+    key = os.environ.get(name)
+    return {name: key} if key else {}
 
 
 def _dialect(settings: VariantSettings) -> Engine:

@@ -31,6 +31,7 @@ LOOPBACK: Final = "127.0.0.1"
 _SALT_BYTES: Final = 16
 Device: TypeAlias = Literal["cpu", "cuda"]
 OptionsT = TypeVar("OptionsT", bound=ServerOptions)
+Client: TypeAlias = "httpx.AsyncClient"
 PostJson: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Posts an object to a path of a server and gets the object that it answers; empty where it refuses."""
 
@@ -181,6 +182,8 @@ class Engine:
     """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
     signatures: tuple[Signature, ...] = ()
     """Texts in its log that give the cause of a failure away, the special ones first."""
+    counter: type[PromptCounter] | None = None
+    """Asks its servers to count prompts; None where they cannot be asked."""
 
     @property
     def spec(self) -> EngineSpec:
@@ -238,11 +241,11 @@ class Engine:
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         """Counts prompts as this variant's servers do, by asking one; None where they cannot be asked."""
-        return None
+        return self.counter(chat_template_kwargs=settings.request.chat_template_kwargs) if self.counter else None
 
     async def announce(
         self,
-        client: "httpx.AsyncClient",
+        client: Client,
         requests: Sequence[PreparedRequest],
         *,
         max_concurrency: int | None,
@@ -250,20 +253,18 @@ class Engine:
     ) -> None:
         """Prepare the server for a phase: the warm-up or the load."""
 
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The configuration that the server reports, flat; ``version`` is that of the engine."""
         return {}
 
-    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+    async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         """The same of a server that someone else started, as far as it can be asked with these headers."""
         models = (await offered_json(client, "/v1/models", headers)).get("data")
         first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
         config = {"served_model": first.get("id"), "model_path": first.get("root")}
         return config | {"max_model_len": first.get("max_model_len")}
 
-    async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
+    async def after_load_warnings(self, client: Client) -> tuple[ResultWarning, ...]:
         """Warnings of the server about its own numbers."""
         return ()
 
@@ -385,16 +386,14 @@ def plain_form(options: RequestOptions) -> dict[str, Any]:
     return {name: value for name, value in form.items() if value is not None}
 
 
-async def get_json(
-    client: "httpx.AsyncClient", path: str, headers: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+async def get_json(client: Client, path: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The JSON object at a path of a server. Raises httpx.HTTPError where it does not answer with one."""
     from benchctl.untrusted.http import fetch_json  # noqa: PLC0415 - options of engines are read without a server
 
     return await fetch_json(client, path, headers)
 
 
-async def offered_json(client: "httpx.AsyncClient", path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+async def offered_json(client: Client, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """The same; empty where the server does not offer it."""
     from httpx import HTTPError  # noqa: PLC0415 - as above
 
@@ -404,7 +403,7 @@ async def offered_json(client: "httpx.AsyncClient", path: str, headers: Mapping[
         return {}
 
 
-async def offered_text(client: "httpx.AsyncClient", path: str, headers: Mapping[str, str]) -> str:
+async def offered_text(client: Client, path: str, headers: Mapping[str, str]) -> str:
     """The text at a path of a server; empty where it does not offer one."""
     from httpx import HTTPError  # noqa: PLC0415 - as above
 

@@ -102,6 +102,16 @@ class PythonServer(Engine):
         """The versions in the environment that has the engine."""
         return build_versions(self.interpreter(settings), self.distributions)
 
+    def has_steps(self, settings: VariantSettings) -> bool:
+        """True for servers of ours that log steps: of one replica, as those of several overlap and have no common
+        time per step, and where requests are batched.
+        """
+        options = settings.server
+        is_one_series = getattr(options, "data_parallel_size", 1) == 1
+        return (
+            is_one_series and getattr(options, "step_log", False) and getattr(options, "continuous_batching", True)
+        )
+
     def installation(self, options: ServerOptions | None) -> Installation:
         """The environment that has the engine, with the versions in it."""
         python = self.find_interpreter(options.python if isinstance(options, PythonOptions) else None)

@@ -14,10 +14,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Client,
     Device,
     Engine,
     Installation,
@@ -40,9 +41,6 @@ from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.workload.tokenizers import Chat
-
-if TYPE_CHECKING:
-    import httpx
 
 
 class LlamaCppOptions(LaunchedOptions):
@@ -149,6 +147,7 @@ class LlamaCppEngine(Engine):
 
     kind = "llamacpp"
     signatures = _SIGNATURES
+    counter = LlamaCppCounter
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when program or model file cannot be found."""
@@ -192,12 +191,7 @@ class LlamaCppEngine(Engine):
         is_chat = request.messages is not None
         return streamed(request, settings, body, form=_form(settings.request, is_chat=is_chat))
 
-    def prompt_counter(self, settings: VariantSettings) -> LlamaCppCounter:
-        return LlamaCppCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
-
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The options that the server was started with, replaced by the settings that it reports."""
         options = own_options(settings, LlamaCppOptions)
         config = options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True)
@@ -205,7 +199,7 @@ class LlamaCppEngine(Engine):
             config["extra_args"] = " ".join(options.extra_args)
         return config | stated_config(await get_json(client, "/props"))
 
-    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+    async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         return stated_config(await offered_json(client, "/props", headers))
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:

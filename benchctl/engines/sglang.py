@@ -17,10 +17,11 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Client,
     Device,
     LaunchSite,
     PromptCounter,
@@ -42,9 +43,6 @@ from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest
-
-if TYPE_CHECKING:
-    import httpx
 
 
 class SglangOptions(PythonOptions):
@@ -148,6 +146,7 @@ class SglangEngine(PythonServer):
     distributions = (DISTRIBUTION,)
     essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
+    counter = PromptCounter
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         extra_args = own_options(settings, SglangOptions).extra_args
@@ -172,12 +171,7 @@ class SglangEngine(PythonServer):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
 
-    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
-        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
-
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The settings that the server reports, and whether it honours the seeds of requests."""
         options = own_options(settings, SglangOptions)
         config = stated_config(await server_info(client))
@@ -187,12 +181,7 @@ class SglangEngine(PythonServer):
             config["extra_args"] = " ".join(options.extra_args)
         return config
 
-    def has_steps(self, settings: VariantSettings) -> bool:
-        """Steps of one replica are one series; those of several overlap and have no common time per step."""
-        options = settings.server
-        return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
-
-    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+    async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         info = await offered_json(client, "/server_info", headers)
         return stated_config(info or await offered_json(client, "/get_server_info", headers))
 
@@ -246,7 +235,7 @@ def sglang_form(options: RequestOptions) -> dict[str, Any]:
     return fields
 
 
-async def server_info(client: "httpx.AsyncClient") -> dict[str, Any]:
+async def server_info(client: Client) -> dict[str, Any]:
     """The settings that the server reports, by their names there; some are secret."""
     return await offered_json(client, "/server_info", {}) or await get_json(client, "/get_server_info")
 

@@ -17,11 +17,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from benchctl.engines.engine import Device, LaunchSite, Recipe, own_options, profile_errors, signatures, streamed
+from benchctl.engines.engine import (
+    Client,
+    Device,
+    LaunchSite,
+    Recipe,
+    own_options,
+    profile_errors,
+    signatures,
+    streamed,
+)
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
 from benchctl.engines.sglang import (
@@ -39,14 +48,11 @@ from benchctl.engines.sglang_lenvm_steps import read_lenvm_steps, stamped_record
 from benchctl.errors import EngineUnavailableError
 from benchctl.guided.params import EXPONENTIAL_MODES, REVISIONS_THAT_SKIP, SERVER_MODE
 from benchctl.interop.lenvm_log import revisions_of
-from benchctl.profile.choices import Share, StepCount
+from benchctl.profile.choices import Share, StepCount, check_rules
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_json
-
-if TYPE_CHECKING:
-    import httpx
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
 
@@ -107,25 +113,27 @@ class SglangLenvmOptions(SglangOptions):
     @model_validator(mode="after")
     def _of_one_revision(self) -> "SglangLenvmOptions":
         revision = Revision() if self.revision is None else REVISIONS[self.revision]
-        if self.stride != 1 and not revision.knows_strides:
-            raise ValueError(
-                f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
-                "strides: set revision, or leave stride out"
-            )
-        if self.synchronised_timing_interval is not None and not revision.prints_averages:
-            raise ValueError(
-                f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
-                f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
-            )
+        check_rules(
+            (
+                self.stride != 1 and not revision.knows_strides,
+                (
+                    f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
+                    "strides: set revision, or leave stride out"
+                ),
+            ),
+            (
+                self.synchronised_timing_interval is not None and not revision.prints_averages,
+                (
+                    f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
+                    f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
+                ),
+            ),
+        )
         return self
 
     @property
     def skips_neutral_guidance(self) -> bool:
         return self.revision in REVISIONS_THAT_SKIP
-
-    @property
-    def guides_with(self) -> str | None:
-        return self.value_model
 
 
 _KIND: Final = "sglang-lenvm"
@@ -139,7 +147,7 @@ PUBLISHED_VALUE_MODELS: Final = {
 trained on general texts, the larger one on mathematics."""
 _BUILT_IN_GAMMA: Final = 0.997
 """Discount of the path for finitely many candidates, whatever a request says."""
-_REPLACED_BY_TARGET: Final = ("mode", "value_scale")
+_REPLACED_BY_TARGET: Final = {"mode", "value_scale"}
 _SIGNATURES: Final = (
     *signatures(
         "unguidable-request",
@@ -221,17 +229,25 @@ class SglangLenvmEngine(SglangEngine):
         body |= {} if params is None else {"custom_params": params}
         return streamed(request, settings, body, form=sglang_form(settings.request))
 
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The settings that the server reports, and the declared revision.
 
-        Raises UnsupportedError when the server's output cannot come from that revision, or when it has not loaded
-        the requested value model.
+        Raises UnsupportedError when the server's output during its first request cannot come from that revision,
+        or when it reports another value model than the requested one.
         """
-        options = own_options(settings, SglangLenvmOptions)
-        self._require_value_model(settings, await server_info(client))
-        self._require_revision(settings, site)
+        options, info = own_options(settings, SglangLenvmOptions), await server_info(client)
+        declared = None if options.value_model is None else value_checkpoint(options.value_model)
+        guides = info.get("enable_lvm_guided_sampling")
+        loaded = info.get("lvm_guided_inproc_model_path") if guides else None
+        if guides is not None and loaded != declared:
+            what = f"reports the value model {loaded}, and {declared} was requested"
+            raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
+        lines = site.log.read_text(encoding="utf-8", errors="replace").splitlines() if site.log.is_file() else []
+        fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
+        is_shown = _has_lines(options) or options.synchronised_timing_interval is not None
+        if is_shown and options.revision not in fits:
+            what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
+            raise self.refusal(settings, what, "correct engine.options.revision")
         own = {"value_model": options.value_model, "revision": options.revision, "stride": options.stride}
         return await super().effective_config(client, settings, site) | own
 
@@ -249,28 +265,6 @@ class SglangLenvmEngine(SglangEngine):
     def recipe(self, device: Device) -> Recipe | None:
         """None: the fork has no package."""
         return None
-
-    def _require_value_model(self, settings: VariantSettings, info: Mapping[str, Any]) -> None:
-        """Check the value model that the server reports, if it does, against the one that it was started with."""
-        if "enable_lvm_guided_sampling" not in info:
-            return
-        value_model = own_options(settings, SglangLenvmOptions).value_model
-        declared = None if value_model is None else value_checkpoint(value_model)
-        loaded = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
-        if loaded != declared:
-            what = f"reports the value model {loaded}, and {declared} was requested"
-            raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
-
-    def _require_revision(self, settings: VariantSettings, site: LaunchSite) -> None:
-        """Check the server's output during its first request against the declared revision."""
-        options = own_options(settings, SglangLenvmOptions)
-        log = site.log
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
-        looked = _has_lines(options) or options.synchronised_timing_interval is not None
-        if looked and options.revision not in fits:
-            what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
-            raise self.refusal(settings, what, "correct engine.options.revision")
 
 
 def value_checkpoint(value_model: str) -> str:
@@ -294,14 +288,17 @@ def _guided_words(options: SglangLenvmOptions) -> Iterator[str]:
         return
     checkpoint = value_checkpoint(options.value_model)
     architecture = options.value_architecture or _architecture_of(checkpoint)
+    flags = {
+        "--lvm-guided-inproc-model-path": checkpoint,
+        "--lvm-guided-inproc-json-model-override-args": json.dumps({"architectures": [architecture]}),
+        "--lvm-guided-inproc-model-revision": options.value_model_revision,
+        "--lvm-guided-inproc-mem-fraction-static": options.value_mem_fraction_static,
+        "--lvm-guided-fn": options.guided_fn,
+    }
     yield from ("--enable-lvm-guided-sampling", "--lvm-guided-inproc")
-    yield from ("--lvm-guided-inproc-model-path", checkpoint)
-    yield from ("--lvm-guided-inproc-json-model-override-args", json.dumps({"architectures": [architecture]}))
-    if options.value_model_revision is not None:
-        yield from ("--lvm-guided-inproc-model-revision", options.value_model_revision)
-    if options.value_mem_fraction_static is not None:
-        yield from ("--lvm-guided-inproc-mem-fraction-static", str(options.value_mem_fraction_static))
-    yield from ("--lvm-guided-fn", options.guided_fn)
+    for flag, value in flags.items():
+        if value is not None:
+            yield from (flag, str(value))
 
 
 def _architecture_of(checkpoint: str) -> str:
@@ -332,10 +329,7 @@ def custom_params(guidance: Guidance | None) -> dict[str, Any] | None:
     """
     if guidance is None:
         return None
-    params = guidance.model_dump(exclude_none=True)
-    if guidance.has_target:
-        params = {name: value for name, value in params.items() if name not in _REPLACED_BY_TARGET}
-    return params
+    return guidance.model_dump(exclude_none=True, exclude=_REPLACED_BY_TARGET if guidance.has_target else None)
 
 
 def request_problem(

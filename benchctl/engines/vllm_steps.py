@@ -208,13 +208,11 @@ def with_contexts(raws: Iterable[RawStep]) -> Iterator[tuple[RawStep, int | None
     yield from stretch
 
 
-def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
-    """The steps of a run. Raises RecordError at the first line that is damaged."""
-    return (step for _, step in read_numbered_steps(directory))
-
-
 def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecord]]:
-    """The steps of a run, each with its number in the life of the server; None where vLLM does not count them."""
+    """The steps of a run, each with its number in the life of the server; None where vLLM does not count them.
+
+    Raises RecordError at the first line that is damaged.
+    """
     blocks = num_kv_blocks(directory / "server.json")
     before: RawStep | None = None
     index = 0

@@ -22,28 +22,41 @@ guidellm  ``benchmarks.json``. Left out: ``time_per_output_token_ms``, which cou
           the requests in the file, if it has all of them.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.interop.foreign_values import (
+    AIPERF_LATENCIES,
+    AIPERF_TOTALS,
+    GUIDELLM,
+    PERCENTS,
+    SERVING_LATENCIES,
+    SERVING_SETTINGS,
+    SERVING_TOTALS,
+    Latencies,
+    Setting,
+    aiperf_latencies,
+    detailed_latencies,
+    guidellm_latencies,
+    number_at,
+    numbers_at,
+    numbers_in_ms,
+    object_in,
+    setting_at,
+)
 from benchctl.records.archive import is_archive
 from benchctl.units import MS_PER_S
-from benchctl.untrusted import FOREIGN_BYTES, ROWS_BYTES
+from benchctl.untrusted import FOREIGN_BYTES
 from benchctl.untrusted.files import files_below, is_there, require_files
-from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, read_text, utf8_text
-from benchctl.untrusted.text import visible_line, visible_value
+from benchctl.untrusted.reading import UnreadableError, json_value, read_text
+from benchctl.untrusted.text import visible_line
 
 Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]
 """The tool that drove the load."""
-Setting: TypeAlias = str | float | None
-"""None is unknown; an unlimited rate is the text ``inf``."""
-Latencies: TypeAlias = Mapping[str, tuple[float, ...]]
-"""Values in ms by latency (``ttft``, ``tpot``, ``itl``, ``e2el``); a latency without values is left out."""
-
 MANIFEST: Final = "manifest.json"
 LOAD_POINT: Final = ("request_rate", "max_concurrency")
 AIPERF_FILE: Final = "profile_export_aiperf.json"
@@ -52,8 +65,6 @@ _SUFFIXES: Final = frozenset({".json", ".jsonl"})
 _NOT_A_RUN: Final = ".pytorch.json"
 """Suffix of a second copy that vLLM writes for a dashboard."""
 _KEY_CHARS: Final = 60
-_MOST: Final = 1e15
-"""Above every duration in ms, count and rate of a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,95 +90,37 @@ class ForeignRun:
         return tuple((key, self.settings.get(key)) for key in LOAD_POINT)
 
 
-# Key paths of each format, by our name.
-
-_VLLM_TOTALS: Final = {
-    "num_requests": "num_prompts",
-    "num_completed": "completed",
-    "num_failed": "failed",
-    "prompt_tokens": "total_input_tokens",
-    "output_tokens": "total_output_tokens",
-    "wall_s": "duration",
-    "request_throughput": "request_throughput",
-    "output_throughput": "output_throughput",
-}
-_PERCENTS: Final = (90, 95, 99)
-
-
-def _serving_statistics(latencies: Mapping[str, str]) -> dict[str, str]:
-    """Mean and percentiles of latencies, given as our name to theirs."""
-    paths: dict[str, str] = {}
-    for ours, theirs in latencies.items():
-        paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
-        paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in _PERCENTS}
-    return paths
-
-
-_SERVING_LATENCIES: Final = {
-    "vllm": _serving_statistics({"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el"}),
-    "sglang": _serving_statistics({"ttft": "ttft", "tpot": "tpot", "e2el": "e2e_latency"}),
-}
-_VLLM_SETTINGS: Final = ("model_id", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
-_SGLANG_SETTINGS: Final = (
-    "model_id",
-    "dataset_name",
-    "request_rate",
-    "max_concurrency",
-    "sharegpt_output_len",
-    "random_input_len",
-    "random_output_len",
-    "random_range_ratio",
-)
-_AIPERF_TOTALS: Final = {
-    "num_completed": "request_count.avg",
-    "num_failed": "error_request_count.avg",
-    "prompt_tokens": "total_isl.avg",
-    "output_tokens": "total_osl.avg",
-}
-_AIPERF_LATENCIES: Final = {
-    "ttft": "time_to_first_token",
-    "tpot": "inter_token_latency",
-    "itl": "inter_chunk_latency",
-    "e2el": "request_latency",
-}
-_GUIDELLM: Final = {
-    "num_requests": "metrics.request_totals.total",
-    "num_completed": "metrics.request_totals.successful",
-    "prompt_tokens": "metrics.prompt_token_count.successful.total_sum",
-    "output_tokens": "metrics.output_token_count.successful.total_sum",
-    "wall_s": "duration",
-    "ttft_ms": "metrics.time_to_first_token_ms.successful.mean",
-}
-_TO_MS: Final = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3, "sec": 1e3}
 _WHOLE_S: Final = 0.001
 """A shorter part of a benchmark of GuideLLM does not count as cut off."""
 
-_NO_ITL: Final = (
-    "SGLang's inter-token latency is not that of vLLM in every version and is not compared: see tpot_ms"
-)
-_NO_FAILURES: Final = (
-    "SGLang's file names neither planned nor failed requests, except with --output-details: whether all were "
-    "answered is not known"
-)
-_TOKENIZED: Final = (
-    "AIPerf counts tokens with its own tokenizer unless it is set to use those of the server; tpot_ms and the "
-    "throughput of tokens rest on them"
-)
-_NAMES: Final = (
-    "AIPerf's inter_token_latency is read as tpot_ms, which it is; throughputs are its counts over its "
-    "benchmark_duration"
-)
-_NO_TPOT: Final = (
-    "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of its "
-    "inter_token_latency_ms over requests, and e2el_ms ends with the last token, not with the stream"
-)
-_SAMPLED: Final = (
-    "the report keeps only some of the requests (sample size), so tpot_ms and e2el_ms are unknown: its own "
-    "means are defined differently"
-)
-_TRIMMED: Final = (
-    "warm-up and cool-down were cut off: the throughputs are those of the time between, and wall_s is unknown"
-)
+_NOTES: Final = {
+    "no-itl": (
+        "SGLang's inter-token latency is not that of vLLM in every version and is not compared: see tpot_ms"
+    ),
+    "no-failures": (
+        "SGLang's file names neither planned nor failed requests, except with --output-details: whether all were "
+        "answered is not known"
+    ),
+    "tokenized": (
+        "AIPerf counts tokens with its own tokenizer unless it is set to use those of the server; tpot_ms and the "
+        "throughput of tokens rest on them"
+    ),
+    "names": (
+        "AIPerf's inter_token_latency is read as tpot_ms, which it is; throughputs are its counts over its "
+        "benchmark_duration"
+    ),
+    "no-tpot": (
+        "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of "
+        "its inter_token_latency_ms over requests, and e2el_ms ends with the last token, not with the stream"
+    ),
+    "sampled": (
+        "the report keeps only some of the requests (sample size), so tpot_ms and e2el_ms are unknown: its own "
+        "means are defined differently"
+    ),
+    "trimmed": (
+        "warm-up and cool-down were cut off: the throughputs are those of the time between, and wall_s is unknown"
+    ),
+}
 
 
 def is_foreign(text: str) -> bool:
@@ -216,6 +169,14 @@ def _files_in(directory: Path) -> list[Path]:
     return paths
 
 
+_KEYS: Final = {
+    "vllm": ("model_id", "num_prompts", "completed", "request_throughput"),
+    "sglang": ("completed", "mean_e2e_latency_ms", "request_throughput"),
+    "aiperf": ("request_latency", "request_throughput"),
+}
+"""Keys that identify a result of each tool."""
+
+
 def _runs_of(path: Path) -> Iterator[ForeignRun]:
     try:
         documents = _documents(path)
@@ -228,26 +189,20 @@ def _runs_of(path: Path) -> Iterator[ForeignRun]:
             )
         if _is_guidellm(document):
             yield from _guidellm_runs(document, where)
-        elif all(isinstance(document.get(key), dict) and "unit" in document[key] for key in _AIPERF_KEYS):
+        elif all("unit" in object_in(document.get(key)) for key in _KEYS["aiperf"]):
             yield _aiperf_run(document, where, path.with_name(AIPERF_RECORDS))
-        elif all(key in document for key in _SGLANG_KEYS):
+        elif document.keys() >= set(_KEYS["sglang"]):
             yield _serving_run("sglang", document, where)
-        elif all(key in document for key in _VLLM_KEYS):
+        elif document.keys() >= set(_KEYS["vllm"]):
             yield _serving_run("vllm", document, where)
         else:
             raise RecordError(_unknown(document, where))
 
 
-_VLLM_KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
-_SGLANG_KEYS: Final = ("completed", "mean_e2e_latency_ms", "request_throughput")
-_AIPERF_KEYS: Final = ("request_latency", "request_throughput")
-"""Keys that identify a result of each tool."""
-
-
 def _unknown(document: Mapping[str, Any], where: str) -> str:
     known_tools = (
-        f"vllm bench serve ({', '.join(_VLLM_KEYS)}), SGLang's bench_serving ({', '.join(_SGLANG_KEYS)}), "
-        f"AIPerf ({', '.join(_AIPERF_KEYS)}, each with a unit), GuideLLM (benchmarks, each with metrics)"
+        f"vllm bench serve ({', '.join(_KEYS['vllm'])}), SGLang's bench_serving ({', '.join(_KEYS['sglang'])}), "
+        f"AIPerf ({', '.join(_KEYS['aiperf'])}, each with a unit), GuideLLM (benchmarks, each with metrics)"
     )
     keys = ", ".join(visible_line(key, _KEY_CHARS) for key in list(document)[:6]) or "none"
     return f"{where}: not a result that can be read. Looked for: {known_tools}. Found keys: {keys}"
@@ -268,45 +223,44 @@ def _documents(path: Path) -> list[tuple[str, Any]]:
 def _serving_run(source: Literal["vllm", "sglang"], document: Mapping[str, Any], where: str) -> ForeignRun:
     """``vllm bench serve``, or SGLang's ``bench_serving``, whose names are mostly the same."""
     is_vllm = source == "vllm"
-    metrics = _numbers(document, _VLLM_TOTALS, where)
+    metrics = numbers_at(document, SERVING_TOTALS, where)
     if metrics.get("num_completed"):
-        metrics |= _numbers(document, _SERVING_LATENCIES[source], where)
+        metrics |= numbers_at(document, SERVING_LATENCIES[source], where)
     errors = document.get("errors")
     if not is_vllm and isinstance(errors, list):
         metrics["num_failed"] = float(sum(bool(error) for error in errors))
-    keys = _VLLM_SETTINGS if is_vllm else _SGLANG_SETTINGS
-    notes = () if is_vllm else (_NO_ITL,) if "num_failed" in metrics else (_NO_ITL, _NO_FAILURES)
+    notes = () if is_vllm else ("no-itl",) if "num_failed" in metrics else ("no-itl", "no-failures")
     return _foreign_run(
         source,
         where,
         metrics,
-        {key: setting_at(document, key) for key in keys if key in document},
+        {key: setting_at(document, key) for key in SERVING_SETTINGS[source] if key in document},
         notes=notes,
         latencies_ms=detailed_latencies(document, has_itl=is_vllm),
     )
 
 
 def _aiperf_run(document: Mapping[str, Any], where: str, records: Path) -> ForeignRun:
-    metrics = _numbers(document, _AIPERF_TOTALS, where)
+    metrics = numbers_at(document, AIPERF_TOTALS, where)
     if not document.get("error_summary"):
         metrics.setdefault("num_failed", 0.0)
-    duration = _in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
+    duration = numbers_in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
     if "wall_s" in duration:
         metrics["wall_s"] = duration["wall_s"] / MS_PER_S
     metrics |= _throughputs(metrics, metrics.get("wall_s"))
-    for ours, theirs in _AIPERF_LATENCIES.items():
+    for ours, theirs in AIPERF_LATENCIES.items():
         num_values = number_at(document, f"{theirs}.count", where) or 0
         if ours == "itl" and num_values <= metrics.get("num_completed", 0):
             continue  # one value for each request: their means
-        paths = {f"p{percent}_{ours}_ms": f"{theirs}.p{percent}" for percent in (50, *_PERCENTS)}
-        metrics |= _in_ms(document, {f"{ours}_ms": f"{theirs}.avg", **paths}, where)
+        paths = {f"p{percent}_{ours}_ms": f"{theirs}.p{percent}" for percent in (50, *PERCENTS)}
+        metrics |= numbers_in_ms(document, {f"{ours}_ms": f"{theirs}.avg", **paths}, where)
     return _foreign_run(
         "aiperf",
         where,
         metrics,
         _aiperf_settings(document),
         failure="the run was cancelled" if document.get("was_cancelled") is True else None,
-        notes=(_TOKENIZED, _NAMES),
+        notes=("tokenized", "names"),
         latencies_ms=aiperf_latencies(records),
     )
 
@@ -317,12 +271,10 @@ def _aiperf_settings(document: Mapping[str, Any]) -> dict[str, Setting]:
     if not isinstance(config, dict):
         return {}
     phases = config.get("phases")
-    if isinstance(phases, dict):
-        phases = [{"name": name, **phase} for name, phase in phases.items() if isinstance(phase, dict)]
-    named = [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
-    measured = next((phase for phase in named if phase.get("name") == "profiling"), {})
-    load = _object(config.get("loadgen")) or measured
-    models = _object(config.get("endpoint")).get("model_names")
+    if isinstance(phases, list):
+        phases = {str(object_in(phase).get("name")): phase for phase in reversed(phases)}
+    load = object_in(config.get("loadgen")) or object_in(object_in(phases).get("profiling"))
+    models = object_in(config.get("endpoint")).get("model_names")
     if models is None:
         models = config.get("models")
         models = models.get("items") if isinstance(models, dict) else models
@@ -348,7 +300,7 @@ def _guidellm_runs(document: Mapping[str, Any], where: str) -> Iterator[ForeignR
 
 
 def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
-    metrics = _numbers(benchmark, _GUIDELLM, where)
+    metrics = numbers_at(benchmark, GUIDELLM, where)
     if "num_requests" not in metrics:
         raise RecordError(
             f"{where}: metrics.request_totals is missing; every benchmark of GuideLLM 0.4 or newer has it"
@@ -360,41 +312,24 @@ def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         metrics.pop("wall_s", None)
     if not metrics.get("num_completed"):
         metrics.pop("ttft_ms", None)
-    requests = _object(benchmark.get("requests")).get("successful")
+    requests = object_in(benchmark.get("requests")).get("successful")
     has_all = isinstance(requests, list) and len(requests) == metrics.get("num_completed")
-    latencies_ms = _guidellm_latencies(requests, where) if isinstance(requests, list) and has_all else {}
+    latencies_ms = guidellm_latencies(requests, where) if isinstance(requests, list) and has_all else {}
     metrics |= {f"{name}_ms": fmean(latencies_ms[name]) for name in ("tpot", "e2el") if name in latencies_ms}
     num_cut = number_at(benchmark, "metrics.request_totals.incomplete", where)
     return _foreign_run(
         "guidellm",
         where,
         metrics,
-        _guidellm_settings(_object(benchmark.get("config"))),
+        _guidellm_settings(object_in(benchmark.get("config"))),
         why=f" ({num_cut:.0f} of them cut off when the benchmark ended)" if num_cut else "",
-        notes=(_NO_TPOT, *([] if has_all else [_SAMPLED]), *([_TRIMMED] if is_trimmed else [])),
+        notes=("no-tpot", *([] if has_all else ["sampled"]), *(["trimmed"] if is_trimmed else [])),
         latencies_ms=latencies_ms,
     )
 
 
-def _guidellm_latencies(requests: Sequence[Any], where: str) -> Latencies:
-    """Of each request in ms: tpot where it has more than one token, and e2el = ttft + (tokens - 1) * tpot."""
-    ttfts, tpots, e2els = [], [], []
-    for request in requests:
-        ttft, gap, tokens = (
-            number_at(_object(request), key, where)
-            for key in ("time_to_first_token_ms", "inter_token_latency_ms", "output_tokens")
-        )
-        num_gaps = max((tokens or 0) - 1, 0)
-        if gap is not None and num_gaps:
-            tpots.append(gap)
-        if ttft is not None:
-            ttfts.append(ttft)
-            e2els.append(ttft + num_gaps * (gap or 0.0))
-    return _non_empty({"ttft": ttfts, "tpot": tpots, "e2el": e2els})
-
-
 def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
-    strategy = _object(config.get("strategy"))
+    strategy = object_in(config.get("strategy"))
     settings: dict[str, Setting] = {}
     if strategy:
         kind = setting_at(strategy, "type_")
@@ -402,7 +337,7 @@ def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
         settings["strategy"] = kind
         settings["request_rate"] = setting_at(strategy, "rate") if "rate" in strategy else "inf"
         settings["max_concurrency"] = 1.0 if kind == "synchronous" else streams
-    return settings | {"model_id": setting_at(_object(config.get("backend")), "model")}
+    return settings | {"model_id": setting_at(object_in(config.get("backend")), "model")}
 
 
 def _foreign_run(
@@ -418,7 +353,8 @@ def _foreign_run(
 ) -> ForeignRun:
     """A run, with the third of its counts of requests where two are known.
 
-    ``failure`` is otherwise the sentence about its requests that were not answered, ending in ``why``.
+    ``notes`` are keys of ``_NOTES``. ``failure`` is otherwise the sentence about its requests that were not
+    answered, ending in ``why``.
     """
     if {"num_requests", "num_completed"} <= metrics.keys():
         metrics.setdefault("num_failed", metrics["num_requests"] - metrics["num_completed"])
@@ -431,7 +367,7 @@ def _foreign_run(
         metrics=metrics,
         settings={**settings, "num_prompts": planned, "total_input_tokens": metrics.get("prompt_tokens")},
         failure=failure or unanswered(metrics.get("num_failed"), planned, why),
-        notes=notes,
+        notes=tuple(_NOTES[note] for note in notes),
         latencies_ms=latencies_ms,
     )
 
@@ -446,131 +382,3 @@ def unanswered(failed: float | None, total: float | None, why: str = "") -> str 
 def _throughputs(metrics: Mapping[str, float], duration_s: float | None) -> dict[str, float]:
     counts = {"request_throughput": "num_completed", "output_throughput": "output_tokens"}
     return {rate: metrics[count] / duration_s for rate, count in counts.items() if duration_s and count in metrics}
-
-
-def detailed_latencies(document: Mapping[str, Any], *, has_itl: bool) -> Latencies:
-    """``--save-detailed`` of vLLM and ``--output-details`` of SGLang: lists with an entry for each request, in s.
-
-    ``ttfts`` is the time to first token, ``itls`` the gaps after it; a request without gaps has ended with its
-    first output. ``has_itl``: these are gaps between chunks, and not spread over the tokens of a chunk. Only
-    answered requests count, as in benchctl's own distributions.
-    """
-    ttfts, itls = document.get("ttfts"), document.get("itls")
-    if not (isinstance(ttfts, list) and isinstance(itls, list) and len(ttfts) == len(itls)):
-        return {}
-    lengths, errors = (
-        values
-        if isinstance(values := document.get(key), list) and len(values) == len(ttfts)
-        else [None] * len(ttfts)
-        for key in ("output_lens", "errors")
-    )
-    values_ms: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": [], "e2el": []}
-    for ttft, gaps, length, error in zip(ttfts, itls, lengths, errors, strict=True):
-        if error or not _is_time(ttft) or not ttft or not isinstance(gaps, list) or not all(map(_is_time, gaps)):
-            continue
-        values_ms["ttft"].append(ttft * MS_PER_S)
-        values_ms["e2el"].append((ttft + math.fsum(gaps)) * MS_PER_S)
-        if isinstance(length, int) and length > 1 and gaps:
-            values_ms["tpot"].append(math.fsum(gaps) / (length - 1) * MS_PER_S)
-        if has_itl:
-            values_ms["itl"] += [gap * MS_PER_S for gap in gaps]
-    return _non_empty(values_ms)
-
-
-def aiperf_latencies(path: Path) -> Latencies:
-    """``profile_export.jsonl`` beside an AIPerf export, one request a line; none without that file.
-
-    Lines that are damaged, such as one cut short, are left out. Raises RecordError where the file cannot be read.
-    """
-    if not path.is_file():
-        return {}
-    values_ms: dict[str, list[float]] = {name: [] for name in _AIPERF_LATENCIES}
-    try:
-        for _, line in read_lines(path, ROWS_BYTES):
-            request = _decoded(line)
-            phase = _object(request.get("metadata")).get("benchmark_phase", "profiling")
-            if request.get("error") or phase != "profiling":
-                continue
-            metrics = _object(request.get("metrics"))
-            for ours, theirs in _AIPERF_LATENCIES.items():
-                metric = _object(metrics.get(theirs))
-                unit, value = str(metric.get("unit")), metric.get("value")
-                times: list[Any] = value if isinstance(value, list) else [value]
-                if unit in _TO_MS:
-                    values_ms[ours] += [time * _TO_MS[unit] for time in times if _is_time(time)]
-    except UnreadableError as error:
-        raise RecordError(f"{error}; write it again with AIPerf, or remove it") from error
-    return _non_empty(values_ms)
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    """A line as an object; empty where it is none, such as a line cut short."""
-    try:
-        return _object(json_value(utf8_text(line, "line"), "line"))
-    except UnreadableError:
-        return {}
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
-
-
-def _non_empty(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
-    return {name: tuple(values) for name, values in values_ms.items() if values}
-
-
-def number_at(document: Mapping[str, Any], path: str, where: str) -> float | None:
-    """The finite number under a dotted path of keys; None without one.
-
-    Raises RecordError for anything else, and for a number that no duration, count or rate can have.
-    """
-    value: Any = document
-    for key in path.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise RecordError(f"{where}: {path} is not there: an object expected, not {visible_value(value)}")
-        value = value.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordError(
-            f"{where}: {path} is {visible_value(value)}, not a number; write the file again with its tool"
-        )
-    if not math.isfinite(value):
-        return None
-    if not 0 <= value <= _MOST:
-        raise RecordError(f"{where}: {path} is {value:g}, which is impossible; write the file again with its tool")
-    return float(value)
-
-
-def _numbers(document: Mapping[str, Any], paths: Mapping[str, str], where: str) -> dict[str, float]:
-    """The numbers that are known, by our names."""
-    values = {ours: number_at(document, path, where) for ours, path in paths.items()}
-    return {ours: value for ours, value in values.items() if value is not None}
-
-
-def _in_ms(document: Mapping[str, Any], paths: Mapping[str, str], where: str) -> dict[str, float]:
-    """The known ones of numbers in one object of AIPerf, converted from its unit."""
-    values = _numbers(document, paths, where)
-    if not values:
-        return {}
-    metric = next(iter(paths.values())).partition(".")[0]
-    unit = str(document[metric].get("unit"))
-    if unit not in _TO_MS:
-        raise RecordError(f"{where}: {metric} has the unit {unit[:60]!r}; known are {', '.join(_TO_MS)}")
-    return {ours: value * _TO_MS[unit] for ours, value in values.items()}
-
-
-def setting_at(document: Mapping[str, Any], key: str) -> Setting:
-    """A setting in comparable form: a text or a number; ``inf`` for an unlimited rate, None for no value."""
-    value = document.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return repr(value)
-    return float(value) if math.isfinite(value) else str(value)

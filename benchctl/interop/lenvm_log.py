@@ -30,7 +30,7 @@ because averages are printed with three decimals.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -103,12 +103,8 @@ class Damage(NamedTuple):
     is_cut: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingLog:
-    """A whole log: the records of each server's life in turn."""
-
-    lives: tuple[tuple[TimingRecord, ...], ...]
-    damage: Damage
+Lives: TypeAlias = Sequence[Sequence[TimingRecord]]
+"""The records of each server's life in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +173,7 @@ def read_damaged(
     return records, Damage(num_damaged, is_cut)
 
 
-def read_timing(lines: Iterable[bytes]) -> TimingLog:
+def read_timing(lines: Iterable[bytes]) -> tuple[Lives, Damage]:
     """The log in these lines, given with their line ends."""
     records, damage = read_damaged(lines, record_from, _RECORD_START)
     lives: list[list[TimingRecord]] = []
@@ -185,22 +181,18 @@ def read_timing(lines: Iterable[bytes]) -> TimingLog:
         if not lives or record.step <= lives[-1][-1].step:
             lives.append([])
         lives[-1].append(record)
-    return TimingLog(lives=tuple(map(tuple, lives)), damage=damage)
+    return lives, damage
 
 
-def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:
+def last_lives(lives: Lives, output_tokens: int | None) -> Lives:
     """The lives, counted from the end, that it takes to sample ``output_tokens``; all lives if that is None.
 
     Each row of a batch yields at most one token, so fewer rows than tokens cannot be the whole run.
     """
-    if output_tokens is None:
-        return log.lives
-    num_rows = 0
-    for index in range(len(log.lives) - 1, -1, -1):
-        num_rows += sum(record.batch_size for record in log.lives[index])
-        if num_rows >= output_tokens:
-            return log.lives[index:]
-    return log.lives
+    rows = (sum(record.batch_size for record in life) for life in reversed(lives))
+    totals = enumerate(accumulate(rows), start=1)
+    enough = (count for count, num_rows in totals if output_tokens is not None and num_rows >= output_tokens)
+    return lives[-next(enough, len(lives)) :]
 
 
 def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from benchctl.engines.engine import own_options
 from benchctl.engines.vllm_lenvm.engine import disallowed, value_model_of
 from benchctl.engines.vllm_lenvm.kv_memory import (
-    KvMemory,
     default_max_num_seqs,
     equal_kv_memory,
     max_model_len_of,
@@ -22,9 +21,6 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.schema import GpuInfo
-from benchctl.units import GIB
-
-_OPTION = "engine.options.kv_cache_memory_bytes"
 
 
 def kv_shortfalls(profile: Profile) -> Iterator[Shortfall]:
@@ -41,12 +37,10 @@ def kv_shortfalls(profile: Profile) -> Iterator[Shortfall]:
     if not guided or states_kv_size(settings.values()):
         return
     try:
-        memory = equal_kv_memory(_smallest(gpus), settings)
+        yield Shortfall(message=equal_kv_memory(_smallest(gpus), settings))
     except UsageError as error:
         message = f"the KV caches of the arms may differ in size, and what fits in all is not known: {error}"
         yield Shortfall(message=message, is_certain=False)
-        return
-    yield Shortfall(message=_size_to_state(memory) if memory.fits else _no_room(memory))
 
 
 def value_models(profile: Profile) -> dict[str, ValueModelMemory]:
@@ -93,20 +87,3 @@ def _smallest(gpus: tuple[GpuInfo, ...]) -> GpuInfo:
     if not gpus:
         raise UsageError("it depends on the GPU, and none is seen here; ask on the machine that has it")
     return min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
-
-
-def _size_to_state(memory: KvMemory) -> str:
-    return (
-        "the arms would get KV caches of different sizes, because vLLM gives each server what its value model "
-        f"leaves; state one for all: --set {_OPTION}={memory.num_bytes}, which is {memory.num_bytes / GIB:.2f} "
-        f"GiB, {memory}"
-    )
-
-
-def _no_room(memory: KvMemory) -> str:
-    left = f"{memory.num_bytes / GIB:.2f} GiB are left" if memory.num_bytes > 0 else "nothing is left"
-    return (
-        f"no KV cache fits beside the value model: of {memory}, {left}, and the longest sequence takes "
-        f"{memory.sequence / GIB:.2f} GiB; lower max_num_seqs or max_model_len, choose a smaller value model, or "
-        f"state {_OPTION} yourself"
-    )

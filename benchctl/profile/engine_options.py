@@ -88,7 +88,7 @@ class ServerOptions(Section):
     @property
     def guides_with(self) -> str | None:
         """The value model that the server loads for guidance; None where it cannot guide."""
-        return None
+        return getattr(self, "value_model", None)
 
     @property
     def skips_neutral_guidance(self) -> bool:

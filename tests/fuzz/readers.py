@@ -18,7 +18,7 @@ from benchctl.costs.config_json import shape_from_config
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.transformers import TransformersEngine
-from benchctl.engines.vllm_steps import read_vllm_steps
+from benchctl.engines.vllm import VllmEngine
 from benchctl.errors import BenchctlError
 from benchctl.interop.foreign_readers import read_foreign
 from benchctl.interop.layer_profile import read_layer_tables
@@ -221,7 +221,7 @@ READERS: Final = (
     Reader("layers", read_layer_tables, layer_tables.write_tables),
     Reader("lint", lambda directory: lint_config(directory / "config.yaml")),
     Reader("step-table", lambda directory: read_step_table(directory / "steps.csv", TableDefaults())),
-    Reader("vllm-steps", _steps(read_vllm_steps)),
+    Reader("vllm-steps", _steps(VllmEngine().read_steps)),
     Reader("sglang-steps", _steps(SglangEngine().read_steps)),
     Reader("transformers-steps", _steps(TransformersEngine().read_steps)),
 )

@@ -9,7 +9,8 @@ from support.cli import benchctl
 from support.results.builders import write_results
 
 from benchctl.analysis.foreign import runs_of_side
-from benchctl.interop.foreign_readers import detailed_latencies, read_foreign
+from benchctl.interop.foreign_readers import read_foreign
+from benchctl.interop.foreign_values import detailed_latencies
 
 WRITTEN = Path(__file__).parent / "foreign"
 

@@ -10,7 +10,8 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 from support.results import lenvm_results
 
 from benchctl.errors import RecordError, UsageError
-from benchctl.interop.foreign_readers import aiperf_latencies, read_foreign
+from benchctl.interop.foreign_readers import read_foreign
+from benchctl.interop.foreign_values import aiperf_latencies
 from benchctl.interop.inference_perf import read_config
 from benchctl.interop.layer_profile import ATTENTION, CONFIG, DENSE, PER_SEQUENCE, read_layer_tables
 from benchctl.interop.lenvm.import_directory import import_lenvm

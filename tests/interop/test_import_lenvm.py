@@ -413,14 +413,14 @@ LINES = as_lines([row for question in range(3) for row in rows_of(question, num_
 @given(length=st.integers(0, len(LINES)))
 def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) -> None:
     content = LINES[:length]
-    responses = read_responses(content.splitlines(keepends=True))
+    questions, rows, damage = read_responses(content.splitlines(keepends=True))
     whole = content.count(b"\n")
     is_whole_without_end = length > 0 and LINES[length : length + 1] == b"\n"
-    assert responses.num_rows == whole + is_whole_without_end
-    assert responses.damage.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
-    assert responses.damage.num_lines == 0
-    assert [answered.first.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
-    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in responses.answered)
+    assert len(rows) == whole + is_whole_without_end
+    assert damage.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
+    assert damage.num_lines == 0
+    assert [answered.first.idx for answered in questions] == list(range(-(-len(rows) // 2)))
+    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in questions)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_a_finish_reason_of_an_imported_answer_means_what_it_means_in_a_load(
 ) -> None:
     row = rows_of(1, num_samples=1, top_k=5)[0]
     row["choice"]["finish_reason"] = reason
-    (answered,) = read_responses([as_lines([row])]).answered
+    ((answered,), _, _) = read_responses([as_lines([row])])
     assert answered.choices[0].finish_reason == word
     error = request_of(answered, 0).error
     assert (error and error.kind) == kind

@@ -29,12 +29,12 @@ REVISIONS = ["V1", "V3", "V4"]
 WHOLE = as_lines([*own_steps(), *sampled_steps([3, 3, 2, 1], revision="V4", is_guided=True, loads=True)])
 
 
-def log_of(content: bytes):
-    return read_timing(content.splitlines(keepends=True))
+def lives_of(content: bytes):
+    return read_timing(content.splitlines(keepends=True))[0]
 
 
-def records_of(log):
-    return tuple(record for life in log.lives for record in life)
+def records_of(lives):
+    return tuple(record for life in lives for record in life)
 
 
 def revision_lines(revision: str, *, is_guided: bool) -> bytes:
@@ -43,7 +43,7 @@ def revision_lines(revision: str, *, is_guided: bool) -> bytes:
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_every_revision_s_lines_are_read_with_all_they_tell(revision):
-    record = records_of(log_of(revision_lines(revision, is_guided=True)))[8]
+    record = records_of(lives_of(revision_lines(revision, is_guided=True)))[8]
     assert (record.step, record.batch_size, record.is_greedy, record.is_active) == (9, 3, False, True)
     assert record.sections_ms["lvm_forward"] == 36.0
     assert record.count("lvm_n_reqs_with_guidance") == 3
@@ -62,7 +62,7 @@ def test_every_revision_s_lines_are_read_with_all_they_tell(revision):
     ],
 )
 def test_a_log_tells_which_revisions_could_have_written_it(revision, is_guided, fits):
-    assert revisions_of(records_of(log_of(revision_lines(revision, is_guided=is_guided)))) == fits
+    assert revisions_of(records_of(lives_of(revision_lines(revision, is_guided=is_guided)))) == fits
 
 
 def test_without_lines_the_server_s_own_log_tells_the_revision():
@@ -101,55 +101,55 @@ def test_keys_that_nobody_knows_are_kept():
 @given(length=st.integers(0, len(WHOLE)))
 def test_a_log_cut_anywhere_holds_every_whole_line_before_the_cut(length):
     content = WHOLE[:length]
-    log = log_of(content)
-    whole = records_of(log_of(WHOLE))
+    lives, damage = read_timing(content.splitlines(keepends=True))
+    whole = records_of(lives_of(WHOLE))
     is_whole_without_end = length > 0 and WHOLE[length : length + 1] == b"\n"
-    assert records_of(log) == whole[: content.count(b"\n") + is_whole_without_end]
-    assert log.damage.is_cut is (length > 0 and not content.endswith(b"\n") and not is_whole_without_end)
-    assert log.damage.num_lines == 0
+    assert records_of(lives) == whole[: content.count(b"\n") + is_whole_without_end]
+    assert damage.is_cut is (length > 0 and not content.endswith(b"\n") and not is_whole_without_end)
+    assert damage.num_lines == 0
 
 
 @given(cut=st.integers(1, 60), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_servers_that_wrote_one_after_another_are_told_apart_whatever_the_first_left(cut, lengths):
-    lives = [as_lines(own_steps(length)) for length in lengths]
-    log = log_of(lives[0][:-cut] + b"".join(lives[1:]))
-    assert [len(life) for life in log.lives][-(len(lengths) - 1) :] == lengths[1:]
-    assert len(log.lives[0] if len(log.lives) == len(lengths) else ()) <= lengths[0]
+    texts = [as_lines(own_steps(length)) for length in lengths]
+    lives = lives_of(texts[0][:-cut] + b"".join(texts[1:]))
+    assert [len(life) for life in lives][-(len(lengths) - 1) :] == lengths[1:]
+    assert len(lives[0] if len(lives) == len(lengths) else ()) <= lengths[0]
 
 
 def test_the_lives_that_it_took_to_make_the_tokens_count():
-    log = log_of(b"".join(as_lines(sampled_steps([4] * length, first=1)) for length in (9, 3, 5)))
-    assert [len(life) for life in last_lives(log, 20)] == [5]
-    assert [len(life) for life in last_lives(log, 21)] == [3, 5]
-    assert [len(life) for life in last_lives(log, 10_000)] == [9, 3, 5]
-    assert [len(life) for life in last_lives(log, None)] == [9, 3, 5]
+    lives = lives_of(b"".join(as_lines(sampled_steps([4] * length, first=1)) for length in (9, 3, 5)))
+    assert [len(life) for life in last_lives(lives, 20)] == [5]
+    assert [len(life) for life in last_lives(lives, 21)] == [3, 5]
+    assert [len(life) for life in last_lives(lives, 10_000)] == [9, 3, 5]
+    assert [len(life) for life in last_lives(lives, None)] == [9, 3, 5]
 
 
 def test_the_server_s_own_first_request_is_set_apart_also_in_a_greedy_run():
-    (sampled,) = log_of(as_lines([*own_steps(), *sampled_steps([2])])).lives
+    (sampled,) = lives_of(as_lines([*own_steps(), *sampled_steps([2])]))
     assert num_start_up(sampled, is_greedy_run=False) == 8
-    (greedy,) = log_of(as_lines(own_steps(30))).lives
+    (greedy,) = lives_of(as_lines(own_steps(30)))
     assert num_start_up(greedy, is_greedy_run=True) == 8
-    (none,) = log_of(as_lines(sampled_steps([2], first=1))).lives
+    (none,) = lives_of(as_lines(sampled_steps([2], first=1)))
     assert num_start_up(none, is_greedy_run=False) == 0
 
 
 def test_loading_is_what_no_section_names_of_the_first_guided_call():
-    (life,) = log_of(as_lines([*own_steps(), *sampled_steps([2, 2], is_guided=True, loads=True)])).lives
+    (life,) = lives_of(as_lines([*own_steps(), *sampled_steps([2, 2], is_guided=True, loads=True)]))
     assert load_ms(life) == (8, 2500.0)
     steps = list(step_records(life, [(0, 1)] * len(life)))
     assert ["value_model_load" in step.sections_ns for step in steps] == [False] * 8 + [True, False]
-    (without,) = log_of(as_lines([*own_steps(), *sampled_steps([2, 2], is_guided=True)])).lives
+    (without,) = lives_of(as_lines([*own_steps(), *sampled_steps([2, 2], is_guided=True)]))
     assert load_ms(without) is None
 
 
 def test_steps_never_claim_more_than_their_line_tells():
-    (life,) = log_of(as_lines(sampled_steps([2], is_guided=True))).lives
+    (life,) = lives_of(as_lines(sampled_steps([2], is_guided=True)))
     (step,) = step_records(life, [(5, 60_000_000)])
     assert (step.clock, step.candidates, step.output_tokens, step.num_prefill_tokens, step.fused) == (
         "host", None, None, None, None,
     )  # fmt: skip
-    (idle,) = step_records(log_of(as_lines(sampled_steps([2]))).lives[0], [(5, 60_000_000)])
+    (idle,) = step_records(lives_of(as_lines(sampled_steps([2])))[0], [(5, 60_000_000)])
     assert (idle.guided_rows, idle.candidates) == (0, 0)
 
 
@@ -204,7 +204,7 @@ def test_busy_times_begin_where_nothing_was_in_flight_before():
 
 
 def stamped(*ends_ms: int):
-    (life,) = log_of(as_lines(sampled_steps([1] * len(ends_ms)))).lives
+    (life,) = lives_of(as_lines(sampled_steps([1] * len(ends_ms))))
     return [(end * 1_000_000, record) for end, record in zip(ends_ms, life, strict=True)]
 
 
@@ -221,7 +221,7 @@ def test_steps_never_overlap_and_hold_their_sampler(gaps, starts):
     for gap in gaps:
         now += gap + 250_000
         ends.append(now)
-    (life,) = log_of(as_lines(sampled_steps([1] * len(ends)))).lives
+    (life,) = lives_of(as_lines(sampled_steps([1] * len(ends))))
     steps_ns = list(spans(list(zip(ends, life, strict=True)), sorted(starts)))
     assert all(duration >= 250_000 for _, duration in steps_ns)
     assert all(start + duration <= later for (start, duration), (later, _) in pairwise(steps_ns))
@@ -232,7 +232,7 @@ def test_steps_never_overlap_and_hold_their_sampler(gaps, starts):
 def test_a_line_that_comes_late_takes_nothing_from_the_next_step(lates):
     true_ends = [1_000_000 * (i + 1) for i in range(len(lates))]
     seen_ends = list(accumulate((end + late for end, late in zip(true_ends, lates, strict=True)), max))
-    (life,) = log_of(as_lines(sampled_steps([1] * len(seen_ends)))).lives
+    (life,) = lives_of(as_lines(sampled_steps([1] * len(seen_ends))))
     steps_ns = list(spans(list(zip(seen_ends, life, strict=True)), [0]))
     assert all(duration >= 250_000 for _, duration in steps_ns)
     assert all(start + duration <= later for (start, duration), (later, _) in pairwise(steps_ns))

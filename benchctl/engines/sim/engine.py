@@ -1,18 +1,16 @@
 """The simulator as an engine: a process of its own, reached by HTTP."""
 
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-import httpx
 
 from benchctl import __version__
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import (
     LOOPBACK,
+    Client,
     Engine,
     LaunchSite,
     PromptCounter,
@@ -24,7 +22,7 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sim.options import COST_MODELS, SimOptions
-from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.errors import UsageError
 from benchctl.interop.layer_profile import find_tables
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
@@ -60,27 +58,19 @@ class SimEngine(Engine):
     signatures = _SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when a package is missing, UsageError for settings that it cannot serve."""
-        for package in ("aiohttp", "uvloop"):
-            if importlib.util.find_spec(package) is None:
-                install = f"{sys.executable} -m pip install {package}"
-                raise EngineUnavailableError(f"engine 'sim' needs {package}; run: {install}")
+        """Raises UsageError for settings that it cannot serve."""
         options = own_options(settings, SimOptions)
         if not COST_MODELS[options.cost_model].uses_shapes:
             return
         try:
-            shape_for(settings.model)
-            hardware_for(options.hardware)
-            for beside in (options.value_model, options.draft_model):
-                if beside is not None:
-                    shape_for(beside)
+            shape, hardware = shape_for(settings.model), hardware_for(options.hardware)
+            for beside in filter(None, (options.value_model, options.draft_model)):
+                shape_for(beside)
             if options.layer_profile is not None:
                 find_tables(in_data_directory(options.layer_profile))
             if options.step_time_model is not None:
                 deployment = Deployment(
-                    shape=shape_for(settings.model),
-                    hardware=hardware_for(options.hardware),
-                    tensor_parallel=options.tensor_parallel_size,
+                    shape=shape, hardware=hardware, tensor_parallel=options.tensor_parallel_size
                 )
                 read_model(Path(options.step_time_model).expanduser()).check_deployment(deployment)
         except UsageError as error:
@@ -107,7 +97,7 @@ class SimEngine(Engine):
 
     async def announce(
         self,
-        client: httpx.AsyncClient,
+        client: Client,
         requests: Sequence[PreparedRequest],
         *,
         max_concurrency: int | None,
@@ -126,12 +116,10 @@ class SimEngine(Engine):
         )
         response.raise_for_status()
 
-    async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         return await fetch_json(client, "/server_info")
 
-    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
+    async def after_load_warnings(self, client: Client) -> tuple[ResultWarning, ...]:
         response = await fetch(client, "GET", "/metrics", max_bytes=METRICS_BYTES)
         response.raise_for_status()
         values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}

@@ -225,10 +225,6 @@ class SimOptions(ServerOptions):
         return self.port
 
     @property
-    def guides_with(self) -> str | None:
-        return self.value_model
-
-    @property
     def skips_neutral_guidance(self) -> bool:
         return self.revision in REVISIONS_THAT_SKIP
 

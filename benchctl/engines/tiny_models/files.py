@@ -136,19 +136,27 @@ def write_model_files(
     _write(directory / "config.json", config)
     # No sampling settings: servers would take them for defaults, and each engine has its own way with those.
     _write(directory / "generation_config.json", _TOKEN_IDS)
-    _write(directory / "tokenizer_config.json", _tokenizer_config(recipe))
-    _write(
-        directory / "special_tokens_map.json",
-        {"additional_special_tokens": [START], "eos_token": END, "pad_token": PAD},
-    )
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": recipe.context,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": None,
+        "eos_token": END,
+        "pad_token": PAD,
+        "unk_token": None,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write(directory / "tokenizer_config.json", tokenizer_config)
+    special_tokens = {"additional_special_tokens": [START], "eos_token": END, "pad_token": PAD}
+    _write(directory / "special_tokens_map.json", special_tokens)
     (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
 
 
 def model_config(recipe: Recipe) -> dict[str, Any]:
     shape = recipe.shape
     # Qwen2 has no key for the size of a head and a sliding window that must be declined.
-    own = {"use_sliding_window": False} if recipe.arch == "qwen2" else {"head_dim": shape.head_dim}
-    biases = {} if recipe.arch == "qwen2" else {"attention_bias": False}
+    is_qwen2 = recipe.arch == "qwen2"
+    own = {"use_sliding_window": False} if is_qwen2 else {"head_dim": shape.head_dim, "attention_bias": False}
     return {
         "architectures": [_CLASSES[recipe.arch]],
         "model_type": recipe.arch,
@@ -159,7 +167,6 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
         "num_attention_heads": shape.q_heads,
         "num_key_value_heads": shape.kv_heads,
         **own,
-        **biases,
         "max_position_embeddings": recipe.context,
         "rope_theta": ROPE_THETA,
         "rms_norm_eps": NORM_EPSILON,
@@ -170,19 +177,6 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
         "torch_dtype": recipe.dtype,
         "use_cache": True,
         **_TOKEN_IDS,
-    }
-
-
-def _tokenizer_config(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": recipe.context,
-        "clean_up_tokenization_spaces": False,
-        "bos_token": None,
-        "eos_token": END,
-        "pad_token": PAD,
-        "unk_token": None,
-        "chat_template": CHAT_TEMPLATE,
     }
 
 

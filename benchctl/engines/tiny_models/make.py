@@ -45,11 +45,13 @@ def make_draft_pair(directory: Path, base: Recipe, layers: int, *, replace: bool
     if layers > base.shape.layers:
         raise UsageError(f"a draft has the first layers of its base: {layers} layers of the {base.shape.layers}")
     draft = dataclasses.replace(base, shape=dataclasses.replace(base.shape, layers=layers))
-    writers: Writers = {
-        directory / "base": partial(write_model, recipe=base),
-        directory / "draft": partial(write_model, recipe=draft),
-    }
-    return make_directories(writers, replace=replace)
+    return make_directories(
+        {
+            directory / "base": partial(write_model, recipe=base),
+            directory / "draft": partial(write_model, recipe=draft),
+        },
+        replace=replace,
+    )
 
 
 def make_value_pair(
@@ -76,11 +78,8 @@ def make_value_pair(
             write_safetensors(target / "model.safetensors", recipe, tensor_specs(recipe))
             write_safetensors(target / "value_head.safetensors", recipe, head)
 
-    writers: Writers = {
-        directory / "base": partial(write_model, recipe=base, weights=weights),
-        directory / "value": write_value,
-    }
-    return make_directories(writers, replace=replace)
+    base_writer = partial(write_model, recipe=base, weights=weights)
+    return make_directories({directory / "base": base_writer, directory / "value": write_value}, replace=replace)
 
 
 def _head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:
@@ -124,22 +123,22 @@ def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = 
 
     def write_adapter(target: Path) -> None:
         (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        write_safetensors(target / "adapter_model.safetensors", base, adapter_specs(base, rank))
+        write_safetensors(target / "adapter_model.safetensors", base, tuple(adapter_specs(base, rank)))
 
-    writers: Writers = {directory / "base": partial(write_model, recipe=base), directory / "adapter": write_adapter}
-    return make_directories(writers, replace=replace)
+    base_writer = partial(write_model, recipe=base)
+    return make_directories(
+        {directory / "base": base_writer, directory / "adapter": write_adapter}, replace=replace
+    )
 
 
-def adapter_specs(base: Recipe, rank: int) -> tuple[TensorSpec, ...]:
+def adapter_specs(base: Recipe, rank: int) -> Iterator[TensorSpec]:
     """Two matrices for each adapted one, W + B A: A keeps the spread of a state, B brings the effect."""
-    specs = []
     for spec in _adapted(base):
         rows, columns = spec.dims
         name = f"base_model.model.{spec.name.removesuffix('.weight')}"
         effect = _ADAPTER_EFFECT * spec.scale * math.sqrt(columns / rank)
-        specs.append(TensorSpec(f"{name}.lora_A.weight", (rank, columns), 1 / math.sqrt(columns)))
-        specs.append(TensorSpec(f"{name}.lora_B.weight", (rows, rank), effect))
-    return tuple(specs)
+        yield TensorSpec(f"{name}.lora_A.weight", (rank, columns), 1 / math.sqrt(columns))
+        yield TensorSpec(f"{name}.lora_B.weight", (rows, rank), effect)
 
 
 def _adapted(base: Recipe) -> Iterator[TensorSpec]:

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from benchctl import __version__
 from benchctl.costs.config_json import ConfigKeys, shape_from_config
-from benchctl.engines.engine import LaunchSite, own_options, profile_errors
+from benchctl.engines.engine import Client, LaunchSite, own_options, profile_errors
 from benchctl.engines.hub import context_of, json_object, pair_remedy
 from benchctl.engines.vllm import SIGNATURES, VllmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
@@ -37,9 +37,6 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-
-if TYPE_CHECKING:
-    import httpx
 
 MAX_CANDIDATES: Final = 64
 _ITEM_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -125,33 +122,8 @@ class GuidedLine(GuideStep):
         return self.host_sections_ns | {DEVICE_PREFIX + name: time for name, time in self.sections_ns.items()}
 
 
-def guided_step_log(directory: Path) -> Path:
-    """The log of guidance in the directory of a run."""
-    return directory / "steps.guided.jsonl"
-
-
-def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
-    """The steps of a run on a server that has a value model.
-
-    Raises RecordError at the first damaged line of either log, and where the two describe different steps.
-    """
-    path = guided_step_log(directory)
-    lines = iter(read_jsonl(path, GuidedLine)) if path.exists() else iter(())
-    line = next(lines, None)
-    for number, step in read_numbered_steps(directory):
-        if line is None or number is None or number < line.step:
-            yield msgspec.structs.replace(step, guided_rows=0, candidates=0)
-            continue
-        if number > line.step or step.num_seqs != line.num_seqs:
-            raise RecordError(
-                f"{path}: step {line.step} with {line.num_seqs} sequences is not the server's step {number} with "
-                f"{step.num_seqs}; the two logs are of different servers, or one is incomplete: measure again"
-            )
-        counts = {each.name: getattr(line, each.name) for each in fields(GuideStep)}
-        yield msgspec.structs.replace(step, **counts, sections_ns=line.named_sections_ns)
-        line = next(lines, None)
-
-
+_STEP_LOG: Final = "steps.guided.jsonl"
+"""The log of guidance in the directory of a run."""
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 _PROCESSOR_FLAG: Final = "--logits-processors"
 _DESCRIPTION: Final = "value_model.json"
@@ -217,13 +189,16 @@ class VllmLenvmEngine(VllmEngine):
         own = {"VLLM_USE_V2_MODEL_RUNNER": "0", **super().env(settings, site)}
         if options.value_model is None:
             return own
-        own["BENCHCTL_LENVM_MODEL"] = str(Path(options.value_model).expanduser().resolve())
-        own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options, settings)).decode()
-        own["BENCHCTL_LENVM_DESCRIPTION"] = str(site.directory / _DESCRIPTION)
-        if options.step_log:
-            own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
-            own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
-        return own
+        log = {
+            "BENCHCTL_LENVM_STEP_LOG": str(site.directory / _STEP_LOG),
+            "BENCHCTL_LENVM_CLOCK": options.guidance_clock,
+        }
+        return own | {
+            "BENCHCTL_LENVM_MODEL": str(Path(options.value_model).expanduser().resolve()),
+            "BENCHCTL_LENVM_SETTINGS": encode(_server_settings(options, settings)).decode(),
+            "BENCHCTL_LENVM_DESCRIPTION": str(site.directory / _DESCRIPTION),
+            **(log if options.step_log else {}),
+        }
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         call = super().request_call(request, settings)
@@ -235,9 +210,7 @@ class VllmLenvmEngine(VllmEngine):
         extra |= {f"{VLLM_PREFIX}skip_noop": int(options.skip_noop), f"{VLLM_PREFIX}stride": options.stride}
         return replace(call, body=encode({**msgspec.json.decode(call.body), "vllm_xargs": extra}))
 
-    async def effective_config(
-        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
-    ) -> dict[str, Any]:
+    async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         config = await super().effective_config(client, settings, site)
         config.pop("logits_processors", None)  # says no more than value_model
         config["overlap_schedule"] = config.pop("async_scheduling", None)
@@ -248,7 +221,26 @@ class VllmLenvmEngine(VllmEngine):
         return config | {f"value_model.{name}": value for name, value in described.items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        return read_vllm_lenvm_steps(directory)
+        """The steps of a run on a server that has a value model.
+
+        Raises RecordError at the first damaged line of either log, and where the two describe different steps.
+        """
+        path = directory / _STEP_LOG
+        lines = iter(read_jsonl(path, GuidedLine)) if path.exists() else iter(())
+        line = next(lines, None)
+        for number, step in read_numbered_steps(directory):
+            if line is None or number is None or number < line.step:
+                yield msgspec.structs.replace(step, guided_rows=0, candidates=0)
+                continue
+            if number > line.step or step.num_seqs != line.num_seqs:
+                raise RecordError(
+                    f"{path}: step {line.step} with {line.num_seqs} sequences is not the server's step {number} "
+                    f"with {step.num_seqs}; the two logs are of different servers, or one is incomplete: measure "
+                    "again"
+                )
+            counts = {each.name: getattr(line, each.name) for each in fields(GuideStep)}
+            yield msgspec.structs.replace(step, **counts, sections_ns=line.named_sections_ns)
+            line = next(lines, None)
 
 
 def _names_processor(settings: VariantSettings) -> bool:
@@ -259,7 +251,7 @@ def _names_processor(settings: VariantSettings) -> bool:
 
 def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> dict[str, Any]:
     """The fields of ``guided.vllm.settings.VllmSettings`` that are set here."""
-    server_settings: dict[str, Any] = {
+    server_settings = {
         "fused": options.fused,
         "reuse": options.reuses,
         "graphs": options.value_graphs,
@@ -269,12 +261,10 @@ def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> di
         "dtype": options.value_dtype,
         "random_weights": options.value_load_format == "dummy",
         "max_candidates": MAX_CANDIDATES,
+        "memory_bytes": options.value_memory_bytes,
+        "skips_early": options.value_skips_early,
     }
-    if options.value_memory_bytes is not None:
-        server_settings["memory_bytes"] = options.value_memory_bytes
-    if options.value_skips_early is not None:
-        server_settings["skips_early"] = options.value_skips_early
-    return server_settings
+    return {name: value for name, value in server_settings.items() if value is not None}
 
 
 def _recorded_candidates(settings: VariantSettings) -> int:

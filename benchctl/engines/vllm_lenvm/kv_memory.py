@@ -16,9 +16,8 @@ allowances, and vLLM's log of a server without the option says what it took ("pe
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.shapes import shape_for
@@ -27,11 +26,11 @@ from benchctl.engines.hub import context_of
 from benchctl.engines.vllm_lenvm.engine import value_model_of
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import UsageError
-from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.schema import GpuInfo
 from benchctl.units import GIB, MIB
 
+_OPTION: Final = "engine.options.kv_cache_memory_bytes"
 DEFAULT_SHARE: Final = 0.92
 """``gpu_memory_utilization`` of vLLM 0.32 (vllm/config/cache.py)."""
 _BLOCK_TOKENS: Final = 16
@@ -52,53 +51,15 @@ _LARGE_BYTES: Final = 70 * GIB
 _LARGEST_BYTES: Final = 160 * GIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmMemory:
-    """Bytes that the server of one arm needs on each device beside its KV cache."""
+class ArmMemory(NamedTuple):
+    """Bytes that the server of one arm needs on each device."""
 
-    label: str
-    weights: int
-    """Of the base model, and of the model that drafts for it."""
-    value_model: ValueModelMemory | None
-    reserve: Mapping[str, int]
-    """What it takes beside weights and caches, by what for."""
+    beside_cache: int
+    """Weights, prefixes and reserve."""
     sequence: int
     """KV cache of the longest sequence that the server takes."""
-
-    @property
-    def total(self) -> int:
-        value_model = 0 if self.value_model is None else self.value_model.weights + self.value_model.prefixes
-        return self.weights + value_model + sum(self.reserve.values())
-
-    def __str__(self) -> str:
-        value_model = f", value model {self.value_model}" if self.value_model else ""
-        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.reserve.items() if size)
-        return (
-            f"{self.label} needs: base model {self.weights / GIB:.2f} GiB{value_model}, "
-            f"{sum(self.reserve.values()) / GIB:.2f} GiB in reserve ({listed})"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvMemory:
-    """The KV cache of every arm, with the parts that its size was computed from."""
-
-    device: str
-    device_bytes: int
-    share: float
-    largest: ArmMemory
-    """The arm that needs most beside its cache."""
-    sequence: int
-    """KV cache of one sequence, in the arm in which it is largest."""
-    num_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        return self.num_bytes >= self.sequence
-
-    def __str__(self) -> str:
-        memory = f"{self.share:g} of the {self.device_bytes / GIB:.2f} GiB of {self.device}"
-        return f"{memory} less what {self.largest}"
+    words: str
+    """What it needs beside its cache, part by part."""
 
 
 def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int]) -> int:
@@ -109,23 +70,30 @@ def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int])
     return math.floor(device_bytes * share - max(needed_bytes)) // MIB * MIB
 
 
-def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> KvMemory:
-    """The KV cache of the arms with these settings, by label, on ``device``.
+def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> str:
+    """The KV cache to state for all arms with these settings, by label, on ``device``, or why none fits.
 
     Raises UsageError where its memory or the size of a model is not known here.
     """
     if device.memory_bytes is None:
         raise UsageError(f"the driver does not tell the memory of {device.name}")
-    arms = [memory_of(label, each, device) for label, each in settings.items()]
+    memories = [memory_of(label, each, device) for label, each in settings.items()]
     shares = {own_options(each, VllmLenvmOptions).gpu_memory_utilization for each in settings.values()}
     share = min(DEFAULT_SHARE if share is None else share for share in shares)
-    return KvMemory(
-        device=device.name,
-        device_bytes=device.memory_bytes,
-        share=share,
-        largest=max(arms, key=lambda arm: arm.total),
-        sequence=max(arm.sequence for arm in arms),
-        num_bytes=kv_cache_bytes(device.memory_bytes, share, [arm.total for arm in arms]),
+    num_bytes = kv_cache_bytes(device.memory_bytes, share, [memory.beside_cache for memory in memories])
+    sequence = max(memory.sequence for memory in memories)
+    neediest = max(memories, key=lambda memory: memory.beside_cache)
+    parts = f"{share:g} of the {device.memory_bytes / GIB:.2f} GiB of {device.name} less what {neediest.words}"
+    if num_bytes >= sequence:
+        return (
+            "the arms would get KV caches of different sizes, because vLLM gives each server what its value model "
+            f"leaves; state one for all: --set {_OPTION}={num_bytes}, which is {num_bytes / GIB:.2f} GiB, {parts}"
+        )
+    left = f"{num_bytes / GIB:.2f} GiB are left" if num_bytes > 0 else "nothing is left"
+    return (
+        f"no KV cache fits beside the value model: of {parts}, {left}, and the longest sequence takes "
+        f"{sequence / GIB:.2f} GiB; lower max_num_seqs or max_model_len, choose a smaller value model, or "
+        f"state {_OPTION} yourself"
     )
 
 
@@ -134,24 +102,27 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     options = own_options(settings, VllmLenvmOptions)
     shape = shape_for(settings.model)
     devices, max_tokens = options.tensor_parallel_size, max_model_len_of(settings)
-    element = _FLOAT32_BYTES if options.dtype == "float32" else _KV_ELEMENT_BYTES
+    element, stored = (_FLOAT32_BYTES,) * 2 if options.dtype == "float32" else (_KV_ELEMENT_BYTES, None)
     max_slots = options.max_num_seqs or default_max_num_seqs(device)
     value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)
-    sampling = _SAMPLING_BYTES + (0 if value_model is None else _GUIDANCE_BYTES)
-    has_value_graphs = value_model is not None and options.value_graphs
     reserve = {
         "activations": _batched_tokens(options, device, max_tokens) * _token_width(shape) * element // devices,
-        "sampling": max_slots * shape.vocab * sampling,
-        "value model's passes": 0 if value_model is None else value_model.passes,
+        "sampling": max_slots * shape.vocab * (_SAMPLING_BYTES + (_GUIDANCE_BYTES if value_model else 0)),
+        "value model's passes": value_model.passes if value_model else 0,
         "CUDA graphs": (0 if options.enforce_eager else _GRAPH_BYTES)
-        + (_VALUE_GRAPH_BYTES if has_value_graphs else 0),
+        + (_VALUE_GRAPH_BYTES if value_model and options.value_graphs else 0),
         "runtime": _RUNTIME_BYTES,
     }
-    stored = _FLOAT32_BYTES if options.dtype == "float32" else None
     weights = sum(each.weight_bytes(stored) for each in (shape, *_draft(options))) // devices
     num_blocks = -(-max_tokens // _BLOCK_TOKENS) + 1  # vLLM keeps one for itself
-    sequence = num_blocks * _BLOCK_TOKENS * shape.kv_bytes_per_token(element) // devices
-    return ArmMemory(label=label, weights=weights, value_model=value_model, reserve=reserve, sequence=sequence)
+    listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in reserve.items() if size)
+    reserved = sum(reserve.values())
+    return ArmMemory(
+        beside_cache=weights + (value_model.weights + value_model.prefixes if value_model else 0) + reserved,
+        sequence=num_blocks * _BLOCK_TOKENS * shape.kv_bytes_per_token(element) // devices,
+        words=f"{label} needs: base model {weights / GIB:.2f} GiB"
+        f"{f', value model {value_model}' if value_model else ''}, {reserved / GIB:.2f} GiB in reserve ({listed})",
+    )
 
 
 def max_model_len_of(settings: VariantSettings) -> int:

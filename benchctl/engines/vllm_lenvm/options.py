@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import model_validator
 
 from benchctl.engines.vllm_options import VllmOptions
-from benchctl.profile.choices import ByteCount, StepCount
+from benchctl.profile.choices import ByteCount, StepCount, check_rules
 from benchctl.profile.engine_options import Flag
 
 
@@ -50,39 +50,44 @@ class VllmLenvmOptions(VllmOptions):
 
     @model_validator(mode="after")
     def _can_guide(self) -> "VllmLenvmOptions":
-        if self.overlap_schedule is not None and self.async_scheduling not in (None, self.overlap_schedule):
-            raise ValueError(
-                f"overlap_schedule is {self.overlap_schedule} and async_scheduling {self.async_scheduling}, which "
-                "are two names of one option; leave one of them out"
-            )
-        if self.value_reuse and not self.fused:
-            raise ValueError(
-                "value_reuse is true and fused false: in two passes every token of a prefix is computed; set "
-                "value_reuse to false, or leave it out"
-            )
-        if self.value_model is None:
-            return self
-        if self.tensor_parallel_size != 1:
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size} with a value model, which guides servers of "
-                "one device; set it to 1, or drop value_model"
-            )
-        if self.speculates:
-            option = "num_speculative_tokens" if self.num_speculative_tokens else "speculative_config"
-            raise ValueError(
-                f"{option} and value_model exclude each other: vLLM cannot guide drafted tokens; drop one of "
-                "the two"
-            )
+        guides = self.value_model is not None
+        option = "num_speculative_tokens" if self.num_speculative_tokens else "speculative_config"
+        check_rules(
+            (
+                self.overlap_schedule is not None and self.async_scheduling not in (None, self.overlap_schedule),
+                (
+                    f"overlap_schedule is {self.overlap_schedule} and async_scheduling {self.async_scheduling}, "
+                    "which are two names of one option; leave one of them out"
+                ),
+            ),
+            (
+                bool(self.value_reuse) and not self.fused,
+                (
+                    "value_reuse is true and fused false: in two passes every token of a prefix is computed; set "
+                    "value_reuse to false, or leave it out"
+                ),
+            ),
+            (
+                guides and self.tensor_parallel_size != 1,
+                (
+                    f"tensor_parallel_size is {self.tensor_parallel_size} with a value model, which guides servers "
+                    "of one device; set it to 1, or drop value_model"
+                ),
+            ),
+            (
+                guides and self.speculates,
+                (
+                    f"{option} and value_model exclude each other: vLLM cannot guide drafted tokens; drop one of "
+                    "the two"
+                ),
+            ),
+        )
         return self
 
     @property
     def reuses(self) -> bool:
         """True where no token of an answer goes through the value model twice."""
         return self.fused if self.value_reuse is None else self.value_reuse
-
-    @property
-    def guides_with(self) -> str | None:
-        return self.value_model
 
     @property
     def skips_neutral_guidance(self) -> bool:

@@ -22,8 +22,7 @@ from benchctl.guided.params import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, S
 from benchctl.interop.lenvm_log import (
     Averages,
     Damage,
-    TimingLog,
-    TimingRecord,
+    Lives,
     last_lives,
     num_start_up,
     read_averages,
@@ -137,34 +136,25 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Responses:
-    """All questions in the order of their numbers.
-
-    ``row_latencies_s`` has the latency of every line that has one, in the order of the file.
-    """
-
-    answered: tuple[Answered, ...]
-    num_rows: int
-    row_latencies_s: tuple[float, ...]
-    damage: Damage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """The content of the files of one tag.
 
-    ``lives`` are those of the server that answered, and ``num_start_up`` the records at the beginning of each that
-    are the server's own. ``body`` is that of a request; those of all requests of a run are alike. ``guidance`` has
-    the names of a profile, None where no key activates it. ``concurrency`` are the requests open at the same time;
-    all of them if that was not recorded.
+    ``rows`` are the lines of the answers in the order of the file, ``answered`` all questions in the order of
+    their numbers. ``damage`` is that of the answers and of the step log. ``all_lives`` are those of the step log,
+    ``lives`` those of the server that answered, and ``num_start_up`` the records at the beginning of each that
+    are the server's own. ``body`` is that of a request; those of all requests of a run are alike. ``guidance``
+    has the names of a profile, None where no key activates it. ``concurrency`` are the requests open at the same
+    time; all of them if that was not recorded.
     """
 
     tag: str
     paths: Mapping[str, Path]
     meta: Meta
-    responses: Responses
-    timing: TimingLog
-    lives: Sequence[Sequence[TimingRecord]]
+    rows: Sequence[_Row]
+    answered: Sequence[Answered]
+    damage: Mapping[str, Damage]
+    all_lives: Lives
+    lives: Lives
     num_start_up: Sequence[int]
     averages: tuple[Averages, ...]
     revisions: tuple[str, ...]
@@ -209,24 +199,26 @@ def _read_arm(directory: Path, tag: str, names: Sequence[str]) -> Arm:
     exact = {copy: directory / f"{tag}{suffix}" for copy, suffix in _SUFFIXES.items() if f"{tag}{suffix}" in names}
     meta = _read_meta(exact.get(META))
     paths = {**_named_otherwise(directory, tag, names, meta), **exact}
-    responses = read_responses(lines_of(paths.get(RESPONSES)))
-    timing = read_timing(lines_of(paths.get(STEPS)))
+    answered, rows, damage = read_responses(lines_of(paths.get(RESPONSES)))
+    all_lives, step_damage = read_timing(lines_of(paths.get(STEPS)))
     log = [line.decode(errors="replace").rstrip("\r\n") for line in lines_of(paths.get(LOG))]
     averages = read_averages(log)
-    body = next((each.first.request for each in responses.answered if each.first.request), {})
+    body = next((each.first.request for each in answered if each.first.request), {})
     sampling = _sampling(body, meta)
-    counts = [each.completion_tokens for each in responses.answered if not each.is_failed]
+    counts = [each.completion_tokens for each in answered if not each.is_failed]
     token_counts = [count for count in counts if count is not None]
     is_complete = bool(token_counts) and len(token_counts) == len(counts)
-    lives = last_lives(timing, sum(token_counts) if is_complete else None)
+    lives = last_lives(all_lives, sum(token_counts) if is_complete else None)
     is_greedy = sampling.get("top_k") == 1 or sampling.get("temperature") == 0
-    has_output = bool(timing.lives or averages)
+    has_output = bool(all_lives or averages)
     return Arm(
         tag=tag,
         paths=paths,
         meta=meta,
-        responses=responses,
-        timing=timing,
+        rows=rows,
+        answered=answered,
+        damage={RESPONSES: damage, STEPS: step_damage},
+        all_lives=all_lives,
         lives=lives,
         num_start_up=[num_start_up(life, is_greedy_run=is_greedy) for life in lives],
         averages=averages,
@@ -234,8 +226,8 @@ def _read_arm(directory: Path, tag: str, names: Sequence[str]) -> Arm:
         body=body,
         sampling=sampling,
         guidance=_guidance(body, meta),
-        concurrency=meta.max_concurrency or max(1, len(responses.answered)),
-        durations_s=[each.first.elapsed_s or 0.0 for each in responses.answered],
+        concurrency=meta.max_concurrency or max(1, len(answered)),
+        durations_s=[each.first.elapsed_s or 0.0 for each in answered],
     )
 
 
@@ -283,18 +275,13 @@ def lines_of(path: Path | None) -> Iterator[bytes]:
         raise InvalidDataError(f"{error}; copy it again, or remove it") from error
 
 
-def read_responses(lines: Iterable[bytes]) -> Responses:
-    """The answers in these lines, given with their line ends."""
+def read_responses(lines: Iterable[bytes]) -> tuple[list[Answered], list[_Row], Damage]:
+    """The questions of the answers in these lines, given with their line ends, the lines, and their damage."""
     rows, damage = read_damaged(lines, _row_from)
     by_question: dict[int, list[_Row]] = {}
     for row in rows:
         by_question.setdefault(row.idx, []).append(row)
-    return Responses(
-        answered=tuple(_answered(by_question[idx]) for idx in sorted(by_question)),
-        num_rows=len(rows),
-        row_latencies_s=tuple(row.elapsed_s for row in rows if row.elapsed_s is not None),
-        damage=damage,
-    )
+    return [_answered(by_question[idx]) for idx in sorted(by_question)], rows, damage
 
 
 def _row_from(line: bytes) -> _Row | None:

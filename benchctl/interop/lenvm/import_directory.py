@@ -182,14 +182,12 @@ def _profile(name: str, arms: Sequence[Arm], models: Models, revision: str | Non
     """
     base = arms[0]
     meta, dataset = base.meta, base.meta.dataset
-    num_questions = max((len(arm.responses.answered) for arm in arms), default=0) or meta.max_questions or 1
+    num_questions = max((len(arm.answered) for arm in arms), default=0) or meta.max_questions or 1
     variants: dict[str, dict[str, Any]] = {}
+    server = {"value_model": models.value, "overlap_schedule": False}
     for arm in arms:
-        guided = {
-            "server": {"value_model": models.value, "overlap_schedule": False},
-            "guidance": arm.guidance,
-        }
-        variants[variant_name(arm.tag)] = {"sampling": arm.sampling, **(guided if arm.guidance else {})}
+        guided = {"server": server, "guidance": arm.guidance} if arm.guidance else {}
+        variants[variant_name(arm.tag)] = {"sampling": arm.sampling, **guided}
     plain: dict[str, Any] = {
         "name": name,
         "description": f"imported from {name}",
@@ -220,11 +218,8 @@ def _profile(name: str, arms: Sequence[Arm], models: Models, revision: str | Non
 
 def _prepared_requests(arms: Sequence[Arm]) -> tuple[PreparedRequest, ...]:
     """The questions of all arms, in order. The client sent no seeds: they are 0 here."""
-    by_index: dict[int, PreparedRequest] = {}
-    for arm in arms:
-        for answered in arm.responses.answered:
-            by_index.setdefault(answered.first.idx, _prepared_request(arm, answered))
-    return tuple(by_index[idx] for idx in sorted(by_index))
+    by_index = {each.first.idx: (arm, each) for arm in reversed(arms) for each in arm.answered}
+    return tuple(_prepared_request(*by_index[idx]) for idx in sorted(by_index))
 
 
 def _prepared_request(arm: Arm, answered: Answered) -> PreparedRequest:
@@ -316,13 +311,16 @@ def _write_run(
     sent = [request.sent_ns for request in requests if request.sent_ns is not None]
     done = [request.done_ns for request in requests if request.done_ns is not None]
     num_failed = sum(request.error is not None for request in requests)
+    guidance = {} if settings.guidance is None else settings.guidance.model_dump(mode="json", exclude_none=True)
+    guidance_config = {f"guidance.{key}": value for key, value in guidance.items()}
     run = RunRecord(
         schema_version=SCHEMA_VERSION,
         **msgspec.structs.asdict(planned),
         state="done",
         attempt=1,
         engine=profile.engine.kind,
-        effective_config=_config_from_requests(settings),
+        # As far as requests record it: the configuration of the server is unknown.
+        effective_config={"model": settings.model, **settings.stated(), **guidance_config},
         started_at=None
         if started_s is None
         else datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
@@ -337,19 +335,12 @@ def _write_run(
     return run
 
 
-def _config_from_requests(settings: VariantSettings) -> dict[str, Any]:
-    """The settings that the requests of a run record; the configuration of its server is unknown."""
-    guidance = {} if settings.guidance is None else settings.guidance.model_dump(mode="json", exclude_none=True)
-    by_path = {f"guidance.{key}": value for key, value in guidance.items()}
-    return {"model": settings.model, **settings.stated(), **by_path}
-
-
 def _requests_of(arm: Arm, client_start_ns: int) -> Iterator[RequestRecord]:
     """A record for each question, of which the last was answered as the client ended."""
     slack_s = (arm.meta.wall_clock_s or 0.0) - makespan_s(arm.durations_s, arm.concurrency)
     begin_ns = client_start_ns + round(max(0.0, slack_s) * NS_PER_S)
     sends = sends_s(arm.durations_s, arm.concurrency)
-    for answered, send_s in zip(arm.responses.answered, sends, strict=True):
+    for answered, send_s in zip(arm.answered, sends, strict=True):
         yield request_of(answered, begin_ns + round(send_s * NS_PER_S))
 
 
@@ -389,19 +380,18 @@ def _steps_of(arm: Arm) -> Iterator[StepRecord]:
 
 def _run_warnings(arm: Arm, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
     """The warnings that make a run suspect."""
-    num_repeated = sum(answered.num_attempts > 1 for answered in arm.responses.answered)
+    num_repeated = sum(answered.num_attempts > 1 for answered in arm.answered)
     wall_s, took_s = arm.meta.wall_clock_s, makespan_s(arm.durations_s, arm.concurrency)
     evidence = f"{num_repeated} questions have lines of several attempts" if num_repeated else None
     if evidence is None and wall_s is not None and took_s > wall_s:
         evidence = f"the answers took {took_s:.2f} s together and the wall clock says {wall_s:.2f} s"
     num_failed = sum(request.error is not None for request in requests)
     resumed = f"the client was restarted and took over earlier answers: {evidence}; wall_s holds for neither run"
+    failed = f"{num_failed} of {len(requests)} requests failed"
     warnings = (
         *warnings_of({"answers-resumed": resumed if evidence else None}),
         *answer_end_warnings(requests, is_forced=False),
-        *warnings_of(
-            {"failed-requests": f"{num_failed} of {len(requests)} requests failed" if num_failed else None}
-        ),
+        *warnings_of({"failed-requests": failed if num_failed else None}),
     )
     return tuple(msgspec.structs.replace(warning, where=run_id) for warning in warnings)
 

@@ -55,12 +55,12 @@ def lenvm_csv(arms: Sequence[Arm], models: Models) -> bytes:
 
 
 def _load(arm: Arm) -> Row:
-    answered = arm.responses.answered
+    answered = arm.answered
     outputs = sorted(each.completion_tokens for each in answered if each.completion_tokens)
-    latencies = sorted(arm.responses.row_latencies_s)
+    latencies = sorted(row.elapsed_s for row in arm.rows if row.elapsed_s is not None)
     wall_s = arm.meta.wall_clock_s
     return {
-        "n_requests": arm.responses.num_rows,
+        "n_requests": len(arm.rows),
         "total_output_tokens": sum(outputs),
         "total_prompt_tokens": sum(each.prompt_tokens or 0 for each in answered if not each.is_failed),
         "output_tokens_mean": _mean(outputs),
@@ -110,7 +110,7 @@ def _statistics(values: Sequence[float]) -> dict[str, float]:
 
 def _flops(arm: Arm, models: Models) -> Row:
     """Published FLOPs in their columns; empty for an unknown shape, or without an answer."""
-    answered = [each for each in arm.responses.answered if not each.is_failed and each.completion_tokens]
+    answered = [each for each in arm.answered if not each.is_failed and each.completion_tokens]
     num_samples = arm.meta.n_samples_per_q or max((len(each.choices) for each in answered), default=0)
     num_questions = arm.meta.max_questions or len(answered)
     top_k = arm.meta.top_k if arm.meta.top_k is not None else int(arm.sampling.get("top_k", -1))

@@ -10,6 +10,7 @@ child ends when the server has, and only then: an unread pipe would block the se
 Only the standard library is imported.
 """
 
+import json
 import os
 import select
 import signal
@@ -51,7 +52,7 @@ def _stamp(reader: int, write: Callable[[bytes], int | None], server: int) -> No
     while True:
         is_ending = os.getppid() != server
         events = poll.poll(0 if is_ending else _LOOK_MS)
-        chunk = _read(reader) if events and events[0][1] & select.POLLIN else b""
+        chunk = os.read(reader, _READ_BYTES) if events and events[0][1] & select.POLLIN else b""
         if chunk:
             *lines, rest = (rest + chunk).split(b"\n")
             _write_lines(write, lines)
@@ -63,27 +64,14 @@ def _stamp(reader: int, write: Callable[[bytes], int | None], server: int) -> No
             time.sleep(_LOOK_MS / 1000)
 
 
-def _read(reader: int) -> bytes:
-    try:
-        return os.read(reader, _READ_BYTES)
-    except BlockingIOError:
-        return b""
-
-
 def _write_lines(write: Callable[[bytes], int | None], lines: list[bytes]) -> None:
     """One record for each line; those of one read share its time. A full disk costs lines and not the server."""
     now = time.monotonic_ns()
     for line in lines:
         try:
-            write(b'{"t_ns":%d,"line":%s}\n' % (now, _quoted(line)))
+            write(json.dumps({"t_ns": now, "line": line.decode(errors="replace")}).encode() + b"\n")
         except OSError:
             return
-
-
-def _quoted(line: bytes) -> bytes:
-    """A line as a JSON string, without importing json."""
-    text = line.decode("utf-8", errors="replace").replace("\\", "\\\\").replace('"', '\\"')
-    return ('"' + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in text) + '"').encode()
 
 
 if __name__ == "__main__":

@@ -227,23 +227,26 @@ class Description:
 
     def _add_model(self, model: Any) -> None:
         self._model = model
-        for name in ("transformers", "torch"):
-            self._facts[name] = str(importlib.import_module(name).__version__)
-        self._facts["model_class"] = type(model).__name__
-        self._facts["dtype"] = str(model.dtype).removeprefix("torch.")
-        self._facts["device"] = str(model.device)
-        self._facts["attn_implementation"] = getattr(model.config, "_attn_implementation", None)
-        self._facts["continuous_batching"] = False
-        self._write()
+        self._write(
+            transformers=str(importlib.import_module("transformers").__version__),
+            torch=str(importlib.import_module("torch").__version__),
+            model_class=type(model).__name__,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            attn_implementation=getattr(model.config, "_attn_implementation", None),
+            continuous_batching=False,
+        )
 
     def _add_batching(self, processor: Any) -> None:
         settings = {name: getattr(processor.cb_config, name, None) for name in DESCRIBED}
-        self._facts["continuous_batching"] = True
-        self._facts["attn_implementation"] = getattr(self._model.config, "_attn_implementation", None)
-        self._facts["cb"] = {name: value for name, value in settings.items() if value is not None}
-        self._write()
+        self._write(
+            attn_implementation=getattr(self._model.config, "_attn_implementation", None),
+            continuous_batching=True,
+            cb={name: value for name, value in settings.items() if value is not None},
+        )
 
-    def _write(self) -> None:
+    def _write(self, **facts: Any) -> None:
+        self._facts |= facts
         partial = self._path.with_name(f".{self._path.name}.partial")
         partial.write_text(json.dumps(self._facts, indent=1), encoding="utf-8")
         partial.replace(self._path)
