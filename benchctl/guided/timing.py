@@ -76,9 +76,6 @@ class PendingStep:
         counts = self._counts.read()
         return replace(self._counted, guided_rows=sum(count > 0 for count in counts), candidates=sum(counts))
 
-    def fields(self) -> Mapping[str, int | bool | None]:
-        return asdict(self.step)
-
 
 class StepTimer:
     """Takes times of sections and appends a line for each step to ``path``; without a path it does nothing.
@@ -182,7 +179,7 @@ class _Step:
 
     def content(self, clock: Clock) -> Mapping[str, object]:
         """The content of its line. Waits for the device where the step is not over."""
-        fields = self.line | dict(self.later.fields() if self.later is not None else {})
+        fields = self.line | (asdict(self.later.step) if self.later is not None else {})
         times = {"sections_ns": _sums((section.name, section.host_ns) for section in self.sections)}
         if clock == "device":
             times["host_sections_ns"] = times["sections_ns"]

@@ -37,7 +37,7 @@ from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
-from benchctl.workload.datasets.base import RecordedLoad
+from benchctl.workload.prepare import RecordedLoad
 
 
 def check_simulated(arms: Iterable[VariantSettings], requests: Sequence[PreparedRequest]) -> None:

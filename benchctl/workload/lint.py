@@ -3,11 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from benchctl.interop.inference_perf import ConfigFile, KeyPath, WrongValueError, read_config
+from benchctl.interop.inference_perf import (
+    ConfigFile,
+    KeyPath,
+    PromptSet,
+    Stage,
+    WrongValueError,
+    prompt_set,
+    read_config,
+    stages_of,
+)
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, StepTimeSource, load_at_concurrency, load_at_rate
-from benchctl.untrusted.text import visible_value
 
 Severity: TypeAlias = Literal["error", "warning"]
 """``error``: the load does not measure what the file says. ``warning``: it does, with a restriction."""
@@ -21,9 +29,11 @@ MOST_OVERLAP: Final = 0.1
 """Mean concurrency up to which random arrivals rarely meet: a request then sees 0.1 others."""
 REACHED_SHARE: Final = 0.65
 """Share of a roofline's rate that servers reach: on 1,967 measured steps it undercuts them by a third."""
-_LEAST_RATE_PER_S: Final = 1e-9
-_AT_A_RATE: Final = ("constant", "poisson")
-_TYPES: Final = (*_AT_A_RATE, "concurrent", "trace_replay", "trace_session_replay")
+
+
+Rule: TypeAlias = tuple[bool, str, Severity, KeyPath, str, str]
+"""One rule as it came out for a configuration: True where the load breaks it, its code and severity, the key, the
+problem, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,54 +76,12 @@ class LintResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSet:
-    """Prompts of a configuration: how many differ, and their mean lengths in tokens.
-
-    ``cached_tokens`` of each begin another prompt of its group, on purpose, and were computed for the first of
-    them. ``is_exhaustible`` for a generator that ends after ``num_distinct`` instead of starting over.
-    """
-
-    num_distinct: int
-    prompt_tokens: float
-    output_tokens: float
-    cached_tokens: float = 0.0
-    is_exhaustible: bool = False
-    key: KeyPath
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage of the load: at a rate, or with a fixed number of open requests."""
-
-    index: int
-    num_requests: int
-    rate: float | None = None
-    concurrency: int | None = None
-
-    @property
-    def key(self) -> KeyPath:
-        name = "rate" if self.rate is not None else "concurrency_level"
-        return ("load", "stages", self.index, name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStage:
     """A stage with the load that a server would have; ``is_saturated`` counts a bound as never reached."""
 
     stage: Stage
     load: PredictedLoad
     is_saturated: bool
-
-
-class Rule(NamedTuple):
-    """One rule as it came out for a configuration: whether the load breaks it, at which key, and what to do."""
-
-    is_broken: bool
-    code: str
-    severity: Severity
-    key: KeyPath
-    problem: str
-    remedy: str
 
 
 def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
@@ -124,127 +92,37 @@ def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
     try:
         stages, prompts = stages_of(file), prompt_set(file)
         if options.source is not None and prompts is not None:
-            predicted = predict_stages(prompts, stages, options.source, has_prefix_cache=options.has_prefix_cache)
+            size = RequestSize(
+                prompt_tokens=prompts.prompt_tokens,
+                output_tokens=prompts.output_tokens,
+                cached_tokens=prompts.cached_tokens if options.has_prefix_cache else 0.0,
+            )
+            predicted = tuple(_predicted(stage, size, options.source) for stage in stages)
         rules = list(_rules(file, stages, prompts, predicted, options))
     except WrongValueError as error:
-        rules = [Rule(True, "schema", "error", error.key, str(error), "correct it as inference-perf has it")]
-    findings = (_finding(file, rule) for rule in rules if rule.is_broken)
+        rules = [(True, "schema", "error", error.key, str(error), "correct it as inference-perf has it")]
+    findings = (_finding(file, rule) for rule in rules if rule[0])
     return LintResult(
         path=file.path, findings=tuple(sorted(findings, key=lambda each: each.line)), predicted=predicted
     )
 
 
 def _finding(file: ConfigFile, rule: Rule) -> LintFinding:
-    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rule.key)
+    _, code, severity, key, problem, remedy = rule
+    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key)
     return LintFinding(
-        code=rule.code,
-        severity=rule.severity,
+        code=code,
+        severity=severity,
         path=file.path,
-        line=file.line(rule.key),
+        line=file.line(key),
         key=dotted.removeprefix("."),
-        problem=rule.problem,
-        remedy=rule.remedy,
+        problem=problem,
+        remedy=remedy,
     )
-
-
-def stages_of(file: ConfigFile) -> tuple[Stage, ...]:
-    """Stages whose load is known before the run: those of a sweep and of a trace are not."""
-    kind = file.value("load", "type", default="constant")
-    if kind not in _TYPES:
-        raise WrongValueError(("load", "type"), f"{kind!r} is none of {', '.join(_TYPES)}")
-    written = file.value("load", "stages", default=[])
-    if not isinstance(written, list):
-        raise WrongValueError(("load", "stages"), f"{visible_value(written)} is not a list of stages")
-    if kind in _AT_A_RATE:
-        return tuple(_stage_at_a_rate(file, i) for i in range(len(written)))
-    return tuple(_closed_stage(file, i) for i in range(len(written))) if kind == "concurrent" else ()
-
-
-def _stage_at_a_rate(file: ConfigFile, index: int) -> Stage:
-    key = ("load", "stages", index)
-    rate = file.number(*key, "rate", least=_LEAST_RATE_PER_S)
-    return Stage(index=index, num_requests=int(rate * file.number(*key, "duration", least=1)), rate=rate)
-
-
-def _closed_stage(file: ConfigFile, index: int) -> Stage:
-    key = ("load", "stages", index)
-    return Stage(
-        index=index,
-        num_requests=int(file.number(*key, "num_requests", least=1)),
-        concurrency=int(file.number(*key, "concurrency_level", least=1)),
-    )
-
-
-def prompt_set(file: ConfigFile) -> PromptSet | None:
-    """The prompts of a configuration; None for data whose size or lengths its file does not state."""
-    kind = file.value("data", "type")
-    if kind == "shared_prefix":
-        return _shared_prompts(file)
-    if kind not in {"synthetic", "random"} or file.value("data", "trace"):
-        return None
-    distributions = (("data", "input_distribution"), ("data", "output_distribution"))
-    if any(file.value(*key, "total_count") is None for key in distributions):
-        return None
-    prompts, outputs = distributions
-    return PromptSet(
-        num_distinct=int(min(file.number(*key, "total_count") for key in distributions)),
-        prompt_tokens=max(1.0, _mean_tokens(file, prompts)),
-        output_tokens=max(1.0, _mean_tokens(file, outputs)),
-        is_exhaustible=True,
-        key=(*prompts, "total_count"),
-    )
-
-
-def _shared_prompts(file: ConfigFile) -> PromptSet:
-    """Every prompt is a system prompt and a question, also where its group has no other prompt."""
-    prefix = ("data", "shared_prefix")
-    if not file.value(*prefix):
-        raise WrongValueError(("data",), "type shared_prefix needs the section shared_prefix")
-    num_groups, num_per_group = (  # each by either of its names
-        int(file.number(*prefix, name, default=file.number(*prefix, older, default=10)))
-        for name, older in (
-            ("num_unique_system_prompts", "num_groups"),
-            ("num_users_per_system_prompt", "num_prompts_per_group"),
-        )
-    )
-    system, question, output = (
-        _mean_tokens(file, (*prefix, distribution if file.value(*prefix, distribution) else length), default)
-        for distribution, length, default in (
-            ("", "system_prompt_len", 100.0),
-            ("question_distribution", "question_len", 50.0),
-            ("output_distribution", "output_len", 50.0),
-        )
-    )
-    return PromptSet(
-        num_distinct=num_groups * num_per_group,
-        prompt_tokens=max(1.0, system + question),
-        output_tokens=max(1.0, output),
-        cached_tokens=system * (1 - 1 / max(1, num_per_group)),
-        key=(*prefix, "num_unique_system_prompts"),
-    )
-
-
-def _mean_tokens(file: ConfigFile, key: KeyPath, default: float = 0.0) -> float:
-    """A length in tokens, or the mean of a distribution of lengths, cut to its range."""
-    if not isinstance(file.value(*key), dict):
-        return file.number(*key, default=default)
-    shortest, longest = file.number(*key, "min", default=10), file.number(*key, "max", default=1024)
-    return min(max(file.number(*key, "mean", default=512), shortest), longest)
-
-
-def predict_stages(
-    prompts: PromptSet, stages: tuple[Stage, ...], source: StepTimeSource, *, has_prefix_cache: bool
-) -> tuple[PredictedStage, ...]:
-    """The load of every stage, by Little's law over the step times of ``source``."""
-    size = RequestSize(
-        prompt_tokens=prompts.prompt_tokens,
-        output_tokens=prompts.output_tokens,
-        cached_tokens=prompts.cached_tokens if has_prefix_cache else 0.0,
-    )
-    return tuple(_predicted(stage, size, source) for stage in stages)
 
 
 def _predicted(stage: Stage, size: RequestSize, source: StepTimeSource) -> PredictedStage:
+    """The load of a stage, by Little's law over the step times of ``source``."""
     if stage.rate is None:
         load = load_at_concurrency(stage.concurrency or 1, size, source.step_s, source.limits)
         return PredictedStage(stage=stage, load=load, is_saturated=load.utilisation > 1)
@@ -262,7 +140,7 @@ def _rules(
 ) -> Iterator[Rule]:
     """All rules that apply. A whole configuration one level too deep has none of the keys that the others read."""
     if "inference_perf" in file.document:
-        yield Rule(
+        yield (
             True,
             "schema",
             "error",
@@ -291,25 +169,29 @@ def _file_rules(file: ConfigFile) -> tuple[Rule, ...]:
     seed: tuple[str, ...] = ("data", "shared_prefix", "seed") if kind == "shared_prefix" else ("load", "base_seed")
     is_seeded = kind not in {"shared_prefix", "synthetic", "random"} or file.value(*seed) is not None
     return (
-        Rule(
+        (
             not file.value("api", "streaming"),
             "no-token-times",
             "warning",
             ("api", "streaming"),
-            f"streaming is false{by_default}: the report has no time to first token, per output token or between "
-            "tokens",
+            (
+                f"streaming is false{by_default}: the report has no time to first token, per output token or "
+                "between tokens"
+            ),
             "set api.streaming to true",
         ),
-        Rule(
+        (
             is_constant and has_rates,
             "constant-is-random",
             "warning",
             ("load", "type"),
-            "constant sends at random times: exponential gaps scaled to the duration, from a generator that "
-            "base_seed does not seed, so neither is the rate constant nor can the run be repeated",
+            (
+                "constant sends at random times: exponential gaps scaled to the duration, from a generator that "
+                "base_seed does not seed, so neither is the rate constant nor can the run be repeated"
+            ),
             "use concurrent for a fixed number of open requests, or poisson where random arrivals are meant",
         ),
-        Rule(
+        (
             not is_seeded,
             "unseeded-prompts",
             "warning",
@@ -339,17 +221,21 @@ def _prompt_rules(
     takes_turns = bool(file.value("data", "shared_prefix", "enable_multi_turn_chat"))
     ends_early = not file.value("server", "ignore_eos", default=True)
     return (
-        Rule(
+        (
             is_short and is_cached and not prompts.is_exhaustible and not takes_turns,
             "repeated-prompt",
             "error" if apart <= SURELY_CACHED_TOKENS else "warning",
             prompts.key,
-            f"{num_requests} requests send {count}; a prefix cache, on by default, still holds a prompt that comes "
-            f"again, and of its {length} tokens only {computed_tokens(length)} are computed",
-            f"set num_unique_system_prompts to {num_requests}, or start the server without prefix caching and lint "
-            "with --no-prefix-caching",
+            (
+                f"{num_requests} requests send {count}; a prefix cache, on by default, still holds a prompt that "
+                f"comes again, and of its {length} tokens only {computed_tokens(length)} are computed"
+            ),
+            (
+                f"set num_unique_system_prompts to {num_requests}, or start the server without prefix caching and "
+                "lint with --no-prefix-caching"
+            ),
         ),
-        Rule(
+        (
             is_short and prompts.is_exhaustible,
             "too-few-prompts",
             "error",
@@ -357,13 +243,15 @@ def _prompt_rules(
             f"{num_requests} requests and lengths for {prompts.num_distinct}: the run ends in an error",
             f"set total_count of both distributions to {num_requests}",
         ),
-        Rule(
+        (
             ends_early and prompts.output_tokens > 1,
             "answers-end-early",
             "warning",
             ("server", "ignore_eos"),
-            f"ignore_eos is false: the model ends answers where it likes, and the {prompts.output_tokens:g} output "
-            "tokens are only a limit, so lengths and load differ between models and runs",
+            (
+                f"ignore_eos is false: the model ends answers where it likes, and the {prompts.output_tokens:g} "
+                "output tokens are only a limit, so lengths and load differ between models and runs"
+            ),
             "set server.ignore_eos to true, unless answers of natural length are meant",
         ),
     )
@@ -381,34 +269,40 @@ def _stage_rules(predicted: PredictedStage, words: str) -> tuple[Rule, ...]:
     stage, load, is_saturated = predicted.stage, predicted.load, predicted.is_saturated
     if stage.rate is None:
         return (
-            Rule(
+            (
                 is_saturated,
                 "queue-in-server",
                 "warning",
                 stage.key,
-                f"{stage.concurrency} open requests, of which {load.concurrency:.0f} run together ({words}): the "
-                "others wait, and time to first token is their wait",
+                (
+                    f"{stage.concurrency} open requests, of which {load.concurrency:.0f} run together ({words}): "
+                    "the others wait, and time to first token is their wait"
+                ),
                 f"lower concurrency_level to {load.concurrency:.0f}, or use it for throughput only",
             ),
         )
     return (
-        Rule(
+        (
             stage.rate <= LOW_RATE_PER_S and load.concurrency > MOST_OVERLAP and not is_saturated,
             "overlapping-requests",
             "error",
             stage.key,
-            f"{stage.rate:g} requests per second of {load.e2el_s:.3g} s each are {load.concurrency:.2g} at a time "
-            f"on average (Little's law; {words}), not one",
+            (
+                f"{stage.rate:g} requests per second of {load.e2el_s:.3g} s each are {load.concurrency:.2g} at a "
+                f"time on average (Little's law; {words}), not one"
+            ),
             "for one at a time use load.type concurrent with concurrency_level 1",
         ),
-        Rule(
+        (
             is_saturated,
             "saturated",
             "error",
             stage.key,
-            f"{stage.rate:g} requests per second are {load.utilisation:.0%} of the {load.max_requests_per_s:.3g} "
-            f"that fit ({words}): the queue grows for as long as the stage lasts, and latencies measure its "
-            "duration",
+            (
+                f"{stage.rate:g} requests per second are {load.utilisation:.0%} of the "
+                f"{load.max_requests_per_s:.3g} that fit ({words}): the queue grows for as long as the stage "
+                "lasts, and latencies measure its duration"
+            ),
             f"lower rate to {load.max_requests_per_s / 2:.2g}, or use type concurrent",
         ),
     )

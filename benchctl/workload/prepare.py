@@ -5,9 +5,10 @@ Nothing of paths, hosts or time goes in. Random choices come from named streams 
 """
 
 import hashlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -24,11 +25,12 @@ from benchctl.workload.datasets.base import (
     MadeDataset,
     OwnDataset,
     Prompt,
-    RecordedLoad,
     Selection,
+    TraceRow,
     data_directory,
     dataset_named,
     find_source,
+    lap_ns,
     names_of_datasets,
 )
 from benchctl.workload.datasets.made import generated_prompts
@@ -54,6 +56,48 @@ class PreparedSet:
     warnings: tuple[ResultWarning, ...] = ()
     lengths_from: str | None = None
     """Result directory in which the natural lengths were measured."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLoad:
+    """A trace without its texts, as columns for a million requests: arrivals from the beginning of the recording,
+    ascending, and the tokens of each prompt and output.
+    """
+
+    arrival_ns: "array[int]"
+    prompt_tokens: "array[int]"
+    output_tokens: "array[int]"
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    @classmethod
+    def of(cls, rows: Iterable[TraceRow]) -> "RecordedLoad":
+        """The load of all rows of a trace."""
+        in_time = sorted(rows, key=lambda row: row.arrival_ns)
+        return cls(
+            arrival_ns=array("q", (row.arrival_ns for row in in_time)),
+            prompt_tokens=array("q", (row.prompt_tokens for row in in_time)),
+            output_tokens=array("q", (row.output_tokens for row in in_time)),
+        )
+
+    def repeated(self, count: int) -> "RecordedLoad":
+        """The first ``count`` requests of the recording, which begins again behind its last arrival."""
+        num_laps = -(-count // len(self))
+        period_ns = lap_ns(self.arrival_ns[0], self.arrival_ns[-1], len(self))
+        arrivals = chain.from_iterable(
+            (arrival + lap * period_ns for arrival in self.arrival_ns) for lap in range(num_laps)
+        )
+        return RecordedLoad(
+            arrival_ns=array("q", islice(arrivals, count)),
+            prompt_tokens=(self.prompt_tokens * num_laps)[:count],
+            output_tokens=(self.output_tokens * num_laps)[:count],
+        )
+
+    def faster(self, speedup: float) -> "RecordedLoad":
+        """The same requests, arriving ``speedup`` times as fast."""
+        arrivals = array("q", (round(arrival / speedup) for arrival in self.arrival_ns))
+        return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
 
 
 _Chosen: TypeAlias = tuple[str, tuple[Prompt, ...], tuple[ResultWarning, ...]]

@@ -2,13 +2,18 @@
 
 import math
 import random
-from collections.abc import Iterator
-from itertools import cycle, repeat
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the simulator starts without pydantic
     from benchctl.profile.model import Length, LengthRange
 
+TOKENS_PER_BLOCK: Final = 512
+"""As in the traces of Mooncake."""
+_NUMBERS: Final = range(1 << 16)
+"""Numbers that stand for tokens; the size of any vocabulary would do."""
 _SEED_BITS: Final = 31
 """Every engine takes a seed of this size."""
 
@@ -49,3 +54,35 @@ def draw_length(length: "int | LengthRange", stream: random.Random) -> int:
     variance = math.log1p(length.cv**2)
     num_tokens = stream.lognormvariate(math.log(length.mean) - variance / 2, math.sqrt(variance))
     return min(max(round(num_tokens), length.min), length.max)
+
+
+def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
+    """The numbers of a prompt of ``num_tokens`` tokens, its own for each ``index``.
+
+    The first is the index, so that no two prompts share a prefix that a server could cache; the others are drawn
+    from a stream of this prompt alone.
+    """
+    stream = named_stream(seed, f"text:{index}")
+    return (index, *stream.choices(_NUMBERS, k=num_tokens - 1))
+
+
+def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
+    """The sentence about more blocks than a prompt has."""
+    num_blocks = -(-num_tokens // TOKENS_PER_BLOCK)
+    if len(block_ids) <= num_blocks:
+        return None
+    return f"{len(block_ids)} hash_ids for {num_tokens} tokens, which are {num_blocks} of {TOKENS_PER_BLOCK}"
+
+
+def numbers_of_blocks(block_ids: Sequence[int], num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
+    """Numbers of a prompt of ``num_tokens`` tokens: those of its blocks, the last of them cut, then its own."""
+    blocks = chain.from_iterable(_numbers_of_block(block_id, seed) for block_id in block_ids)
+    shared = tuple(blocks)[:num_tokens]
+    rest = num_tokens - len(shared)
+    return (*shared, *numbers_of_prompt(rest, index, seed)) if rest else shared
+
+
+@lru_cache(maxsize=8192)
+def _numbers_of_block(block_id: int, seed: int) -> tuple[int, ...]:
+    stream = named_stream(seed, f"block:{block_id}")
+    return (block_id, *stream.choices(_NUMBERS, k=TOKENS_PER_BLOCK - 1))

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from benchctl.workload.datasets.base import data_directory, dataset_file, numbers_of_prompt
+from benchctl.workload.datasets.base import data_directory, dataset_file
+from benchctl.workload.seeded import numbers_of_prompt
 from benchctl.workload.tokenizers import Estimate
 from benchctl.workload.written_texts import WORDS, write_texts
 

@@ -10,9 +10,10 @@ from support.datasets import first, source
 from support.prepared import prepare
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.workload.datasets.base import TOKENS_PER_BLOCK, RecordedLoad
 from benchctl.workload.datasets.own import custom_prompts
 from benchctl.workload.datasets.published import mooncake_trace
+from benchctl.workload.prepare import RecordedLoad
+from benchctl.workload.seeded import TOKENS_PER_BLOCK
 from benchctl.workload.tokenizers import Estimate
 
 CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]

@@ -7,9 +7,10 @@ import pytest
 from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
-from benchctl.workload.datasets.base import Selection, SourceFile, dataset_file, find_source, numbers_of_prompt
+from benchctl.workload.datasets.base import Selection, SourceFile, dataset_file, find_source
 from benchctl.workload.datasets.made import synthetic_prompts
 from benchctl.workload.datasets.published import DATASETS, timestamp_ns
+from benchctl.workload.seeded import numbers_of_prompt
 from benchctl.workload.tokenizers import Estimate
 from benchctl.workload.written_texts import counted_prompts
 

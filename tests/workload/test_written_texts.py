@@ -7,7 +7,7 @@ from support.tokenizer_kinds import TrainedTokenizer, byte_level, sentence_piece
 
 from benchctl.errors import ProfileError
 from benchctl.workload.datasets.base import Prompt
-from benchctl.workload.datasets.made import numbers_of_prompt
+from benchctl.workload.seeded import numbers_of_prompt
 from benchctl.workload.tokenizers import Estimate
 from benchctl.workload.written_texts import WORDS, alphabet_of, counted_prompts, write_texts
 

@@ -13,7 +13,7 @@ from benchctl.cli.screen import bar, folding_console, print_json
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
-from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
+from benchctl.profile.choices import DATASETS, MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
 from benchctl.steptime.model import read_model
@@ -27,8 +27,8 @@ from benchctl.workload.datasets.base import (
     data_directory,
     dataset_file,
     dataset_files,
+    dataset_named,
     file_state,
-    meanings_of_datasets,
 )
 from benchctl.workload.datasets.published import fetch_dataset
 from benchctl.workload.lint import LintOptions, LintResult, lint_config
@@ -49,7 +49,8 @@ def list_workloads() -> None:
     console = folding_console()
     console.print(table_of(headings, rows, left={*headings} - {"requests"}).drawn(folds=True))
     console.print("")
-    datasets = table_of(("dataset", "prompts"), meanings_of_datasets().items(), left=("dataset", "prompts"))
+    meanings = ((name, dataset_named(name).meaning) for name in DATASETS)
+    datasets = table_of(("dataset", "prompts"), meanings, left=("dataset", "prompts"))
     console.print(datasets.drawn(folds=True))
 
 

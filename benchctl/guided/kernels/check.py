@@ -118,23 +118,20 @@ def _results(
     draw = _drawing(device, dtype)
     yield from _layer_results(operations, config, draw, device)
     # Prefixes that grow by few tokens and by many, and slots of few cells, are computed in pieces of other sizes.
-    for num_columns in (16, 64):
-        for cells in (_CELLS, _FEW_CELLS):
-            tokens = list(range(max(1, num_columns * config.kv_heads // config.heads)))
-            longest = RowWork(slot=1, cached=min(600, cells * 3 // 4), missing=tokens)
-            work = Work([longest, RowWork(slot=0, cached=0, missing=tokens)], 0)
-            memory = Memory(slots=3, cells=cells)
-            query = draw(work.num_tokens, config.heads, config.head_dim)
-            keys_values = draw(memory.slots * cells, 2, config.kv_heads, config.head_dim)
-            shape = exact_shape(work)
-            layout = _layout(work, shape, memory, device)
-            yield "tree_attention", _attended(operations, query, keys_values, layout, memory, shape)
+    for num_columns, cells in product((16, 64), (_CELLS, _FEW_CELLS)):
+        tokens = list(range(max(1, num_columns * config.kv_heads // config.heads)))
+        longest = RowWork(slot=1, cached=min(600, cells * 3 // 4), missing=tokens)
+        work = Work([longest, RowWork(slot=0, cached=0, missing=tokens)], 0)
+        memory, shape = Memory(slots=3, cells=cells), exact_shape(work)
+        query = draw(work.num_tokens, config.heads, config.head_dim)
+        keys_values = draw(memory.slots * cells, 2, config.kv_heads, config.head_dim)
+        layout = _layout(work, shape, memory, device)
+        yield "tree_attention", _attended(operations, query, keys_values, layout, memory, shape)
     # Kernels are compiled for vocabularies that 16 divides, and for others.
     vocabulary = _VOCABULARY + (config.vocab % 16 > 0)
     for width, every in zip(_WIDTHS, (1, 3), strict=True):
-        params = _parameters()[::every]
         draw = _drawing(device, torch.float32)
-        yield from _sampling_results(operations, draw, device, vocabulary, width, params)
+        yield from _sampling_results(operations, draw, device, vocabulary, width, _parameters()[::every])
 
 
 def _layout(work: Work, shape: Shape, memory: Memory, device: torch.device) -> Layout:

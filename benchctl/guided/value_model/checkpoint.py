@@ -45,7 +45,10 @@ def read_checkpoint(directory: Path, device: torch.device, dtype: torch.dtype | 
     """
     config = read_config(directory)
     stored = _read_tensors(directory, device, dtype)
-    _fill_tied_embedding(stored)
+    if (vocabulary_head := stored.pop(_VOCABULARY_HEAD, None)) is not None:
+        stored.setdefault(
+            EMBEDDING, vocabulary_head
+        )  # some tied checkpoints store the embedding by that name alone
     expected = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     _check(directory, stored, expected)
     return Checkpoint(
@@ -121,13 +124,6 @@ def _weight_files(directory: Path) -> list[Path]:
             f"{directory}: has no {', '.join(missing[:_NAMES_SHOWN])}; name a complete directory with its weights"
         )
     return [directory / name for name in names]
-
-
-def _fill_tied_embedding(tensors: dict[str, Tensor]) -> None:
-    """Some tied checkpoints store the vocabulary head alone, which is the embedding; otherwise nothing uses it."""
-    vocabulary_head = tensors.pop(_VOCABULARY_HEAD, None)
-    if vocabulary_head is not None:
-        tensors.setdefault(EMBEDDING, vocabulary_head)
 
 
 def _check(directory: Path, stored: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, Final, TypeAlias
 
 from benchctl.units import GIB
@@ -42,7 +43,7 @@ def _layer_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     }
     # Qwen2 has three of four biases without saying so; others have all of them or none.
     is_qwen2 = config.model_type == "qwen2"
-    has_bias = is_qwen2 or _has(config, "attention_bias")
+    has_bias = is_qwen2 or getattr(config, "attention_bias", False)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in linear.items():
         shapes[f"self_attn.{name}.weight"] = shape
@@ -52,7 +53,7 @@ def _layer_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
     for name, shape in {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}.items():
         shapes[f"mlp.{name}.weight"] = shape
-        if _has(config, "mlp_bias"):
+        if getattr(config, "mlp_bias", False):
             shapes[f"mlp.{name}.bias"] = shape[:1]
     return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
 
@@ -65,10 +66,6 @@ def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
         "v_head.summary.weight": (1, hidden),
         "v_head.summary.bias": (1,),
     }
-
-
-def _has(config: BackboneConfig, key: str) -> bool:
-    return bool(getattr(config, key, False))
 
 
 MAX_LAG: Final = 8
@@ -143,12 +140,8 @@ def recorded_prompt_sizes() -> list[int]:
 
 def spans(cells: int) -> list[int]:
     """Numbers of cells that attention looks at, in ascending order: each four times the one before, then all."""
-    reach = _LEAST_SPAN
-    sizes = []
-    while reach < cells:
-        sizes.append(reach)
-        reach *= 4
-    return [*sizes, cells]
+    reaches = (_LEAST_SPAN * 4**power for power in count())
+    return [*takewhile(lambda reach: reach < cells, reaches), cells]
 
 
 def attention_chunks(cells: int, num_drawn: int) -> tuple[int, int]:
@@ -207,15 +200,11 @@ def value_model_memory(
         passes += gathered_bytes(config, itemsize, rows=rows, columns=candidates + MAX_LAG, cells=cells)
     return ValueModelMemory(
         weights=weight_bytes(config, itemsize),
-        prefixes=prefix_bytes(
-            max_slots=max_slots,
-            max_tokens=max_tokens,
-            max_candidates=max_candidates,
-            layers=config.num_hidden_layers,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_dim(config),
-            itemsize=itemsize,
-        ),
+        # Keys and values, in one slot more for padding.
+        prefixes=(max_slots + 1)
+        * cells
+        * config.num_hidden_layers
+        * (2 * config.num_key_value_heads * head_dim(config) * itemsize),
         passes=passes,
         max_slots=max_slots,
         max_tokens=max_tokens,
@@ -225,21 +214,6 @@ def value_model_memory(
 def cells_per_slot(max_tokens: int, max_candidates: int) -> int:
     """Cells of each slot: of the longest prefix and of the candidates behind it, rounded to a multiple of 16."""
     return -(-(max_tokens + max_candidates) // _CELLS_STEP) * _CELLS_STEP
-
-
-def prefix_bytes(
-    *,
-    max_slots: int,
-    max_tokens: int,
-    max_candidates: int,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-) -> int:
-    """Bytes that the keys and values of ``max_slots`` prefixes take, one slot more for padding included."""
-    cells = (max_slots + 1) * cells_per_slot(max_tokens, max_candidates)
-    return cells * layers * 2 * kv_heads * head_dim * itemsize
 
 
 def weight_bytes(config: BackboneConfig, itemsize: int) -> int:

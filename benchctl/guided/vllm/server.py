@@ -114,9 +114,8 @@ def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> 
         "prefix_bytes": scorer.num_bytes,
         "has_kernels": model.operations.splits_keys,
         "recorded_passes": scorer.num_recorded,
+        **({} if kernels_reason is None else {"kernels_reason": kernels_reason}),
     }
-    if kernels_reason is not None:
-        description["kernels_reason"] = kernels_reason
     Path(f"{path}.partial").write_text(json.dumps(description), encoding="utf-8")
     Path(f"{path}.partial").replace(path)
 
@@ -158,7 +157,12 @@ def make_server(
 
     Raises GuidanceError where it does not fit the server.
     """
-    _check_layout(vllm_config)
+    devices = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+    if devices > 1:
+        raise GuidanceError(
+            f"a value model guides servers of one device, and this one spreads its model over {devices}; set "
+            "tensor_parallel_size and pipeline_parallel_size to 1"
+        )
     directory = model_directory()
     assert directory is not None  # noqa: S101
     log = _step_log(is_v2=is_v2)
@@ -169,18 +173,8 @@ def make_server(
         skips_early=settings.skips_early,
         eos_ids=_eos_ids(vllm_config.model_config),
     )
-
     make_scorer = scorer_maker(directory, vllm_config, device, settings, log)
     return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
-
-
-def _check_layout(vllm_config: Any) -> None:
-    devices = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
-    if devices > 1:
-        raise GuidanceError(
-            f"a value model guides servers of one device, and this one spreads its model over {devices}; set "
-            "tensor_parallel_size and pipeline_parallel_size to 1"
-        )
 
 
 def _vocabulary(directory: Path, vllm_config: Any) -> int:
@@ -203,17 +197,11 @@ def _vocabulary(directory: Path, vllm_config: Any) -> int:
 
 def _eos_ids(model_config: Any) -> frozenset[int]:
     """Tokens that end an answer of the base model."""
-    eos_ids: set[int] = set()
-    for source in (model_config.hf_text_config, _generation_config(model_config)):
-        ids = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
-        eos_ids |= {int(id_) for id_ in (ids if isinstance(ids, list | tuple) else [ids]) if id_ is not None}
-    return frozenset(eos_ids)
-
-
-def _generation_config(model_config: Any) -> dict[str, Any]:
+    stated = [getattr(model_config.hf_text_config, "eos_token_id", None)]
     with suppress(AttributeError, OSError):
-        return dict(model_config.try_get_generation_config())
-    return {}
+        stated.append(dict(model_config.try_get_generation_config()).get("eos_token_id"))
+    ids = (id_ for each in stated for id_ in (each if isinstance(each, list | tuple) else [each]))
+    return frozenset(int(id_) for id_ in ids if id_ is not None)
 
 
 def _step_log(*, is_v2: bool) -> GuidedStepLog | None:

@@ -1,11 +1,11 @@
 """Settings of guidance in a vLLM server: variables of its environment, which all its processes see."""
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, get_args, get_type_hints
+from typing import Final
+
+import msgspec
 
 from benchctl.guided.params import GuidanceError
 
@@ -21,8 +21,7 @@ DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
 """File in which the loaded value model is described as one JSON object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
+class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the whole server; those of one request are in its ``vllm_xargs``."""
 
     fused: bool = True
@@ -59,17 +58,9 @@ def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
     """The settings in the environment. Raises GuidanceError for an unknown or invalid one."""
     text = environment.get(SETTINGS_VARIABLE, "{}")
     try:
-        given = json.loads(text)
-    except ValueError as error:
+        return msgspec.json.decode(text, type=VllmSettings)
+    except msgspec.DecodeError as error:
+        keys = ", ".join(VllmSettings.__struct_fields__)
         raise GuidanceError(
-            f"{SETTINGS_VARIABLE} is {text!r}, which is not JSON ({error}); write an object"
+            f"{SETTINGS_VARIABLE} is {text!r} ({error}); write an object with keys of {keys}"
         ) from None
-    types = get_type_hints(VllmSettings)
-    names = {field.name for field in fields(VllmSettings)}
-    if not isinstance(given, dict) or not given.keys() <= names:
-        raise GuidanceError(f"{SETTINGS_VARIABLE} is {text!r}; write an object with keys of {sorted(names)}")
-    for name, value in given.items():
-        is_switch = bool in (types[name], *get_args(types[name]))
-        if not isinstance(value, types[name]) or (isinstance(value, bool) and not is_switch):
-            raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")
-    return VllmSettings(**given)

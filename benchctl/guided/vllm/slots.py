@@ -12,11 +12,10 @@ price of V2 for guidance, once in each step: the host cannot run further ahead t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from itertools import count, islice
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.rows import GuideRow
@@ -33,6 +32,10 @@ class _Held:
     """Those that are on the host; the row's own."""
     num_on_device: int
     """Tokens that the device has once all that was launched is done."""
+
+
+_NewTokens: TypeAlias = tuple[Arriving, list[tuple[list[int], int]]]
+"""Tokens on their way to the host, and the sequences that they belong to, with the number of each."""
 
 
 def check_v2(vllm_config: Any) -> None:
@@ -129,7 +132,7 @@ class Slots:
         for _, held, end in present:
             held.num_on_device = end + 1
 
-    def _missing(self, ends_by_slot: Iterable[tuple[int, _Held, int]]) -> "_NewTokens | None":
+    def _missing(self, ends_by_slot: Iterable[tuple[int, _Held, int]]) -> _NewTokens | None:
         """Ask for the tokens of each request up to an end, as far as they are not here; None where all are."""
         source = self._states.all_token_ids.gpu
         parts = [
@@ -141,27 +144,14 @@ class Slots:
             return None
         slots = [slot for _, slot, start, end in parts for _ in range(start, end)]
         positions = [position for _, _, start, end in parts for position in range(start, end)]
-        return _NewTokens(source, slots, positions, [(held.tokens, end - start) for held, _, start, end in parts])
+        where = torch.tensor([slots, positions], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
+        new = [(held.tokens, end - start) for held, _, start, end in parts]
+        return Arriving(source[where[0], where[1]]), new
 
     def _take_tokens(self) -> None:
         """Give the requested tokens to their sequences; waits for them."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.take()
-
-
-class _NewTokens:
-    """Tokens on their way to the host, and the sequences that they belong to."""
-
-    def __init__(
-        self, source: Tensor, slots: list[int], positions: list[int], parts: list[tuple[list[int], int]]
-    ) -> None:
-        self._parts = parts
-        where = torch.tensor([slots, positions], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
-        self._tokens = Arriving(source[where[0], where[1]])
-
-    def take(self) -> None:
-        tokens, start = self._tokens.read(), 0
-        for sequence, number in self._parts:
-            sequence.extend(tokens[start : start + number])
-            start += number
+        if self._arriving is not None:
+            (arriving, parts), self._arriving = self._arriving, None
+            tokens = iter(arriving.read())
+            for sequence, number in parts:
+                sequence.extend(islice(tokens, number))

@@ -9,12 +9,11 @@ Addresses name a revision, so their content never changes.
 
 import hashlib
 import os
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
@@ -28,14 +27,10 @@ from benchctl.profile.model import Workload
 from benchctl.records.record import Message
 from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
-from benchctl.workload.seeded import named_stream
+from benchctl.workload.seeded import blocks_problem, named_stream, numbers_of_blocks
 from benchctl.workload.tokenizers import Tokenizer
 
 DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
-TOKENS_PER_BLOCK: Final = 512
-"""As in the traces of Mooncake."""
-_NUMBERS: Final = range(1 << 16)
-"""Numbers that stand for tokens; the size of any vocabulary would do."""
 _REMEDIES: Final = {
     "llm-mock-served.jsonl": "the commands under 'The cache' in docs/tasks/llm-mock.md make it in this directory"
 }
@@ -156,14 +151,14 @@ def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
     """The prompts again and again; those of later laps have names of their own and later arrivals."""
     yield from prompts
     arrivals = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
-    period_ns = _lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
+    period_ns = lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
     for lap in count(1):
         for prompt in prompts:
             arrival_ns = None if prompt.arrival_ns is None else prompt.arrival_ns + lap * period_ns
             yield replace(prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns)
 
 
-def _lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
+def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
     """Time after which a recording begins again: its length and one mean gap."""
     return last_ns - first_ns + (last_ns - first_ns) // max(num_arrivals - 1, 1)
 
@@ -225,11 +220,6 @@ def names_of_datasets(accepts: Callable[[Dataset], bool]) -> tuple[str, ...]:
     return tuple(name for name in DATASETS if accepts(dataset_named(name)))
 
 
-def meanings_of_datasets() -> dict[str, str]:
-    """One sentence on the prompts of each data set, by name."""
-    return {name: dataset_named(name).meaning for name in DATASETS}
-
-
 @cache
 def dataset_files() -> dict[str, DatasetFile]:
     """The published file of each data set that has one, by name."""
@@ -265,14 +255,11 @@ def checked_trace(file: SourceFile, numbered: Iterable[tuple[int, TraceRow]]) ->
     rows = []
     for number, row in numbered:
         lengths = (row.prompt_tokens, row.output_tokens)
+        problem = blocks_problem(row.block_ids, row.prompt_tokens)
         if not 1 <= min(lengths) <= max(lengths) <= PROMPT_TOKENS:
-            problem: str | None = (
-                f"lengths are {lengths[0]} and {lengths[1]} tokens; each must be from 1 to {PROMPT_TOKENS}"
-            )
+            problem = f"lengths are {lengths[0]} and {lengths[1]} tokens; each must be from 1 to {PROMPT_TOKENS}"
         elif row.arrival_ns < 0:
             problem = "its arrival is before the beginning of the recording"
-        else:
-            problem = blocks_problem(row.block_ids, row.prompt_tokens)
         if problem is not None:
             raise damaged_row(file.path, number, problem)
         rows.append(row)
@@ -293,80 +280,6 @@ def prompts_of_trace(rows: Sequence[TraceRow], file: SourceFile, selection: Sele
         for i in selection.row_order(len(rows))
     )
     return selection.take(prompts, file)
-
-
-def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
-    """The numbers of a prompt of ``num_tokens`` tokens, its own for each ``index``.
-
-    The first is the index, so that no two prompts share a prefix that a server could cache; the others are drawn
-    from a stream of this prompt alone.
-    """
-    stream = named_stream(seed, f"text:{index}")
-    return (index, *stream.choices(_NUMBERS, k=num_tokens - 1))
-
-
-def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
-    """The sentence about more blocks than a prompt has."""
-    num_blocks = -(-num_tokens // TOKENS_PER_BLOCK)
-    if len(block_ids) <= num_blocks:
-        return None
-    return f"{len(block_ids)} hash_ids for {num_tokens} tokens, which are {num_blocks} of {TOKENS_PER_BLOCK}"
-
-
-def numbers_of_blocks(block_ids: Sequence[int], num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
-    """Numbers of a prompt of ``num_tokens`` tokens: those of its blocks, the last of them cut, then its own."""
-    blocks = chain.from_iterable(_numbers_of_block(block_id, seed) for block_id in block_ids)
-    shared = tuple(blocks)[:num_tokens]
-    rest = num_tokens - len(shared)
-    return (*shared, *numbers_of_prompt(rest, index, seed)) if rest else shared
-
-
-@lru_cache(maxsize=8192)
-def _numbers_of_block(block_id: int, seed: int) -> tuple[int, ...]:
-    stream = named_stream(seed, f"block:{block_id}")
-    return (block_id, *stream.choices(_NUMBERS, k=TOKENS_PER_BLOCK - 1))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedLoad:
-    """A trace without its texts, as columns for a million requests: arrivals from the beginning of the recording,
-    ascending, and the tokens of each prompt and output.
-    """
-
-    arrival_ns: "array[int]"
-    prompt_tokens: "array[int]"
-    output_tokens: "array[int]"
-
-    def __len__(self) -> int:
-        return len(self.arrival_ns)
-
-    @classmethod
-    def of(cls, rows: Iterable[TraceRow]) -> "RecordedLoad":
-        """The load of all rows of a trace."""
-        in_time = sorted(rows, key=lambda row: row.arrival_ns)
-        return cls(
-            arrival_ns=array("q", (row.arrival_ns for row in in_time)),
-            prompt_tokens=array("q", (row.prompt_tokens for row in in_time)),
-            output_tokens=array("q", (row.output_tokens for row in in_time)),
-        )
-
-    def repeated(self, count: int) -> "RecordedLoad":
-        """The first ``count`` requests of the recording, which begins again behind its last arrival."""
-        num_laps = -(-count // len(self))
-        period_ns = _lap_ns(self.arrival_ns[0], self.arrival_ns[-1], len(self))
-        arrivals = chain.from_iterable(
-            (arrival + lap * period_ns for arrival in self.arrival_ns) for lap in range(num_laps)
-        )
-        return RecordedLoad(
-            arrival_ns=array("q", islice(arrivals, count)),
-            prompt_tokens=(self.prompt_tokens * num_laps)[:count],
-            output_tokens=(self.output_tokens * num_laps)[:count],
-        )
-
-    def faster(self, speedup: float) -> "RecordedLoad":
-        """The same requests, arriving ``speedup`` times as fast."""
-        arrivals = array("q", (round(arrival / speedup) for arrival in self.arrival_ns))
-        return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
 
 
 def data_directory() -> Path:

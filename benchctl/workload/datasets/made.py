@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Length, Workload
-from benchctl.workload.datasets.base import MadeDataset, Prompt, numbers_of_prompt
+from benchctl.workload.datasets.base import MadeDataset, Prompt
 from benchctl.workload.datasets.published import question_prompt
-from benchctl.workload.seeded import draw_lengths, named_stream
+from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt
 
 
 def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
@@ -38,8 +38,7 @@ def _synthetic(workload: Workload, seed: int) -> tuple[Prompt, ...]:
     return synthetic_prompts(workload.input_len, workload.num_prompts, seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Cast(NamedTuple):
     """The people and things of a problem."""
 
     a: str
@@ -49,8 +48,8 @@ class Cast:
     other: str
 
 
-Draft = tuple[str, int]
-"""Text and answer."""
+Draft = tuple[int, str]
+"""Answer and text."""
 
 
 def change_at_the_shop(cast: Cast, draw: random.Random) -> Draft:
@@ -58,11 +57,10 @@ def change_at_the_shop(cast: Cast, draw: random.Random) -> Draft:
     more, cheap = draw.randint(2, 9), draw.randint(1, 9)
     cost = num * price + more * cheap
     paid = (cost // 50 + 1) * 50
-    text = (
+    return paid - cost, (
         f"{cast.a} buys {num} {cast.item} for ${price} each and {more} {cast.other} for ${cheap} each. "
         f"{cast.a} hands the cashier ${paid}. How many dollars of change does {cast.a} get back?"
     )
-    return text, paid - cost
 
 
 def weekly_savings(cast: Cast, draw: random.Random) -> Draft:
@@ -70,12 +68,11 @@ def weekly_savings(cast: Cast, draw: random.Random) -> Draft:
     spent = draw.randint(5, earned - 15)
     saved = (earned - spent) * weeks
     cost = draw.randint(10, saved - 5)
-    text = (
+    return saved - cost, (
         f"{cast.a} earns ${earned} every week by walking dogs and spends ${spent} of it on lunch and bus tickets. "
         f"The rest goes into a jar. After {weeks} weeks, {cast.a} takes ${cost} out of the jar to buy a winter "
         "jacket. How many dollars are left in the jar?"
     )
-    return text, saved - cost
 
 
 def bake_sale(cast: Cast, draw: random.Random) -> Draft:
@@ -83,12 +80,11 @@ def bake_sale(cast: Cast, draw: random.Random) -> Draft:
     boxes = trays * per_tray // per_box - draw.randint(1, 3)
     burnt = trays * per_tray - boxes * per_box
     price = draw.randint(2, 12)
-    text = (
+    return boxes * price, (
         f"For a bake sale, {cast.a} bakes {trays} trays of muffins with {per_tray} muffins on each tray. "
         f"{burnt} muffins are burnt and get thrown away. {cast.b} helps to pack the good muffins into boxes of "
         f"{per_box}, and every box is sold for ${price}. If all boxes are sold, how many dollars do they take in?"
     )
-    return text, boxes * price
 
 
 def road_trip(cast: Cast, draw: random.Random) -> Draft:
@@ -96,76 +92,69 @@ def road_trip(cast: Cast, draw: random.Random) -> Draft:
     later, slower = draw.randint(2, 5), draw.randint(25, 55)
     driven = hours * speed + later * slower
     total = driven + draw.randint(10, 240)
-    text = (
+    return total - driven, (
         f"{cast.a} drives {hours} hours at {speed} miles per hour. After a break for coffee, the road gets worse, "
         f"and {cast.a} drives {later} more hours at {slower} miles per hour. The whole trip is {total} miles long. "
         "How many miles remain?"
     )
-    return text, total - driven
 
 
 def pooled_collection(cast: Cast, draw: random.Random) -> Draft:
     children, times = draw.randint(3, 9), draw.randint(3, 6)
     owned = children * draw.randint(2, 20)
-    text = (
+    return owned * (1 + times) // children, (
         f"{cast.a} has {owned} {cast.item}, and {cast.b} has {times} times as many. They put all of them together "
         f"and share them equally among {children} children. How many {cast.item} does each child get?"
     )
-    return text, owned * (1 + times) // children
 
 
 def coat_on_sale(cast: Cast, draw: random.Random) -> Draft:
     price, percent = 20 * draw.randint(3, 20), 5 * draw.randint(1, 10)
     reduced = price - price * percent // 100
     coupon = draw.randint(2, reduced - 5)
-    text = (
+    return reduced - coupon, (
         f"A coat costs ${price}. This week the shop takes {percent}% off the price, and {cast.a} also has a coupon "
         f"worth ${coupon} that is used after the discount. How much does {cast.a} pay?"
     )
-    return text, reduced - coupon
 
 
 def ages(cast: Cast, draw: random.Random) -> Draft:
     times, years, now = draw.randint(2, 6), draw.randint(2, 15), draw.randint(3, 14)
-    text = (
+    return times * now, (
         f"{cast.a} is {times} times as old as {cast.b}. In {years} years, {cast.b} will be {now + years} years "
         f"old. How old is {cast.a} now?"
     )
-    return text, times * now
 
 
 def flower_beds(cast: Cast, draw: random.Random) -> Draft:
     rows, per_row = draw.randint(3, 12), draw.randint(6, 20)
     more, fewer = draw.randint(2, 10), draw.randint(4, 15)
     lost, price = draw.randint(2, 25), draw.randint(2, 6)
-    text = (
+    return (rows * per_row + more * fewer - lost) * price, (
         f"In spring, {cast.a} plants {rows} rows of tulips with {per_row} tulips in each row, and {more} rows of "
         f"daisies with {fewer} daisies in each row. A hailstorm ruins {lost} of the flowers. All the others are "
         f"cut and sold at the market, where each flower brings ${price}. How many dollars does {cast.a} earn?"
     )
-    return text, (rows * per_row + more * fewer - lost) * price
 
 
 def overtime(cast: Cast, draw: random.Random) -> Draft:
     wage, hours = draw.randint(11, 30), draw.randint(42, 60)
     higher = wage + draw.randint(3, 15)
-    text = (
+    return 40 * wage + (hours - 40) * higher, (
         f"{cast.a} works in a warehouse and is paid ${wage} an hour. For every hour beyond 40 in a week the pay is "
         f"${higher} an hour. Last week {cast.a} covered some shifts for {cast.b} and worked {hours} hours in "
         f"total. How much did {cast.a} earn last week?"
     )
-    return text, 40 * wage + (hours - 40) * higher
 
 
 def reading_plan(cast: Cast, draw: random.Random) -> Draft:
     per_day, days = draw.randint(8, 40), draw.randint(3, 9)
     left, pace = draw.randint(2, 8), draw.randint(6, 45)
     pages = per_day * days + left * pace
-    text = (
+    return pace, (
         f"A novel from the library has {pages} pages. {cast.a} reads {per_day} pages a day for {days} days. The "
         f"book is due in {left} days. How many pages a day must {cast.a} read from now on to finish it on time?"
     )
-    return text, pace
 
 
 def leaking_tank(cast: Cast, draw: random.Random) -> Draft:
@@ -173,85 +162,77 @@ def leaking_tank(cast: Cast, draw: random.Random) -> Draft:
     inflow = leak + draw.randint(2, 18)
     held = draw.randint(10, 300)
     full = held + minutes * (inflow - leak)
-    text = (
+    return minutes, (
         f"A tank on {cast.a}'s farm holds {full} liters and has {held} liters of water in it. A pump brings "
         f"{inflow} liters every minute, but {leak} liters leak out of a crack every minute. How many minutes "
         "does it take until the tank is full?"
     )
-    return text, minutes
 
 
 def pizza_party(cast: Cast, draw: random.Random) -> Draft:
     slices, guests, eaten = draw.choice((6, 8, 10, 12)), draw.randint(5, 20), draw.randint(2, 4)
     pizzas = guests * eaten // slices + draw.randint(2, 4)
-    text = (
+    return pizzas * slices - guests * eaten, (
         f"{cast.a} orders {pizzas} pizzas for a party. Each is cut into {slices} slices. If each of {guests} "
         f"guests eats {eaten} slices, how many slices are left?"
     )
-    return text, pizzas * slices - guests * eaten
 
 
 def sticker_album(cast: Cast, draw: random.Random) -> Draft:
     owned, packs, per_pack = 2 * draw.randint(10, 150), draw.randint(2, 15), draw.randint(3, 12)
-    text = (
+    return owned // 2 + packs * per_pack, (
         f"{cast.a} has {owned} stickers and gives half of them to {cast.b}. Then {cast.a} buys {packs} packs of "
         f"{per_pack} stickers. How many stickers does {cast.a} have now?"
     )
-    return text, owned // 2 + packs * per_pack
 
 
 def two_machines(cast: Cast, draw: random.Random) -> Draft:
     first, minutes, percent = draw.randint(6, 40), 10 * draw.randint(2, 18), draw.randint(2, 20)
     second = 10 * draw.randint(1, 5) + -first % 10
     made = (first + second) * minutes
-    text = (
+    return made * (100 - percent) // 100, (
         f"In a toy factory, one machine makes {first} parts a minute and a newer one makes {second} parts a "
         f"minute. Both run for {minutes} minutes without a stop. {cast.a}, who checks the quality, has to throw "
         f"out {percent}% of all the parts made in that time. How many good parts are there?"
     )
-    return text, made * (100 - percent) // 100
 
 
 def lending_library(cast: Cast, draw: random.Random) -> Draft:
     shelves, per_shelf = draw.randint(5, 30), draw.randint(12, 45)
     lent = draw.randint(20, shelves * per_shelf // 2)
     returned = draw.randint(5, lent - 5)
-    text = (
+    return shelves * per_shelf - lent + returned, (
         f"A small library has {shelves} shelves with {per_shelf} books on each. On Monday {cast.a} lends out "
         f"{lent} books to a school. By Friday, {returned} of them have come back. How many books are in the "
         "library now?"
     )
-    return text, shelves * per_shelf - lent + returned
 
 
 def club_budget(cast: Cast, draw: random.Random) -> Draft:
     members, fee, balls, price = (draw.randint(*r) for r in ((15, 40), (10, 35), (3, 9), (4, 9)))
     rent = draw.randint(10, members * fee - balls * price - 2)
-    text = (
+    return members * fee - rent - balls * price, (
         f"Each of the {members} members of a sports club pays a fee of ${fee}. {cast.a}, who keeps the accounts, "
         f"pays ${rent} for the rent of the hall and buys {balls} new balls at ${price} each. {cast.b} wants to "
         "know what is left for the summer party. How many dollars does the club still have?"
     )
-    return text, members * fee - rent - balls * price
 
 
 def shell_hunt(cast: Cast, draw: random.Random) -> Draft:
     shells, more, times = draw.randint(4, 40), draw.randint(3, 25), draw.randint(2, 5)
-    text = (
+    return shells + (shells + more) * (1 + times), (
         f"On the beach {cast.a} found {shells} shells. {cast.b} found {more} more than {cast.a}, and {cast.c} "
         f"found {times} times as many as {cast.b}. How many shells did they find in total?"
     )
-    return text, shells + (shells + more) * (1 + times)
 
 
 def gift_ribbon(cast: Cast, draw: random.Random) -> Draft:
     gifts, each, piece, pieces = (draw.randint(*r) for r in ((3, 12), (25, 80), (4, 15), (3, 30)))
-    text = (
+    return pieces, (
         f"{cast.a} has a roll with {gifts * each + piece * pieces} centimeters of ribbon and wraps {gifts} gifts, "
         f"using {each} centimeters for each of them. What remains on the roll is cut into bookmarks that are "
         f"{piece} centimeters long, one for every child at {cast.b}'s party. How many bookmarks are there?"
     )
-    return text, pieces
 
 
 STORIES: Final[tuple[Callable[[Cast, random.Random], Draft], ...]] = (
@@ -331,13 +312,11 @@ def without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def _problem(draw: random.Random) -> Problem:
-    a, b, c = draw.sample(_NAMES, 3)
-    item, other = draw.sample(_ITEMS, 2)
-    cast = Cast(a=a, b=b, c=c, item=item, other=other)
+    cast = Cast(*draw.sample(_NAMES, 3), *draw.sample(_ITEMS, 2))
     scenes = draw.sample(_SCENES, draw.choice(_NUM_SCENES))
     story = draw.choice(STORIES)
-    text, answer = story(cast, draw)
-    opening = "".join(f"{scene.format(a=a, b=b, c=c)} " for scene in scenes)
+    answer, text = story(cast, draw)
+    opening = "".join(f"{scene.format_map(cast._asdict())} " for scene in scenes)
     return Problem(story=story.__name__, question=opening + text, answer=answer)
 
 

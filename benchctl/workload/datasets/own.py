@@ -40,13 +40,12 @@ from benchctl.workload.datasets.base import (
     Prompt,
     Selection,
     SourceFile,
-    blocks_problem,
-    numbers_of_blocks,
     own_file,
     read_file,
     read_jsonl_rows,
     sha256_of,
 )
+from benchctl.workload.seeded import blocks_problem, numbers_of_blocks
 from benchctl.workload.tokenizers import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
