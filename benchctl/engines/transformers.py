@@ -130,9 +130,9 @@ import fastapi, pydantic, torch, transformers, uvicorn
 subprocess.run([Path(sys.executable).with_name("transformers"), "--help"], check=True, stdout=subprocess.DEVNULL)
 """
 _INFERRED: Final = {
-    "cb.num_blocks": "num_kv_blocks",
-    "cb.max_batch_tokens": "max_num_batched_tokens",
-    "cb.max_requests_per_batch": "max_num_batched_tokens",
+    "num_blocks": "num_kv_blocks",
+    "max_batch_tokens": "max_num_batched_tokens",
+    "max_requests_per_batch": "max_num_batched_tokens",
 }
 """Settings that the server derives from the free memory, unless this option fixes them."""
 
@@ -218,12 +218,9 @@ class TransformersEngine(PythonServer):
         if options.continuous_batching and not config.get("continuous_batching"):
             what = f"cannot batch requests of a {config.get('model_class', 'model of this kind')}"
             raise self.refusal(settings, what, "set engine.options.continuous_batching to false")
-        batching = {f"cb.{name}": value for name, value in config.pop("cb", {}).items()}
-        for name, option in _INFERRED.items():
-            if getattr(options, option) is None:
-                batching.pop(name, None)
-        if options.num_kv_blocks is not None:
-            batching.pop("cb.max_memory_percent", None)
+        inferred = {name for name, option in _INFERRED.items() if getattr(options, option) is None}
+        unused = set[str]() if options.num_kv_blocks is None else {"max_memory_percent"}
+        batching = {f"cb.{k}": value for k, value in config.pop("cb", {}).items() if k not in inferred | unused}
         seed = "ignored" if options.continuous_batching else "set when a request arrives"
         return {"version": config.pop(_DISTRIBUTION, None), **config, **batching, "request_seed": seed}
 

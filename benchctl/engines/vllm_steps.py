@@ -73,12 +73,6 @@ def effective(path: Path) -> dict[str, Any]:
     }
 
 
-def num_kv_blocks(path: Path) -> int | None:
-    """Blocks that requests can hold: all but the one that vLLM keeps for itself. None where it is unknown."""
-    blocks = read_description(path).get("cache_config", {}).get("num_gpu_blocks")
-    return blocks - 1 if isinstance(blocks, int) and blocks > 1 else None
-
-
 def read_description(path: Path) -> dict[str, dict[str, Any]]:
     """The document as it was written, section by section; empty when it is missing or damaged."""
     try:
@@ -115,10 +109,6 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_usage: float | None = None
 
 
-class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
-    hits: int = 0
-
-
 class SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
     """The drafts of a step; unknown where nothing is speculated."""
 
@@ -148,7 +138,7 @@ class RawStep(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_ns: int | None = None
     details: Details | None = None
     scheduler: Scheduler | None = None
-    prefix_cache: PrefixCache = PrefixCache()
+    prefix_cache: dict[str, int] = {}
     spec_decoding: SpecDecoding = SpecDecoding()
     outputs: Outputs = Outputs(finished_tokens=0)
 
@@ -171,7 +161,9 @@ class RawStep(msgspec.Struct, frozen=True, kw_only=True):
         if work is None:
             return held
         rejected = (drafts.num_draft_tokens or 0) - (drafts.num_accepted_tokens or 0)
-        after = held + work.num_ctx_tokens + work.num_generation_tokens + self.prefix_cache.hits - rejected
+        after = (
+            held + work.num_ctx_tokens + work.num_generation_tokens + self.prefix_cache.get("hits", 0) - rejected
+        )
         return after if after >= 0 else None
 
     def left_by_finished(self) -> int:
@@ -213,7 +205,8 @@ def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecor
 
     Raises RecordError at the first line that is damaged.
     """
-    blocks = num_kv_blocks(directory / "server.json")
+    stated = read_description(directory / "server.json").get("cache_config", {}).get("num_gpu_blocks")
+    blocks = stated - 1 if isinstance(stated, int) and stated > 1 else None  # vLLM keeps one for itself
     before: RawStep | None = None
     index = 0
     for raw, context_tokens in with_contexts(read_jsonl(raw_step_log(directory), RawStep)):

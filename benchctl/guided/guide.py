@@ -66,7 +66,7 @@ class GuideSettings:
 
 
 class Guide:
-    """Guides the steps of one server; ``pending`` and ``step`` are the counts of the last one."""
+    """Guides the steps of one server; ``pending`` are the counts of the last one."""
 
     def __init__(
         self,
@@ -104,11 +104,6 @@ class Guide:
     def pending(self) -> PendingStep:
         """Counts of the last step, without waiting for them; where rows are skipped early, they are known."""
         return PendingStep(self._counted, self._counts)
-
-    @property
-    def step(self) -> GuideStep:
-        """Counts of the last step; where rows are not skipped early, asking for them waits for the device."""
-        return self.pending.step
 
     @torch.no_grad()
     def apply(self, logits: Tensor, rows: Sequence[GuideRow]) -> Tensor:

@@ -184,24 +184,14 @@ def candidate_values(raw: Tensor, ids: Tensor, eos_ids: Tensor) -> Tensor:
     return torch.sigmoid(raw).masked_fill(ends, 0)
 
 
-def tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> Tensor:
-    """Guided probabilities p' [B, K], a distribution over the candidates of each row.
+def log_tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> tuple[Tensor, Tensor]:
+    """ln p' [B, K] of a distribution p' over the candidates of each row, -inf where absent; and which rows [B, 1]
+    are unchanged. Logarithms keep apart what underflows as a probability.
 
     ``probs`` as in ``Candidates``; ``values`` in [0, 1] as ``candidate_values`` makes them; ``raw`` the outputs of
     the head, which ``value_bias`` takes as they are; ``mask`` marks candidates. Computed in the precision of
-    ``probs``, float32 or float64. Rows that nothing changes are returned bit for bit.
+    ``probs``, float32 or float64.
     """
-    log_probs, is_unchanged = _tilt(probs, values, raw, mask, batch)
-    return torch.where(is_unchanged, probs, torch.exp(log_probs))
-
-
-def log_tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> Tensor:
-    """ln p' of ``tilt``, -inf where absent; keeps apart what underflows as a probability."""
-    return _tilt(probs, values, raw, mask, batch)[0]
-
-
-def _tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> tuple[Tensor, Tensor]:
-    """ln p', and which rows [B, 1] are unchanged."""
     mask = mask & (probs > 0)
     log_probs = torch.log(probs).masked_fill(~mask, -torch.inf)
     values = values.to(probs.dtype).masked_fill(~mask, 0)

@@ -181,7 +181,7 @@ def tilt_candidates(
     that end an answer; ``rules`` the rules that occur, see ``modes.ModeBatch``.
     """
     raw = raw.index_select(0, lines.clamp_min(0)).to(probs.dtype)
-    tilted = log_tilt(probs, candidate_values(raw, ids, ends), raw, mask, ModeBatch(modes, rules))
+    tilted, _ = log_tilt(probs, candidate_values(raw, ids, ends), raw, mask, ModeBatch(modes, rules))
     is_guided = (counts > 0) & (lines >= 0)
     return torch.where(is_guided[:, None], tilted, torch.log(probs))
 

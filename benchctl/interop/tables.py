@@ -129,22 +129,33 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _check_columns(
     path: Path, columns: Mapping[str, None], names: Mapping[str, str], defaults: TableDefaults
 ) -> None:
-    if not columns:
-        raise UsageError(f"{path}: has no rows; it needs one row a step")
-    if "duration" not in names and _SCHEDULER_TIME in columns:
-        raise UsageError(
-            f"{path}: {_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, "
-            "the start of the next step minus the start of this one"
-        )
-    missing = [" or ".join(COLUMNS[quantity]) for quantity in ("duration", *_NEEDED) if quantity not in names]
-    if "num_decodes" not in names and "num_seqs" not in names:
-        missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
-    if missing:
-        has = visible_line(", ".join(columns))
-        raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
-    for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
-        if quantity not in names and value is None:
-            raise UsageError(f"{path}: no column {quantity}; add it, or name the {quantity} with --{quantity}")
+    needed: list[tuple[str, ...]] = [("duration",), *((each,) for each in _NEEDED), ("num_decodes", "num_seqs")]
+    missing = [
+        " or ".join(name for quantity in options for name in COLUMNS[quantity])
+        for options in needed
+        if not any(quantity in names for quantity in options)
+    ]
+    has = visible_line(", ".join(columns))
+    problems = (
+        (not columns, "has no rows; it needs one row a step"),
+        (
+            "duration" not in names and _SCHEDULER_TIME in columns,
+            (
+                f"{_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, the "
+                "start of the next step minus the start of this one"
+            ),
+        ),
+        (bool(missing), f"columns are missing: {'; '.join(missing)}. Add them; the table has {has}"),
+        *(
+            (
+                quantity not in names and getattr(defaults, quantity) is None,
+                f"no column {quantity}; add it, or name the {quantity} with --{quantity}",
+            )
+            for quantity in ("model", "hardware")
+        ),
+    )
+    if problem := next((problem for is_there, problem in problems if is_there), None):
+        raise UsageError(f"{path}: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +170,8 @@ class _StepTable:
     def observed(self, sha256: str) -> ObservedSteps:
         prefill, decode = self._column("prefill_tokens"), self._column("decode_tokens")
         num_prefills, num_decodes = self._rows(prefill, decode)
-        reasons = dict(self._reasons(prefill, num_prefills + num_decodes))
-        is_out, left_out = first_reasons(reasons)
+        duration_us = self._column("duration") / (NS_PER_US if self.names["duration"] == "dur_ns" else 1)
+        is_out, left_out = first_reasons(self._reasons(prefill, num_prefills + num_decodes, duration_us))
         output = self._column("output_tokens", np.nan) if "output_tokens" in self.names else None
         model = self._word("model", self.defaults.model)
         return ObservedSteps(
@@ -179,15 +190,11 @@ class _StepTable:
                 context_after=self._column("context_tokens"),
                 output_tokens=output,
             ),
-            duration_us=self._duration_us(),
+            duration_us=duration_us,
             is_saturated=is_out,
             left_out=left_out,
             origin=Origin(path=str(self.path), sha256=sha256),
         )
-
-    def _duration_us(self) -> Floats:
-        values = self._column("duration")
-        return values / NS_PER_US if self.names["duration"] == "dur_ns" else values
 
     def _rows(self, prefill: Floats, decode: Floats) -> tuple[Floats, Floats]:
         """Prompts and decoding rows of each step; a decoding row has one token where only their sum is logged."""
@@ -200,19 +207,19 @@ class _StepTable:
         num_decodes = np.minimum(decode, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
         return num_seqs - num_decodes, num_decodes
 
-    def _reasons(self, prefill: Floats, num_seqs: Floats) -> Iterator[tuple[str, Flags]]:
-        if "is_warmup" in self.names:
-            yield "warm-up", self._column("is_warmup", 0.0) > 0
-        yield "empty batch", num_seqs <= 0
-        yield "time not positive", ~(self._duration_us() > 0)
-        if "preempted" in self.names:
-            yield "preemption", self._column("preempted", 0.0) > 0
-        if "cache_frac" in self.names:
-            yield f"key-value memory above {CACHE_FULL_FRAC:.0%}", self._column("cache_frac", 0.0) > CACHE_FULL_FRAC
-        if self.names["duration"] == "cycle_us":
-            neighbours = [key for key in ("previous_prefill", "next_prefill") if key in self.names]
-            most_near = np.max([prefill, *(self._column(key, 0.0) for key in neighbours)], axis=0)
-            yield "long prompt next to a time from start to start", most_near > _NEIGHBOUR_TOKENS
+    def _reasons(self, prefill: Floats, num_seqs: Floats, duration_us: Floats) -> dict[str, Flags]:
+        """The steps that each reason keeps from a fit."""
+        is_from_start = self.names["duration"] == "cycle_us"
+        neighbours = ("previous_prefill", "next_prefill") if is_from_start else ()
+        near = np.max([prefill, *(self._column(key, 0.0) for key in neighbours)], axis=0)
+        return {
+            "warm-up": self._column("is_warmup", 0.0) > 0,
+            "empty batch": num_seqs <= 0,
+            "time not positive": ~(duration_us > 0),
+            "preemption": self._column("preempted", 0.0) > 0,
+            f"key-value memory above {CACHE_FULL_FRAC:.0%}": self._column("cache_frac", 0.0) > CACHE_FULL_FRAC,
+            "long prompt next to a time from start to start": (near > _NEIGHBOUR_TOKENS) & is_from_start,
+        }
 
     def _tensor_parallel(self) -> int:
         if "tensor_parallel" not in self.names:
@@ -226,6 +233,8 @@ class _StepTable:
 
     def _column(self, quantity: str, unknown: float | None = None) -> Floats:
         """A column as numbers; a missing value is ``unknown``, or an error naming its row."""
+        if quantity not in self.names:
+            return np.full(len(self.rows), unknown)
         name = self.names[quantity]
         values = np.array([_number(row.get(name)) for row in self.rows])
         is_unknown = np.isnan(values)

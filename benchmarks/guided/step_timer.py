@@ -86,7 +86,7 @@ def steps_of(model: ValueModel, timer: StepTimer, options: argparse.Namespace):
         start = time.process_time()
         for _ in range(options.steps):
             guide.apply(logits.clone(), rows)
-            timer.end_step(guided_rows=guide.step.guided_rows, fused=guide.step.fused)
+            timer.end_step(guided_rows=guide.pending.step.guided_rows, fused=guide.pending.step.fused)
             for row in rows:
                 row.tokens.append(row.index)
         return time.process_time() - start

@@ -171,7 +171,7 @@ def test_rows_that_are_not_guided_keep_their_logits_bit_for_bit_beside_rows_that
     before[2:] += torch.tensor(LOGITS, dtype=dtype)
     guide = guide_of(how)
     after = guide.apply(before.clone(), rows)
-    assert guide.step.guided_rows == 1
+    assert guide.pending.step.guided_rows == 1
     assert after[0].tolist() != before[0].tolist()
     untouched = [index for index in range(len(before)) if index != 0]
     assert torch.equal(after[untouched], before[untouched])
@@ -271,7 +271,7 @@ def test_a_skipped_row_costs_the_value_model_nothing_and_when_all_are_skipped_it
     assert scorer.asked == [["r1"]]
     guide.apply(batch_of(6), [row_of(i, **case) for i, case in enumerate(UNGUIDED_HERE.values(), 2)])
     assert scorer.asked == [["r1"]]
-    assert guide.step == GuideStep()
+    assert guide.pending.step == GuideStep()
 
 
 def test_without_waiting_all_due_rows_are_scored_and_the_counts_are_the_same() -> None:
@@ -281,10 +281,10 @@ def test_without_waiting_all_due_rows_are_scored_and_the_counts_are_the_same() -
         scorer = KnownScorer()
         guide = guide_of(how, scorer)
         guide.apply(batch_of(3), rows)
-        told.append((guide.step.guided_rows, guide.step.candidates))
+        told.append((guide.pending.step.guided_rows, guide.pending.step.candidates))
         asked.append(scorer.asked)
         assert guide.pending.is_known
-        assert guide.pending.fields()["guided_rows"] == 2
+        assert guide.pending.step.guided_rows == 2
     assert told == [(2, 6), (2, 6)]
     assert asked == [[["r0", "r2"]], [["r0", "r1", "r2"]]]
 
@@ -292,13 +292,13 @@ def test_without_waiting_all_due_rows_are_scored_and_the_counts_are_the_same() -
 def test_a_step_tells_how_far_the_value_model_had_to_go() -> None:
     guide = guide_of()
     guide.apply(batch_of(), [row_of(tokens=[1, 2, 3, 4, 5], num_prompt=3)])
-    assert guide.step == GuideStep(
+    assert guide.pending.step == GuideStep(
         guided_rows=1, candidates=5, value_prefill_tokens=3, value_extend_tokens=2, fused=True
     )
     guide.apply(batch_of(), [row_of(tokens=[1, 2, 3, 4, 5, 6], num_prompt=3)])
-    assert guide.step == GuideStep(guided_rows=1, candidates=5, value_extend_tokens=1, fused=True)
+    assert guide.pending.step == GuideStep(guided_rows=1, candidates=5, value_extend_tokens=1, fused=True)
     guide.apply(batch_of(), [])
-    assert guide.step == GuideStep()
+    assert guide.pending.step == GuideStep()
 
 
 def test_guidance_that_changes_nothing_is_computed_where_a_request_insists() -> None:

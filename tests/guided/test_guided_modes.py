@@ -16,7 +16,6 @@ from benchctl.guided.modes import (
     log_tilt,
     mode_batch,
     target_value,
-    tilt,
     value_of_length,
 )
 from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceError, GuidanceParams
@@ -41,6 +40,12 @@ VECTORS = [
 laws = settings(deadline=None, max_examples=60)
 PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-5)]
 NEUTRAL = {mode: 0.0 if mode in EXPONENTIAL_MODES else 1.0 for mode in MODES}
+
+
+def tilt(probs: Any, values: Any, raw: Any, mask: Any, batch: Any) -> Any:
+    """p' of each row, and p itself, bit for bit, in rows that nothing changes."""
+    log_probs, is_unchanged = log_tilt(probs, values, raw, mask, batch)
+    return torch.where(is_unchanged, probs, torch.exp(log_probs))
 
 
 def steer(
@@ -335,7 +340,7 @@ def test_logarithms_keep_apart_what_underflows_as_a_probability() -> None:
     probs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float32)
     values = torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float32)
     batch = mode_batch([GuidanceParams(value_scale=-1000.0)], "cpu", [0])
-    logs = log_tilt(probs, values, values, probs > 0, batch)[0].tolist()
+    logs = log_tilt(probs, values, values, probs > 0, batch)[0][0].tolist()
     assert logs == pytest.approx([0.0, -500 - math.log(2), -1000 - math.log(2)], rel=1e-6)
     assert tilt(probs, values, values, probs > 0, batch)[0].tolist() == [1.0, 0.0, 0.0]
 

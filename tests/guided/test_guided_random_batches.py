@@ -103,7 +103,7 @@ class Batch:
         plain = self.plain_guide()
         guided, wanted = self.guide.apply(logits.clone(), rows), plain.apply(logits.clone(), rows)
         self.sample(guided, part_of_prompt)
-        return torch.softmax(guided, 1), torch.softmax(wanted, 1), self.guide.step, plain.step
+        return torch.softmax(guided, 1), torch.softmax(wanted, 1), self.guide.pending.step, plain.pending.step
 
     def sample(self, guided, part_of_prompt):
         for index, row in list(self.rows.items()):

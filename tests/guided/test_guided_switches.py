@@ -141,7 +141,7 @@ class Server:
             if name:  # a token that is sampled in the middle of a prompt is thrown away
                 draw = random.Random(f"{name} {step}")
                 self.tokens[name] += draw.choices(list(law), list(law.values()))
-        assert self.guide.step.candidates == num_asked
+        assert self.guide.pending.step.candidates == num_asked
         return largest
 
 
@@ -150,7 +150,7 @@ def test_the_law_of_the_next_token_is_the_same_with_every_switch_on_and_off(scor
     server, counted = Server(scoring, skips), []
     for step in range(NUM_STEPS):
         assert server.step(step) < 1e-6, step
-        counted.append(server.guide.step)
+        counted.append(server.guide.pending.step)
     assert (sum(step.value_reuse_tokens for step in counted) > 0) is scoring["reuse"]
     assert {step.fused for step in counted} == {scoring["fused"]}
     is_recording = {step.value_recordings is not None for step in counted}

@@ -28,6 +28,7 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import ResultWarning
+from benchctl.records.warning_codes import warnings_of
 from benchctl.steptime.model import read_model
 from benchctl.steptime.work import Deployment
 from benchctl.untrusted import METRICS_BYTES
@@ -123,26 +124,23 @@ class SimEngine(Engine):
         response = await fetch(client, "GET", "/metrics", max_bytes=METRICS_BYTES)
         response.raise_for_status()
         values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}
-        warnings = []
         lag_s, wall_s = values["benchctl_sim:lag_seconds"], values["benchctl_sim:phase_wall_seconds"]
-        if lag_s > _LAG_FRAC * wall_s:
-            warnings.append(
-                ResultWarning(
-                    code="sim-far-behind" if lag_s > _HICCUP_S else "sim-lag",
-                    message=f"the simulator fell {lag_s:.3f} s behind in {wall_s:.3f} s: times seen by the client "
-                    "are longer than the simulated ones, and tokens come in bunches; lower time_scale or free the "
-                    "machine. Steps are exact",
-                )
-            )
-        if values["benchctl_sim:abandoned_phases"] > 0:
-            warnings.append(
-                ResultWarning(
-                    code="sim-schedule-lost",
-                    message="announced requests did not come, so the simulator left the schedule: arrivals and "
-                    "steps depend on the machine's timing",
-                )
-            )
-        return tuple(warnings)
+        behind = (
+            f"the simulator fell {lag_s:.3f} s behind in {wall_s:.3f} s: times seen by the client are longer than "
+            "the simulated ones, and tokens come in bunches; lower time_scale or free the machine. Steps are exact"
+        )
+        lost = (
+            "announced requests did not come, so the simulator left the schedule: arrivals and steps depend on the "
+            "machine's timing"
+        )
+        return warnings_of(
+            {
+                "sim-far-behind" if lag_s > _HICCUP_S else "sim-lag": behind
+                if lag_s > _LAG_FRAC * wall_s
+                else None,
+                "sim-schedule-lost": lost if values["benchctl_sim:abandoned_phases"] > 0 else None,
+            }
+        )
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:
         """Ours: the simulator is a part of benchctl."""

@@ -32,7 +32,6 @@ from benchctl.errors import UsageError
 from benchctl.workload.datasets.made import problems
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
     from tokenizers import Tokenizer
 
 PAD: Final = "<|endoftext|>"
@@ -211,15 +210,15 @@ def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[recipe.arch.upper()], recipe.shape.layers)
     writer = gguf.GGUFWriter(path, recipe.arch)
     try:
-        _add_dimensions(writer, recipe)
-        _add_tokenizer(writer, tokenizer)
+        for name, value in _gguf_settings(recipe, tokenizer).items():
+            getattr(writer, f"add_{name}")(value)
         for spec in tensor_specs(recipe):
-            name, dtype = names.get_name(spec.name, try_suffixes=(".weight", ".bias")), _gguf_type(spec, recipe)
-            assert name is not None  # noqa: S101 - for the type checker
+            tensor, dtype = names.get_name(spec.name, try_suffixes=(".weight", ".bias")), _gguf_type(spec, recipe)
+            assert tensor is not None  # noqa: S101 - for the type checker
             kind = gguf.GGMLQuantizationType[_TYPE_NAMES[dtype]]
             num_bytes = spec.size * BYTES_PER_WEIGHT[dtype]
             # Its type is what the last argument says; the one before would matter for types that numpy knows.
-            writer.add_tensor_info(name, spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kind)
+            writer.add_tensor_info(tensor, spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -234,43 +233,40 @@ def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
         writer.close()
 
 
-def _add_dimensions(writer: "GGUFWriter", recipe: Recipe) -> None:
-    from gguf import LlamaFileType  # noqa: PLC0415
+def _gguf_settings(recipe: Recipe, tokenizer: "Tokenizer") -> dict[str, Any]:
+    """What the file says beside its weights, by the names of the writer's methods, without their ``add_``."""
+    from gguf import LlamaFileType, TokenType  # noqa: PLC0415
 
-    shape = recipe.shape
-    writer.add_name(recipe.name)
-    writer.add_file_type(LlamaFileType[_FILE_TYPE_NAMES[recipe.dtype]])
-    writer.add_context_length(recipe.context)
-    writer.add_vocab_size(shape.vocab)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_block_count(shape.layers)
-    writer.add_head_count(shape.q_heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(ROPE_THETA)
-    writer.add_layer_norm_rms_eps(NORM_EPSILON)
-
-
-def _add_tokenizer(writer: "GGUFWriter", tokenizer: "Tokenizer") -> None:
-    from gguf import TokenType  # noqa: PLC0415
-
-    vocab = tokenizer.get_vocab()
+    shape, vocab = recipe.shape, tokenizer.get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")  # byte-level BPE; the name below says how text is cut before merging
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL if token in SPECIAL_TOKENS else TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    # llama.cpp would take token 11 for the beginning of a text if none were named.
-    writer.add_bos_token_id(PAD_ID)
-    writer.add_eos_token_id(END_ID)
-    writer.add_pad_token_id(PAD_ID)
-    writer.add_add_bos_token(value=False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    return {
+        "name": recipe.name,
+        "file_type": LlamaFileType[_FILE_TYPE_NAMES[recipe.dtype]],
+        "context_length": recipe.context,
+        "vocab_size": shape.vocab,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.ffn,
+        "block_count": shape.layers,
+        "head_count": shape.q_heads,
+        "head_count_kv": shape.kv_heads,
+        "key_length": shape.head_dim,
+        "value_length": shape.head_dim,
+        "rope_dimension_count": shape.head_dim,
+        "rope_freq_base": ROPE_THETA,
+        "layer_norm_rms_eps": NORM_EPSILON,
+        "tokenizer_model": "gpt2",  # byte-level BPE; the name below says how text is cut before merging
+        "tokenizer_pre": "qwen2",
+        "token_list": tokens,
+        "token_types": [TokenType.CONTROL if token in SPECIAL_TOKENS else TokenType.NORMAL for token in tokens],
+        "token_merges": [" ".join(pair) for pair in merges],
+        # llama.cpp would take token 11 for the beginning of a text if none were named.
+        "bos_token_id": PAD_ID,
+        "eos_token_id": END_ID,
+        "pad_token_id": PAD_ID,
+        "add_bos_token": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
 
 
 def _gguf_values(spec: TensorSpec, recipe: Recipe) -> Array:

@@ -154,8 +154,12 @@ class VllmLenvmEngine(VllmEngine):
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when vLLM or one of the models is not here."""
         value_model = own_options(settings, VllmLenvmOptions).value_model
-        if value_model is not None:
-            _require_value_model(value_model)
+        if value_model is not None and context_of(value_model) is None:
+            remedy = pair_remedy(value_model, "value", "the value_model of the variants")
+            raise EngineUnavailableError(
+                f"engine 'vllm-lenvm': the value model {value_model!r} is not a directory with a config.json; name "
+                f"one, or make a small pair to try it with: {remedy}"
+            )
         _require_model(settings.model)
         super().check_available(settings)
 
@@ -167,7 +171,9 @@ class VllmLenvmEngine(VllmEngine):
                 f"engine {self.kind!r}, variant {settings.variant!r}: sampling.top_k is {top_k}, and every "
                 f"candidate of a guided request is scored; set it to a number from 2 to {MAX_CANDIDATES}"
             )
-        if settings.server.guides_with is not None and _names_processor(settings):
+        words = getattr(settings.server, "extra_args", ())
+        names_processor = any(word.partition("=")[0].replace("_", "-") == _PROCESSOR_FLAG for word in words)
+        if settings.server.guides_with is not None and names_processor:
             raise UnsupportedError(
                 f"engine {self.kind!r}, variant {settings.variant!r}: extra_args name {_PROCESSOR_FLAG}, which "
                 "benchctl sets for the value model, and vLLM heeds it once; remove it, or drop value_model"
@@ -243,19 +249,15 @@ class VllmLenvmEngine(VllmEngine):
             line = next(lines, None)
 
 
-def _names_processor(settings: VariantSettings) -> bool:
-    """True where ``extra_args`` name a logits processor of the user's own, in either spelling of the flag."""
-    words = own_options(settings, VllmLenvmOptions).extra_args
-    return any(word.partition("=")[0].replace("_", "-") == _PROCESSOR_FLAG for word in words)
-
-
 def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> dict[str, Any]:
     """The fields of ``guided.vllm.settings.VllmSettings`` that are set here."""
+    is_guided = settings.guidance is not None and not settings.sampling.is_greedy
+    num_candidates = max(0, min(settings.sampling.top_k, MAX_CANDIDATES)) if is_guided else 0
     server_settings = {
         "fused": options.fused,
         "reuse": options.reuses,
         "graphs": options.value_graphs,
-        "record": _recorded_candidates(settings),
+        "record": num_candidates,
         "kernels": options.value_kernels,
         "lazy": options.lazy,
         "dtype": options.value_dtype,
@@ -265,23 +267,6 @@ def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> di
         "skips_early": options.value_skips_early,
     }
     return {name: value for name, value in server_settings.items() if value is not None}
-
-
-def _recorded_candidates(settings: VariantSettings) -> int:
-    """Candidates of each row of the variant's requests; 0 where none of them is guided."""
-    if settings.guidance is None or settings.sampling.is_greedy:
-        return 0
-    return max(0, min(settings.sampling.top_k, MAX_CANDIDATES))
-
-
-def _require_value_model(path: str) -> None:
-    """Raises EngineUnavailableError for a directory without a configuration, with the command that makes one."""
-    if context_of(path) is None:
-        remedy = pair_remedy(path, "value", "the value_model of the variants")
-        raise EngineUnavailableError(
-            f"engine 'vllm-lenvm': the value model {path!r} is not a directory with a config.json; name one, or "
-            f"make a small pair to try it with: {remedy}"
-        )
 
 
 def _require_model(path: str) -> None:

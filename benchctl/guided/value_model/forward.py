@@ -35,8 +35,6 @@ class Counters:
     """Output tokens that did."""
     reused_tokens: int = 0
     """Output tokens whose keys and values were those of the candidate that was drawn."""
-    scored_tokens: int = 0
-    """Candidates that went through the model, absent ones included."""
     computed_tokens: int = 0
     """All that went through the model, padding included."""
     needed_tokens: int = 0

@@ -164,8 +164,10 @@ def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
     flat_columns[: len(owner)] = owner * shape.columns + column
 
     order = _padded(shape.tokens, 0)
-    of_candidates = _candidate_tokens(work)
-    order[: len(of_candidates)] = of_candidates
+    is_scored = lines >= 0
+    first_candidate = (starts + num_missing)[is_scored][np.argsort(lines[is_scored])]
+    in_order = (first_candidate[:, None] + np.arange(work.candidates)).ravel()
+    order[: len(in_order)] = in_order
 
     row_parts = (
         (starts, shape.tokens),
@@ -182,25 +184,6 @@ def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
         part[: len(rows)] = numbers
         by_row.append(part)
     return np.concatenate([tokens, positions, cells, candidate, flat_columns, order, *by_row])
-
-
-def _candidate_tokens(work: Work) -> Integers:
-    """[lines * K]: the token of each of the caller's candidates, in the caller's order."""
-    scored = [(row.candidates_of, start) for row, start in zip(work.rows, _starts(work), strict=True)]
-    first = np.asarray(
-        [start for line, start in sorted((line, start) for line, start in scored if line is not None)],
-        dtype=np.int64,
-    )
-    return (first[:, None] + np.arange(work.candidates)).ravel()
-
-
-def _starts(work: Work) -> list[int]:
-    """The first candidate's token of each row."""
-    starts, end = [], 0
-    for row in work.rows:
-        starts.append(end + len(row.missing))
-        end += work.columns(row)
-    return starts
 
 
 def _or_none(number: int | None) -> int:

@@ -166,7 +166,6 @@ class Scorer:
         self._width, self._no_candidates = ids.shape[1], ids[:0]
         self._done.steps += 1
         self._done.fused += self._is_fused
-        self._done.scored_tokens += len(pairs) * ids.shape[1]
         return raw
 
     def _extend_in_two_phases(self, pairs: Sequence[_Pair]) -> None:

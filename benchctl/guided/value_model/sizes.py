@@ -1,6 +1,7 @@
 """Sizes of a value model: its tensors, its passes, rounded so that few occur, and its memory; needs no torch."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any, Final, TypeAlias
@@ -117,9 +118,14 @@ def recorded_sizes(max_rows: int, candidates: int) -> list[int]:
     """The sizes in tokens of all passes of up to ``max_rows`` rows in steady decode, in ascending order."""
     usual = max_rows * (candidates + _TOKENS_BESIDE) + _LAGGING_ROWS * MAX_LAG
     largest = padded_tokens(min(usual, max_rows * (candidates + MAX_LAG)))
-    sizes, size = [], min(candidates, MAX_LAG)
-    while size <= largest:
-        sizes.append(padded_tokens(size))
+    return _sizes(min(candidates, MAX_LAG), largest, padded_tokens)
+
+
+def _sizes(least: int, most: int, padded: Callable[[int], int]) -> list[int]:
+    """All sizes that numbers in this range are padded to, in ascending order."""
+    sizes, size = [], least
+    while size <= most:
+        sizes.append(padded(size))
         size = sizes[-1] + 1
     return sizes
 
@@ -131,11 +137,7 @@ def padded_prompt_tokens(number: int) -> int:
 
 def recorded_prompt_sizes() -> list[int]:
     """The sizes in tokens of the recorded passes over prompts, in ascending order."""
-    sizes, size = [], MAX_LAG + 1
-    while size <= _MOST_PROMPT_TOKENS:
-        sizes.append(padded_prompt_tokens(size))
-        size = sizes[-1] + 1
-    return sizes
+    return _sizes(MAX_LAG + 1, _MOST_PROMPT_TOKENS, padded_prompt_tokens)
 
 
 def spans(cells: int) -> list[int]:

@@ -64,6 +64,7 @@ from benchctl.records.schema import SCHEMA_VERSION, HostInfo, Imported, ResultWa
 from benchctl.records.warning_codes import warnings_of
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.secrets import copy_redacted, environment_redactor
+from benchctl.workload.datasets.base import sha256_of
 
 DEFAULT_MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
 DEFAULT_VALUE_MODEL: Final = "namezz/lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct"
@@ -118,7 +119,12 @@ def import_lenvm(
         benchctl_version=benchctl.__version__,
         host=HostInfo(hostname=_UNKNOWN, platform=_UNKNOWN, python=_UNKNOWN),
         imported=Imported(
-            tool="lenvm", source=str(source.resolve()), sha256=_sha256_of_files(arms), revisions=tuple(revisions)
+            tool="lenvm",
+            source=str(source.resolve()),
+            sha256={
+                path.name: sha256_of(path) for path in sorted({path for arm in arms for path in arm.paths.values()})
+            },
+            revisions=tuple(revisions),
         ),
         warnings=directory_warnings(arms, models),
     )
@@ -394,12 +400,3 @@ def _run_warnings(arm: Arm, requests: Sequence[RequestRecord], run_id: str) -> t
         *warnings_of({"failed-requests": failed if num_failed else None}),
     )
     return tuple(msgspec.structs.replace(warning, where=run_id) for warning in warnings)
-
-
-def _sha256_of_files(arms: Sequence[Arm]) -> dict[str, str]:
-    """SHA-256 of each file that was read, by name."""
-    digests = {}
-    for path in sorted({path for arm in arms for path in arm.paths.values()}):
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
