@@ -174,13 +174,14 @@ class LlamaCppEngine(Engine):
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, LlamaCppOptions)
-        argv = [str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
-        argv += ["--host", LOOPBACK, "--port", str(site.port), "--metrics"]
-        argv += ["--ctx-size", str(options.max_model_len * options.max_num_seqs)]
-        argv += options.flag_words()
-        if not options.enable_prefix_caching:
-            argv += ["--cache-ram", "0"]  # else it copies the content of each slot into a cache that is never used
-        return (*argv, *options.extra_args)
+        # Else it copies the content of each slot into a cache that is never used.
+        no_copies = () if options.enable_prefix_caching else ("--cache-ram", "0")
+        return (
+            str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS,
+            "--host", LOOPBACK, "--port", str(site.port), "--metrics",
+            "--ctx-size", str(options.max_model_len * options.max_num_seqs),
+            *options.flag_words(), *no_copies, *options.extra_args,
+        )  # fmt: skip
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         options, body = settings.server, _body(request, settings.sampling)
@@ -194,10 +195,11 @@ class LlamaCppEngine(Engine):
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The options that the server was started with, replaced by the settings that it reports."""
         options = own_options(settings, LlamaCppOptions)
-        config = options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True)
-        if options.extra_args:
-            config["extra_args"] = " ".join(options.extra_args)
-        return config | stated_config(await get_json(client, "/props"))
+        return {
+            **options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True),
+            **({"extra_args": " ".join(options.extra_args)} if options.extra_args else {}),
+            **stated_config(await get_json(client, "/props")),
+        }
 
     async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         return stated_config(await offered_json(client, "/props", headers))

@@ -154,11 +154,13 @@ class SglangEngine(PythonServer):
 
     def launch_words(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line after the interpreter, without ``extra_args``."""
-        words = ["-m", "sglang.launch_server"]
-        words += ["--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
-        words += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
-        words += ["--enable-metrics", "--enable-cache-report"]
-        return (*words, *own_options(settings, SglangOptions).flag_words())
+        return (
+            "-m", "sglang.launch_server",
+            "--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model,
+            "--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED),
+            "--enable-metrics", "--enable-cache-report",
+            *own_options(settings, SglangOptions).flag_words(),
+        )  # fmt: skip
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The path of our plugin, no telemetry, and the variables of the profile."""
@@ -174,12 +176,12 @@ class SglangEngine(PythonServer):
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The settings that the server reports, and whether it honours the seeds of requests."""
         options = own_options(settings, SglangOptions)
-        config = stated_config(await server_info(client))
-        config["enforce_eager"] = options.enforce_eager
-        config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
-        if options.extra_args:
-            config["extra_args"] = " ".join(options.extra_args)
-        return config
+        return {
+            **stated_config(await server_info(client)),
+            "enforce_eager": options.enforce_eager,
+            "request_seed": "honoured" if is_deterministic(options) else "ignored",
+            **({"extra_args": " ".join(options.extra_args)} if options.extra_args else {}),
+        }
 
     async def attached_config(self, client: Client, headers: Mapping[str, str]) -> dict[str, Any]:
         info = await offered_json(client, "/server_info", headers)

@@ -214,14 +214,15 @@ class SglangLenvmEngine(SglangEngine):
         """The target of the step lines, the variables that the revision reads, and those of the profile."""
         options, own = own_options(settings, SglangLenvmOptions), quiet_env(settings.model)
         own.pop("HF_HUB_OFFLINE", None)  # a value model may have to be fetched, and no variant is to differ in it
-        if _has_lines(options):
-            own["SGLANG_LVM_TIMING_LOG"] = str(site.directory / _PIPE)
-        if options.stride != 1:
-            own["LENVM_STRIDE"] = str(options.stride)
-        if options.synchronised_timing_interval is not None:
-            own["SGLANG_LVM_TIMING"] = "1"
-            own["SGLANG_LVM_TIMING_INTERVAL"] = str(options.synchronised_timing_interval)
-        return own | dict(options.env)
+        interval = options.synchronised_timing_interval
+        averages = {"SGLANG_LVM_TIMING": "1", "SGLANG_LVM_TIMING_INTERVAL": str(interval)}
+        return {
+            **own,
+            **({"SGLANG_LVM_TIMING_LOG": str(site.directory / _PIPE)} if _has_lines(options) else {}),
+            **({"LENVM_STRIDE": str(options.stride)} if options.stride != 1 else {}),
+            **(averages if interval is not None else {}),
+            **options.env,
+        }
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""

@@ -180,27 +180,27 @@ class TransformersEngine(PythonServer):
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The launcher with its own words, ``--``, and the command line of ``transformers``."""
         options = own_options(settings, TransformersOptions)
-        argv = [str(self.interpreter(settings)), str(_LAUNCHER), "--description", str(site.description)]
-        if self.has_steps(settings):
-            argv += ["--step-log", str(site.step_log)]
-        if not options.enable_prefix_caching:
-            argv.append("--no-prefix-caching")
-        argv += ["--", "serve", checkpoint_for(settings.model, self.kind), "--host", LOOPBACK]
-        argv += ["--port", str(site.port), "--default-seed", str(site.noise_seed)]
-        return (*argv, *options.flag_words(), *options.extra_args)
+        return (
+            str(self.interpreter(settings)), str(_LAUNCHER), "--description", str(site.description),
+            *(("--step-log", str(site.step_log)) if self.has_steps(settings) else ()),
+            *(() if options.enable_prefix_caching else ("--no-prefix-caching",)),
+            "--", "serve", checkpoint_for(settings.model, self.kind),
+            "--host", LOOPBACK, "--port", str(site.port), "--default-seed", str(site.noise_seed),
+            *options.flag_words(), *options.extra_args,
+        )  # fmt: skip
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Offline for a model on disk; variables of the profile take precedence."""
-        own = {"HF_HUB_DISABLE_TELEMETRY": "1"}
-        if is_local(settings.model):
-            own["HF_HUB_OFFLINE"] = "1"
-        return own | super().env(settings, site)
+        offline = {"HF_HUB_OFFLINE": "1"} if is_local(settings.model) else {}
+        return {"HF_HUB_DISABLE_TELEMETRY": "1", **offline, **super().env(settings, site)}
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; our own servers hold one model, which the request need not name."""
-        options, config = settings.server, _sampling_config(settings.sampling)
-        config["eos_token_id"] = -1 if request.ignore_eos else list(end_tokens_of(settings.model))
-        config["pad_token_id"] = 0  # never used: no row is padded. Unsaid, it would be taken from the end of text
+        options = settings.server
+        config = _sampling_config(settings.sampling) | {
+            "eos_token_id": -1 if request.ignore_eos else list(end_tokens_of(settings.model)),
+            "pad_token_id": 0,  # never used: no row is padded. Unsaid, it would be taken from the end of text
+        }
         body: dict[str, Any] = {"generation_config": encode(config).decode()}
         if not isinstance(options, TransformersOptions):
             body["model"] = options.request_model or settings.model

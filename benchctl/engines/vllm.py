@@ -222,35 +222,38 @@ class VllmEngine(PythonServer):
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, VllmOptions)
-        argv = [str(self.interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
-        argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
-        argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
-        argv += options.flag_words()
-        if _leaves_parts_open(options) and self._is_on_cpu(settings):
-            argv.append(_WHOLE_PROMPTS)
-        if options.lora_modules:
-            adapters = [f"{name}={_adapter(path)}" for name, path in options.lora_modules.items()]
-            argv += ["--lora-modules", *adapters]
-        draft = options.draft_model
-        argv += options.speculative_words(None if draft is None else checkpoint_for(draft, self.kind))
-        if options.step_log:
-            argv.append("--enable-logging-iteration-details")
-        return (*argv, *options.extra_args)
+        computes_whole = _leaves_parts_open(options) and self._is_on_cpu(settings)
+        adapters = [f"{name}={_adapter(path)}" for name, path in options.lora_modules.items()]
+        draft = None if options.draft_model is None else checkpoint_for(options.draft_model, self.kind)
+        return (
+            str(self.interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model,
+            "--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm",
+            *options.flag_words(),
+            *((_WHOLE_PROMPTS,) if computes_whole else ()),
+            *(("--lora-modules", *adapters) if adapters else ()),
+            *options.speculative_words(draft),
+            *(("--enable-logging-iteration-details",) if options.step_log else ()),
+            *options.extra_args,
+        )  # fmt: skip
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The path of our plugin, no telemetry, and the variables of the profile."""
-        own = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        own["VLLM_HOST_IP"] = LOOPBACK  # its processes would meet at the address by which the host is known outside
         options = own_options(settings, VllmOptions)
         models = (settings.model, options.draft_model, *options.lora_modules.values())
-        if all(is_local(model) for model in models if model is not None):
-            own["HF_HUB_OFFLINE"] = "1"
-        own |= super().env(settings, site)
-        own["BENCHCTL_SERVER_DESCRIPTION"] = str(site.description)
-        if options.step_log:
-            own["BENCHCTL_STEP_LOG"] = str(site.step_log)
-        if options.speculates and options.correct_cpu_sampling:
-            own["BENCHCTL_CORRECTS_CPU_SAMPLING"] = "1"
+        is_offline = all(is_local(model) for model in models if model is not None)
+        corrects = options.speculates and options.correct_cpu_sampling
+        own = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            # Its processes would meet at the address by which the host is known outside.
+            "VLLM_HOST_IP": LOOPBACK,
+            **({"HF_HUB_OFFLINE": "1"} if is_offline else {}),
+            **super().env(settings, site),
+            "BENCHCTL_SERVER_DESCRIPTION": str(site.description),
+            **({"BENCHCTL_STEP_LOG": str(site.step_log)} if options.step_log else {}),
+            **({"BENCHCTL_CORRECTS_CPU_SAMPLING": "1"} if corrects else {}),
+        }
         return plugged_in(own, _INSIDE, _PLUGINS, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:

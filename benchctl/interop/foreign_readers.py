@@ -244,9 +244,8 @@ def _aiperf_run(document: Mapping[str, Any], where: str, records: Path) -> Forei
     metrics = numbers_at(document, AIPERF_TOTALS, where)
     if not document.get("error_summary"):
         metrics.setdefault("num_failed", 0.0)
-    duration = numbers_in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
-    if "wall_s" in duration:
-        metrics["wall_s"] = duration["wall_s"] / MS_PER_S
+    duration_ms = numbers_in_ms(document, {"wall_s": "benchmark_duration.avg"}, where)
+    metrics |= {name: value / MS_PER_S for name, value in duration_ms.items()}
     metrics |= _throughputs(metrics, metrics.get("wall_s"))
     for ours, theirs in AIPERF_LATENCIES.items():
         num_values = number_at(document, f"{theirs}.count", where) or 0
@@ -329,15 +328,17 @@ def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
 
 
 def _guidellm_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
-    strategy = object_in(config.get("strategy"))
-    settings: dict[str, Setting] = {}
-    if strategy:
-        kind = setting_at(strategy, "type_")
-        streams = setting_at(strategy, "streams" if "streams" in strategy else "max_concurrency")
-        settings["strategy"] = kind
-        settings["request_rate"] = setting_at(strategy, "rate") if "rate" in strategy else "inf"
-        settings["max_concurrency"] = 1.0 if kind == "synchronous" else streams
-    return settings | {"model_id": setting_at(object_in(config.get("backend")), "model")}
+    strategy, model = object_in(config.get("strategy")), setting_at(object_in(config.get("backend")), "model")
+    if not strategy:
+        return {"model_id": model}
+    kind = setting_at(strategy, "type_")
+    streams = setting_at(strategy, "streams" if "streams" in strategy else "max_concurrency")
+    return {
+        "strategy": kind,
+        "request_rate": setting_at(strategy, "rate") if "rate" in strategy else "inf",
+        "max_concurrency": 1.0 if kind == "synchronous" else streams,
+        "model_id": model,
+    }
 
 
 def _foreign_run(

@@ -191,27 +191,28 @@ def _document(
     factors = {name for way in others for name in way if way[name] != baseline[name]}
     largest = baseline["max_num_seqs"]
     num_prompts = max(num_requests(largest), num_requests(1) * len(sizes))
+    described, served = _engine(engine, baseline["server.tensor_parallel_size"] or 1), model or baseline["model"]
     document: dict[str, Any] = {
         "extends": _BASE,
         "description": "Runs that make a step-time model better, by its diagnosis",
         "seed": seed,
+        **({"engine": described} if described else {}),
+        **({"model": served} if served else {}),
+        "workload": {
+            "num_prompts": -(-num_prompts // len(sizes)) * len(sizes),
+            "input_len": [prompt for prompt, _ in sizes],
+            "output_len": [output for _, output in sizes],
+            "arrival": {"max_concurrency": largest},
+        },
     }
-    if described := _engine(engine, baseline["server.tensor_parallel_size"] or 1):
-        document["engine"] = described
-    if served := model or baseline["model"]:
-        document["model"] = served
-    document["workload"] = {
-        "num_prompts": -(-num_prompts // len(sizes)) * len(sizes),
-        "input_len": [prompt for prompt, _ in sizes],
-        "output_len": [output for _, output in sizes],
-        "arrival": {"max_concurrency": largest},
-    }
+    cells = [{name: value for name, value in way.items() if name in factors} for way in others]
     if factors:
-        cells = [{name: value for name, value in way.items() if name in factors} for way in others]
-        document["variants"] = {"added": {"description": "the same requests, otherwise served"}}
-        document["sweep"] = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in cells[0]}
-        document["allowed_differences"] = [_SETTINGS[factor] for factor in cells[0]]
-        document["primary_metrics"] = ["step_ms", "wall_s"]
+        document |= {
+            "variants": {"added": {"description": "the same requests, otherwise served"}},
+            "sweep": {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in cells[0]},
+            "allowed_differences": [_SETTINGS[factor] for factor in cells[0]],
+            "primary_metrics": ["step_ms", "wall_s"],
+        }
     if factors == {"max_num_seqs"}:
         document["per_engine"] = {
             kind: {"variants": {"added": None}, "sweep": {"max_num_seqs": None}}

@@ -77,15 +77,14 @@ class SlotTable:
                 f"{len(rows)} sequences are to be guided in one step and there are {len(self._slots)} slots for "
                 f"prefixes, {rows[len(self._slots)].key!r} has none; give max_slots of {len(rows)} or more"
             )
+        keys = [row.key for row in rows]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise GuidanceError(f"{twice!r} is given twice; each row of a step needs a key of its own")
         self._clock += 1
-        slots: list[Slot | None] = []
-        for row in rows:
-            slot = self._by_key.get(row.key)
-            if slot is not None:
-                if slot.used_at == self._clock:
-                    raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
-                slot.used_at = self._clock
-            slots.append(slot)
+        slots = [self._by_key.get(key) for key in keys]
+        for slot in filter(None, slots):
+            slot.used_at = self._clock
         return [self._checked(slot, row) if slot else self._new(row) for slot, row in zip(slots, rows, strict=True)]
 
     def forget(self, keys: Iterable[Hashable]) -> None:
@@ -101,8 +100,6 @@ class SlotTable:
         return max((other for other in others if other is not slot), key=lambda other: other.cached, default=None)
 
     def _new(self, row: ScoredRow) -> Slot:
-        if row.key in self._by_key:
-            raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
         if not self._free:
             self._evict()
         slot = self._slots[heapq.heappop(self._free)]

@@ -164,12 +164,16 @@ class StepLog:
     def _write(self) -> None:
         dur_ns, batch = time.monotonic_ns() - self._began_ns, self._in_flight.popleft()
         batch["output_tokens"] += answered(batch.pop("states"))
-        sections = {"schedule": self._schedule_ns}
-        if self._is_host_time:
-            sections["model_forward"] = self._compute_ns - self._sampler_ns
-            sections["sampler_total"] = self._sampler_ns
-        line = {"step": self._count, "start_ns": self._began_ns, "dur_ns": dur_ns, "clock": "host", **batch}
-        line["sections_ns"] = sections
+        sampler_ns, forward_ns = self._sampler_ns, self._compute_ns - self._sampler_ns
+        waited = {"model_forward": forward_ns, "sampler_total": sampler_ns} if self._is_host_time else {}
+        line = {
+            "step": self._count,
+            "start_ns": self._began_ns,
+            "dur_ns": dur_ns,
+            "clock": "host",
+            **batch,
+            "sections_ns": {"schedule": self._schedule_ns, **waited},
+        }
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")  # type: ignore[union-attr]
         self._count += 1
 
