@@ -151,16 +151,15 @@ def _distribution(values: Sequence[float], unit: str, num_requests: int) -> dict
 
 
 def _totals(metrics: Mapping[str, float | None]) -> dict[str, Any]:
-    prompt, output, wall_s = metrics["prompt_tokens"], metrics["output_tokens"], metrics["wall_s"]
     totals = {
         "request_count": (metrics["num_completed"], "requests"),
         "error_request_count": (metrics["num_failed"], "requests"),
         "request_throughput": (metrics["request_throughput"], "requests/sec"),
         "output_token_throughput": (metrics["output_throughput"], "tokens/sec"),
         "total_token_throughput": (total_throughput(metrics), "tokens/sec"),
-        "total_isl": (prompt, "tokens"),
-        "total_osl": (output, "tokens"),
-        "benchmark_duration": (wall_s, "sec"),
+        "total_isl": (metrics["prompt_tokens"], "tokens"),
+        "total_osl": (metrics["output_tokens"], "tokens"),
+        "benchmark_duration": (metrics["wall_s"], "sec"),
     }
     return {name: {"unit": unit, "avg": value} for name, (value, unit) in totals.items() if value is not None}
 
@@ -169,9 +168,9 @@ def _input_config(model: Any, arrival: Arrival | None, num_requests: int) -> dic
     """Model and load, in the shape of AIPerf's configuration."""
     phase: dict[str, Any] = {"name": "profiling", "kind": "profiling", "requests": num_requests}
     if arrival is not None:
-        phase["type"] = "concurrency" if arrival.kind == "closed-loop" else arrival.kind
-        phase |= {} if arrival.max_concurrency is None else {"concurrency": arrival.max_concurrency}
-        phase |= {} if arrival.rate is None else {"rate": arrival.rate}
+        kind = "concurrency" if arrival.kind == "closed-loop" else arrival.kind
+        load = {"type": kind, "concurrency": arrival.max_concurrency, "rate": arrival.rate}
+        phase |= {name: value for name, value in load.items() if value is not None}
     return {
         "models": {"items": [] if model is None else [{"name": str(model)}]},
         "endpoint": {"streaming": True},

@@ -337,11 +337,9 @@ def _sampling(body: Mapping[str, Any], meta: Meta) -> dict[str, float]:
     sampling: dict[str, float] = {}
     for name, flag in SAMPLING.items():
         argument = next((word for before, word in pairwise(meta.cmd) if before == flag), None)
-        for value in (body.get(name), meta.top_k if name == "top_k" else None, argument):
-            number = _setting(value)
-            if number is not None:
-                sampling[name] = int(number) if name == "top_k" else number
-                break
+        stated = map(_setting, (body.get(name), meta.top_k if name == "top_k" else None, argument))
+        if (number := next((each for each in stated if each is not None), None)) is not None:
+            sampling[name] = int(number) if name == "top_k" else number
     return sampling
 
 

@@ -152,16 +152,15 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         self._write(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def _times(self) -> dict[str, int]:
-        times = {"recorded_ns": time.monotonic_ns()}
+        recorded_ns = time.monotonic_ns()
         message, _Received.message = _Received.message, None
         ended_s = getattr(message, "timestamp", None)
-        if isinstance(ended_s, float) and ended_s > 0:
-            times["ended_ns"] = round(ended_s * 1e9)
-        if self._was_idle:
-            scheduled_s = _first_scheduled_s(message)
-            if scheduled_s is not None:
-                times["scheduled_ns"] = round(scheduled_s * 1e9)
-        return times
+        times_s = {
+            "ended_ns": ended_s if isinstance(ended_s, float) and ended_s > 0 else None,
+            "scheduled_ns": _first_scheduled_s(message) if self._was_idle else None,
+        }
+        stated_ns = {name: round(time_s * 1e9) for name, time_s in times_s.items() if time_s is not None}
+        return {"recorded_ns": recorded_ns, **stated_ns}
 
     def _write(self, line: bytes) -> None:
         written = os.write(self._file, line)  # type: ignore[arg-type]
