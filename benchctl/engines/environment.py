@@ -108,9 +108,8 @@ class PythonServer(Engine):
         """
         options = settings.server
         is_one_series = getattr(options, "data_parallel_size", 1) == 1
-        return (
-            is_one_series and getattr(options, "step_log", False) and getattr(options, "continuous_batching", True)
-        )
+        is_batched = getattr(options, "continuous_batching", True)
+        return bool(is_one_series and is_batched and getattr(options, "step_log", False))
 
     def installation(self, options: ServerOptions | None) -> Installation:
         """The environment that has the engine, with the versions in it."""

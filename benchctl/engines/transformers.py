@@ -220,7 +220,9 @@ class TransformersEngine(PythonServer):
             raise self.refusal(settings, what, "set engine.options.continuous_batching to false")
         inferred = {name for name, option in _INFERRED.items() if getattr(options, option) is None}
         unused = set[str]() if options.num_kv_blocks is None else {"max_memory_percent"}
-        batching = {f"cb.{k}": value for k, value in config.pop("cb", {}).items() if k not in inferred | unused}
+        batching = {
+            f"cb.{key}": value for key, value in config.pop("cb", {}).items() if key not in inferred | unused
+        }
         seed = "ignored" if options.continuous_batching else "set when a request arrives"
         return {"version": config.pop(_DISTRIBUTION, None), **config, **batching, "request_seed": seed}
 

@@ -88,7 +88,8 @@ class ServerOptions(Section):
     @property
     def guides_with(self) -> str | None:
         """The value model that the server loads for guidance; None where it cannot guide."""
-        return getattr(self, "value_model", None)
+        value_model: str | None = getattr(self, "value_model", None)
+        return value_model
 
     @property
     def skips_neutral_guidance(self) -> bool:

@@ -102,7 +102,8 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     options = own_options(settings, VllmLenvmOptions)
     shape = shape_for(settings.model)
     devices, max_tokens = options.tensor_parallel_size, max_model_len_of(settings)
-    element, stored = (_FLOAT32_BYTES,) * 2 if options.dtype == "float32" else (_KV_ELEMENT_BYTES, None)
+    stored = _FLOAT32_BYTES if options.dtype == "float32" else None
+    element = stored or _KV_ELEMENT_BYTES
     max_slots = options.max_num_seqs or default_max_num_seqs(device)
     value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)
     reserve = {
