@@ -28,6 +28,7 @@ from benchctl.engines.engine import (
     Recipe,
     own_options,
     profile_errors,
+    raw_step_log,
     signatures,
     streamed,
 )
@@ -44,10 +45,9 @@ from benchctl.engines.sglang import (
     server_info,
     sglang_form,
 )
-from benchctl.engines.sglang_lenvm_steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError
 from benchctl.guided.params import EXPONENTIAL_MODES, REVISIONS_THAT_SKIP, SERVER_MODE
-from benchctl.interop.lenvm_log import revisions_of
+from benchctl.interop.lenvm_log import read_lenvm_steps, revisions_of, stamped_records
 from benchctl.profile.choices import Share, StepCount, check_rules
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.record import Call, PreparedRequest
@@ -244,7 +244,7 @@ class SglangLenvmEngine(SglangEngine):
             what = f"reports the value model {loaded}, and {declared} was requested"
             raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
         lines = site.log.read_text(encoding="utf-8", errors="replace").splitlines() if site.log.is_file() else []
-        fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
+        fits = revisions_of((record for _, record in stamped_records(site.step_log)[0]), lines)
         is_shown = _has_lines(options) or options.synchronised_timing_interval is not None
         if is_shown and options.revision not in fits:
             what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
@@ -257,7 +257,7 @@ class SglangLenvmEngine(SglangEngine):
         return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        return read_lenvm_steps(directory)
+        return read_lenvm_steps(raw_step_log(directory), directory / "requests.jsonl")
 
     def find_interpreter(self, named: str | None) -> Path:
         """The named interpreter, or that of the fork's own environment; stock SGLang is refused."""

@@ -31,8 +31,7 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.directory import makespan_s, read_gpu_samples, read_responses, sends_s
 from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm, request_of
-from benchctl.interop.lenvm.summary import RATIO_TAG
-from benchctl.interop.lenvm.warnings import REPAIRS
+from benchctl.interop.lenvm.summary import RATIO_TAG, REPAIRS
 from benchctl.measure.directory import reopen_experiment
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report

@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log
-from benchctl.engines.sglang_lenvm_steps import busy_starts, read_lenvm_steps, spans
 from benchctl.errors import RecordError
 from benchctl.interop.lenvm_log import (
+    busy_starts,
     last_lives,
     load_ms,
     num_start_up,
     read_averages,
+    read_lenvm_steps,
     read_timing,
     record_from,
     revisions_of,
+    spans,
     step_records,
     windows_of,
 )
@@ -248,9 +250,9 @@ def test_a_stamped_log_is_read_up_to_its_first_damage(tmp_path: Path):
     raw_step_log(tmp_path).write_bytes(stamps + b'{"t_ns": 4000000000, "line": "nothing"}\n')
     steps = []
     with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4: this line is not a step: 'nothing'"):
-        steps.extend(read_lenvm_steps(tmp_path))
+        steps.extend(read_lenvm_steps(raw_step_log(tmp_path), tmp_path / "requests.jsonl"))
     raw_step_log(tmp_path).write_bytes(stamps)
-    steps = list(read_lenvm_steps(tmp_path))
+    steps = list(read_lenvm_steps(raw_step_log(tmp_path), tmp_path / "requests.jsonl"))
     assert [(step.start_ns, step.dur_ns) for step in steps] == [
         (999_750_000, 250_000), (10**9, 10**9), (2 * 10**9, 10**9),
     ]  # fmt: skip

@@ -36,7 +36,7 @@ PACKAGE = Path(benchctl.__file__).parent
 PASSED_ON = {
     "benchctl/analysis/compare/words.py",
     "benchctl/analysis/validity/usable.py",
-    "benchctl/interop/lenvm/warnings.py",
+    "benchctl/interop/lenvm/summary.py",
     "benchctl/measure/journal.py",
     "benchctl/measure/measured_run.py",
     "benchctl/measure/run.py",
@@ -112,20 +112,21 @@ def emitted_warnings() -> set[str]:
         *get_args(AlterationKind),
         *codes_with_messages(),
         *(code for code in yielded if code in imports),
-        *lenvm_limits(),
+        *lenvm_codes(),
         "models-assumed",
         *("position-effect", "ratio-drift"),
     ]
     return emitted("ResultWarning", "suspect", "_warn") | flops_codes() | set(map(re.escape, computed))
 
 
-def lenvm_limits() -> Iterator[str]:
-    """The codes of limits that hold for a LenVM directory where a condition of a table is true."""
-    tree = ast.parse((PACKAGE / "interop/lenvm/warnings.py").read_text())
-    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_limits")
-    for node in ast.walk(function):
-        if isinstance(node, ast.Dict):
-            yield from (ast.literal_eval(key) for key in node.keys if key is not None)
+def lenvm_codes() -> Iterator[str]:
+    """The codes of tables about a LenVM directory, whose warnings are those that apply."""
+    tree = ast.parse((PACKAGE / "interop/lenvm/summary.py").read_text())
+    functions = {"_repairs", "_limits", "_limits_of_steps"}
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in functions:
+            tables = (node for node in ast.walk(function) if isinstance(node, ast.Dict))
+            yield from (ast.literal_eval(key) for table in tables for key in table.keys if key is not None)
 
 
 def flops_codes() -> set[str]:

@@ -20,8 +20,7 @@ from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, w
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.foreign_writers import write_foreign
 from benchctl.interop.lenvm.import_directory import import_lenvm
-from benchctl.interop.lenvm.summary import SUMMARY_NAME
-from benchctl.interop.lenvm.warnings import REPAIRS
+from benchctl.interop.lenvm.summary import REPAIRS, SUMMARY_NAME
 from benchctl.records.archive import contents_of, import_archive, write_archive
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic

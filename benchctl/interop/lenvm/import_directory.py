@@ -38,8 +38,7 @@ from benchctl.interop.lenvm.directory import (
     sends_s,
     whole_number,
 )
-from benchctl.interop.lenvm.summary import SUMMARY_NAME, Models, lenvm_csv
-from benchctl.interop.lenvm.warnings import directory_warnings
+from benchctl.interop.lenvm.summary import SUMMARY_NAME, Models, directory_warnings, lenvm_csv
 from benchctl.interop.lenvm_log import ALL, SAMPLER, step_records, windows_of
 from benchctl.profile.load import dump_profile, profile_from_plain, profile_sha256
 from benchctl.profile.model import Profile, VariantSettings
