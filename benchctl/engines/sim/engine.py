@@ -135,9 +135,8 @@ class SimEngine(Engine):
         )
         return warnings_of(
             {
-                "sim-far-behind" if lag_s > _HICCUP_S else "sim-lag": behind
-                if lag_s > _LAG_FRAC * wall_s
-                else None,
+                "sim-far-behind": behind if lag_s > max(_LAG_FRAC * wall_s, _HICCUP_S) else None,
+                "sim-lag": behind if _LAG_FRAC * wall_s < lag_s <= _HICCUP_S else None,
                 "sim-schedule-lost": lost if values["benchctl_sim:abandoned_phases"] > 0 else None,
             }
         )
