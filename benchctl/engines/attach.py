@@ -174,15 +174,14 @@ class AttachEngine(Engine):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)
         call = dialect.request_call(request, settings)
-        body: dict[str, Any] = msgspec.json.decode(call.body)
+        uncached = uncached_fields(dialect.spec) if options.bypass_prefix_cache else {}
+        body: dict[str, Any] = {**uncached, **msgspec.json.decode(call.body)}
         if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
         if dialect.spec.adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
         if not options.send_seed:
             body.pop("seed", None)
-        if options.bypass_prefix_cache:
-            body = {**uncached_fields(dialect.spec), **body}
         headers = {**_authorization(options), **call.headers}
         return replace(call, headers=headers, body=encode(body), secrets={**_key(options), **call.secrets})
 
@@ -220,7 +219,7 @@ class PlainOpenAi(Engine):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
         sampling = settings.sampling
-        body: dict[str, Any] = {
+        body = {
             "model": settings.server.request_model or settings.model,
             "n": request.n,
             "seed": request.seed,
@@ -228,9 +227,8 @@ class PlainOpenAi(Engine):
             "top_p": sampling.top_p,
             **sampling.penalties,
             "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if request.ignore_eos else {}),
         }
-        if request.ignore_eos:
-            body["ignore_eos"] = True
         return streamed(request, settings, body)
 
 

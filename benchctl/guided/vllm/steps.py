@@ -11,6 +11,7 @@ from typing import Any, Final
 from benchctl.guided.timing import Clock, PendingStep, StepTimer
 
 V2_SAMPLER: Final = "vllm.v1.worker.gpu.sample.sampler.Sampler"
+_SAMPLE: Final = "__call__"
 _WARM_UP: Final = "compile_or_warm_up_model"
 
 
@@ -22,25 +23,21 @@ class StepCount:
 
     def watch(self, sampler: type, worker: type) -> None:
         """Count calls of ``sampler`` from now on, from 0 where a ``worker`` is warm."""
-        for owner, name, around in ((sampler, "__call__", self._counting), (worker, _WARM_UP, self._starting)):
-            setattr(owner, name, around(getattr(owner, name)))
+        sample, warm_up = getattr(sampler, _SAMPLE), getattr(worker, _WARM_UP)
 
-    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
+        @functools.wraps(sample)
         def counting(*given: Any, **named: Any) -> Any:
             self.number += 1
-            return call(*given, **named)
+            return sample(*given, **named)
 
-        return counting
-
-    def _starting(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(warm_up)
         def starting(*given: Any, **named: Any) -> Any:
             result = warm_up(*given, **named)
             self.number = -1
             return result
 
-        return starting
+        setattr(sampler, _SAMPLE, counting)
+        setattr(worker, _WARM_UP, starting)
 
 
 def class_named(name: str) -> type:
