@@ -118,7 +118,7 @@ def config_of(model: str) -> ValueModelConfig:
     hidden, heads, kv_heads, head_dim, ffn, vocab = DIMENSIONS[model]
     return ValueModelConfig(
         layers=1, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab=vocab, ffn=ffn,
-        has_head_norm=model.startswith("qwen3"), norm_epsilon=1e-6, max_positions=4096,
+        has_head_norm=model.startswith("qwen3"), norm_epsilon=1e-6,
     )  # fmt: skip
 
 

@@ -53,8 +53,6 @@ class Counters:
     """Of these, passes that repeated one that had been recorded before."""
     slots: int = 0
     """In use now."""
-    num_bytes: int = 0
-    """Memory of the cache, taken once."""
 
 
 class CudaGraphs:

@@ -157,16 +157,11 @@ class PrefixCache:
         operations: Operations = PLAIN,
     ) -> None:
         self.memory, self._operations = memory, operations
-        self.group = config.heads // config.kv_heads
         size = (config.layers, memory.slots * memory.cells, 2, config.kv_heads, config.head_dim)
         # Cells that nothing was written to are masked, but must hold numbers: 0 times what is not one is not 0.
         self._cells = torch.zeros(size, device=device, dtype=dtype)
         self._ids = torch.full((memory.slots, max_candidates), -1, device=device, dtype=torch.int64)
         self._unknown = torch.zeros((), device=device, dtype=torch.int64)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._cells.dtype
 
     @property
     def num_bytes(self) -> int:

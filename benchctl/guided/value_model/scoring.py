@@ -74,7 +74,7 @@ class Scorer:
         )
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
         recorder = (CudaGraphs() if is_cuda else run_again) if (is_cuda if graphs is None else graphs) else None
-        self._done = Counters(num_bytes=self._cache.num_bytes)
+        self._done = Counters()
         self._forward = ForwardPass(model, self._cache, recorder, self._done)
         self._unknown: Arriving | None = None
         self._width, self._no_candidates = 1, torch.zeros((0, 1), dtype=torch.int64, device=cache_device)

@@ -40,8 +40,6 @@ class ValueModelConfig:
     has_head_norm: bool
     """Queries and keys of each head are normalised."""
     norm_epsilon: float
-    max_positions: int
-    """Longest sequence in tokens that the backbone was made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +196,6 @@ def dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
         ffn=config.intermediate_size,
         has_head_norm="layers.0.self_attn.q_norm.weight" in backbone_shapes(config),
         norm_epsilon=config.rms_norm_eps,
-        max_positions=config.max_position_embeddings,
     )
 
 

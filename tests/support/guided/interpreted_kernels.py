@@ -16,7 +16,7 @@ from benchctl.guided.value_model.value_model import ValueModelConfig
 def main(dtype, has_head_norm, head_dim, spoilt):
     config = ValueModelConfig(
         layers=1, hidden=96, heads=6, kv_heads=2, head_dim=int(head_dim), vocab=64, ffn=80,
-        has_head_norm=has_head_norm == "normed", norm_epsilon=1e-6, max_positions=4096,
+        has_head_norm=has_head_norm == "normed", norm_epsilon=1e-6,
     )  # fmt: skip
     kernels = kernel_operations()
     if spoilt:
