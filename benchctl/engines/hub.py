@@ -110,13 +110,8 @@ def pair_remedy(path: str, part: Part, key: str, *, is_base: bool = False) -> st
     """
     directory, command = Path(path), f"benchctl models make-tiny {_OPTIONS[part]}"
     pair = directory.parent
-    is_taken = any(_has_files(pair / each) for each in ("base", part))
+    is_taken = any(any((pair / each).expanduser().glob("*")) for each in ("base", part))
     if directory.name == ("base" if is_base else part) and not is_taken:
         return f"{command} {shlex.quote(str(pair))}"
     base, other = (shlex.quote(str(directory / each)) for each in ("base", part))
     return f"{command} {shlex.quote(path)} (then name {base} in model and {other} in {key})"
-
-
-def _has_files(directory: Path) -> bool:
-    path = directory.expanduser()
-    return path.is_dir() and any(path.iterdir())

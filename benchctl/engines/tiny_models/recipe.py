@@ -129,16 +129,6 @@ def stream_of(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
-def stored(values: npt.NDArray[np.float32], dtype: WeightType) -> Array:
-    """The values as a checkpoint stores them; bfloat16, which numpy has not, as its 16 bits.
-
-    Files are little-endian, as are the machines that engines run on.
-    """
-    if dtype == "bfloat16":
-        return bfloat16_bits(values)
-    return values.astype(np.float16 if dtype == "float16" else np.float32)
-
-
 def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The upper half of each finite float32, rounded to the nearest bfloat16, ties to an even last bit."""
     bits = values.view(np.uint32)
@@ -147,9 +137,13 @@ def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def whole_tensor(spec: TensorSpec, seed: int, dtype: WeightType) -> Array:
-    """One tensor as a checkpoint stores it, in its dimensions."""
-    values = stream_of(seed, spec.name).standard_normal(spec.dims, dtype=np.float32)
-    return stored(values * np.float32(spec.scale) + np.float32(spec.center), dtype)
+    """One tensor as a checkpoint stores it, in its dimensions; bfloat16, which numpy has not, as its 16 bits.
+
+    Files are little-endian, as are the machines that engines run on.
+    """
+    normal = stream_of(seed, spec.name).standard_normal(spec.dims, dtype=np.float32)
+    values = normal * np.float32(spec.scale) + np.float32(spec.center)
+    return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(dtype)
 
 
 def interleave_rotary_rows(weight: Array, heads: int) -> Array:
