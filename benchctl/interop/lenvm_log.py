@@ -71,24 +71,14 @@ _Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
 """Up to a day, which no call of a sampler takes."""
 
 
-class _Required(msgspec.Struct):
-    """Keys that every line has."""
-
-    step: _Count
-    t_sampler_total_ms: _Ms
-    batch_size: _Count
-    is_greedy: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingRecord:
+class TimingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of the sampler. ``sections_ms`` by name without ``t_`` and ``_ms``; ``other`` is the rest."""
 
-    step: int
-    batch_size: int
+    step: _Count
+    batch_size: _Count
     is_greedy: bool
-    sections_ms: Mapping[str, float]
-    other: Mapping[str, Any]
+    sections_ms: dict[str, _Ms]
+    other: dict[str, Any]
 
     @property
     def is_active(self) -> bool:
@@ -136,22 +126,14 @@ def record_from(line: bytes | str) -> TimingRecord | None:
     """The record of a line; None for a damaged line."""
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
-        required = msgspec.convert(fields, _Required)
         times = {name: value for name, value in fields.items() if name.startswith("t_") and name.endswith("_ms")}
-        sections_ms = msgspec.convert({name[2:-3]: value for name, value in times.items()}, dict[str, _Ms])
+        own = {name: fields.get(name) for name in ("step", "batch_size", "is_greedy")}
+        sections_ms = {name[2:-3]: value for name, value in times.items()}
+        other = {name: value for name, value in fields.items() if name not in times and name not in own}
+        record = msgspec.convert({**own, "sections_ms": sections_ms, "other": other}, TimingRecord)
     except DECODING_ERRORS:
         return None
-    return TimingRecord(
-        step=required.step,
-        batch_size=required.batch_size,
-        is_greedy=required.is_greedy,
-        sections_ms=sections_ms,
-        other={
-            name: value
-            for name, value in fields.items()
-            if name not in times and name not in _Required.__struct_fields__
-        },
-    )
+    return record if SAMPLER in record.sections_ms else None
 
 
 def read_damaged(
