@@ -234,7 +234,7 @@ def write_gguf(path: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
 
 
 def _gguf_settings(recipe: Recipe, tokenizer: "Tokenizer") -> dict[str, Any]:
-    """What the file says beside its weights, by the names of the writer's methods, without their ``add_``."""
+    """The content of the file beside its weights, by the names of the writer's methods, without their ``add_``."""
     from gguf import LlamaFileType, TokenType  # noqa: PLC0415
 
     shape, vocab = recipe.shape, tokenizer.get_vocab()

@@ -1,4 +1,4 @@
-"""What an import says of a directory: the LenVM project's own summary of it, and warnings.
+"""The LenVM project's own summary of an imported directory, and the warnings about it.
 
 ``lenvm_summary.csv`` has the columns of the project's own ``summary.csv``, by its definitions. Misleading
 definitions are kept, because this file is made to be compared with theirs: ``n_requests`` counts lines, latencies
@@ -168,7 +168,7 @@ def directory_warnings(arms: Sequence[Arm], models: Models) -> tuple[ResultWarni
 
 
 def _repairs(arm: Arm) -> dict[str, str]:
-    """What was repaired in the files of an arm, by code; empty texts for what does not apply."""
+    """Errors in the files of an arm that were repaired, by code."""
     most = max((each.num_rows for each in arm.answered if each.completion_tokens), default=0)
     num_failed = sum(each.is_failed for each in arm.answered)
     num_missing = max(0, (arm.meta.max_questions or 0) - len(arm.answered))
@@ -204,7 +204,7 @@ def _repairs(arm: Arm) -> dict[str, str]:
 
 
 def _limits(arm: Arm, arms: Sequence[Arm]) -> dict[str, str]:
-    """What the files of an arm cannot tell, by code."""
+    """Limits of the files of an arm, by code."""
     unrecorded = ", ".join(name for name in SAMPLING if name not in arm.sampling)
     windows = list(windows_of(arm.averages))
     worst_ms = max((window.rounding_ms for window in windows), default=0.0)
@@ -251,7 +251,7 @@ def _limits(arm: Arm, arms: Sequence[Arm]) -> dict[str, str]:
 
 
 def _limits_of_steps(arm: Arm) -> dict[str, str]:
-    """What the step log of an arm cannot tell, by code."""
+    """Limits of the step log of an arm, by code."""
     records = [record for life in arm.lives for record in life]
     if not records:
         return {"steps-unrecorded": "there is no step log, so single steps are unknown"}
