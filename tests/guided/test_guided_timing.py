@@ -10,7 +10,7 @@ import pytest
 from support.guided.fake_events import device
 from support.guided.tensors import torch
 
-from benchctl.guided.params import GuidanceError
+from benchctl.guided.params import GuidanceError, GuideStep
 from benchctl.guided.timing import SECTIONS, StepTimer
 
 ROOT = Path(__file__).parents[2]
@@ -147,9 +147,7 @@ class Counts:
     """Numbers of a step that come later."""
 
     is_known = False
-
-    def fields(self):
-        return {"candidates": 5, "fused": None}
+    step = GuideStep(candidates=5)
 
 
 def test_a_line_waits_for_its_numbers_as_it_does_for_its_times(tmp_path):
