@@ -298,6 +298,6 @@ def _remedy(names: Sequence[str]) -> str:
     """The run that separates these features: the coordinate that they do not share."""
     if {"prefill", "compute"} & set(names):
         return "with prompts of other lengths"
-    if {"kv", "decode", "memory"} & set(names):
+    if {"decode", "memory"} & set(names):
         return "with contexts of another length at the same concurrency"
     return "at another concurrency"

@@ -56,7 +56,6 @@ ENOUGH_CV: Final = 0.3
 _MIN_BUCKET_STEPS: Final = 5
 _WIDTH_REMEDIES: Final = {
     "static_weights": "add a model of another size",
-    "weights": "add a model of another size",
     "all_reduce": "add runs at another tensor-parallel size",
     "requests": "add long prompts at low concurrency",
 }

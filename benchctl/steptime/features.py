@@ -4,11 +4,9 @@ Times at the data sheet's peaks are in microseconds; counts (``layers``, ``reque
 ``guided_rows``, ``candidates``) have coefficients in microseconds each. With C the FLOPs of a step at peak, K its
 key-value bytes and W its weights at peak bandwidth, C and W with the head:
 
-overlap        compute C or memory K + W, whichever is larger, the other 0; all_reduce, layers, requests, steps
-scaling-book   compute C or weights W, whichever is larger, the other 0; kv K; all_reduce, layers, requests, steps
-no-overlap     compute C, kv K, weights W; all_reduce, layers, requests, steps
-roofline       roofline max(C, K + W), whose coefficient is 1
-original       the seven published ones (``original_times``)
+overlap    compute C or memory K + W, whichever is larger, the other 0; all_reduce, layers, requests, steps
+roofline   roofline max(C, K + W), whose coefficient is 1
+original   the seven published ones (``_original``)
 
 A step without tokens has none of these but ``steps``; the published form reads weights even then. A deployment
 with a value model adds that model's forward pass at its roofline, 1 for a guided step, its rows and candidates.
@@ -17,7 +15,6 @@ Two columns for one maximum let compute and memory have efficiencies of their ow
 Every step of a model has the same layers and steps, so that their coefficients differ only over models.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchctl.costs.model_shape import LatentShape, ModelShape
@@ -35,15 +32,12 @@ from benchctl.units import US_PER_S
 if TYPE_CHECKING:
     from benchctl.steptime.work import Quantity
 
-_OVERHEADS: Final = ("all_reduce", "layers", "requests", "steps")
 _NAMES: Final[dict[Structure, tuple[str, ...]]] = {
     "original": (
         *("prefill", "decode", "static_weights", "expert_weights"),
         *("all_reduce", "requests", "steps"),
     ),
-    "overlap": ("compute", "memory", *_OVERHEADS),
-    "scaling-book": ("compute", "weights", "kv", *_OVERHEADS),
-    "no-overlap": ("compute", "kv", "weights", *_OVERHEADS),
+    "overlap": ("compute", "memory", "all_reduce", "layers", "requests", "steps"),
     "roofline": ("roofline",),
 }
 GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
@@ -94,45 +88,22 @@ def _corrected(
     if deployment.shape.moe is not None:
         weights = weights + experts_read_by(tokens, deployment, experts_read) * times.expert_weights_us
     # One row with logits reads the whole head.
-    weights = weights + is_above(work.num_sampled, 0.0) * times.head_weights_us
+    memory = kv + (weights + is_above(work.num_sampled, 0.0) * times.head_weights_us)
     if structure == "roofline":
-        return (greater(compute, kv + weights),)
-    overheads = (
+        return (greater(compute, memory),)
+    is_compute_bound = is_above(compute, memory)
+    return (
+        is_compute_bound * compute,
+        (1.0 - is_compute_bound) * memory,
         has_tokens * step_all_reduces_us(tokens, deployment),
         has_tokens * float(deployment.shape.layers),
         work.num_seqs,
         has_tokens * 0.0 + 1.0,
     )
-    if structure == "no-overlap":
-        return (compute, kv, weights, *overheads)
-    hidden = weights if structure == "scaling-book" else kv + weights
-    is_compute_bound = is_above(compute, hidden)
-    bound = (is_compute_bound * compute, (1.0 - is_compute_bound) * hidden)
-    return (*bound, kv, *overheads) if structure == "scaling-book" else (*bound, *overheads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OriginalTimes:
-    """Times of the published features, in microseconds for each count of a step."""
-
-    token_us: float
-    position_us: float
-    kv_token_us: float
-    static_weights_us: float
-    expert_weights_us: float
-    all_reduce_token_us: float
-
-    def compute_us(self, tokens: "Quantity", positions: "Quantity") -> "Quantity":
-        """FLOPs of one phase at peak."""
-        return tokens * self.token_us + positions * self.position_us
-
-    def kv_us(self, context: "Quantity", tokens: "Quantity") -> "Quantity":
-        """Bytes of key-value cache of one phase, read and written."""
-        return (context + tokens) * self.kv_token_us
-
-
-def original_times(deployment: Deployment) -> OriginalTimes:
-    """The times of a deployment under the conventions of the published model, for comparison.
+def _original(work: StepWork, deployment: Deployment, experts_read: ExpertsRead) -> "tuple[Quantity, ...]":
+    """Columns of the published structure, for comparison.
 
         step time = b1 max(prefill compute, prefill kv) + b2 max(decode compute, decode kv) + b3 static weights
                     + b4 expert weights + b5 all-reduce + b6 requests + b7
@@ -146,6 +117,7 @@ def original_times(deployment: Deployment) -> OriginalTimes:
     Source: revision 7 of the latency model of inference-sim; the H100 has 989.5 TFLOP/s there.
     """
     shape, hardware, tp = deployment.shape, deployment.hardware, deployment.tensor_parallel
+    moe, param_bytes = shape.moe, deployment.param_bytes
     flop_us = US_PER_S / _PUBLISHED_PEAKS.get(hardware.name, hardware.peak_flops_per_s)
     byte_us = US_PER_S / hardware.bandwidth_bytes_per_s
     kv_width = shape.kv_heads * shape.head_dim
@@ -156,19 +128,30 @@ def original_times(deployment: Deployment) -> OriginalTimes:
         of_token, of_position = latent_flops(shape, shape.latent, tp)
         token, position = sum(of_token.values()), sum(of_position.values())
         kv_elements = shape.latent.cache_elements()
-    dense = shape.dense_layers * 3 * shape.hidden * shape.ffn / tp
-    shared = chosen = 0.0
-    if shape.moe is not None:
-        shared = shape.moe.layers * 3 * shape.hidden * shape.moe.shared_ffn / tp
-        chosen = shape.moe.experts_per_token * shape.expert_params() / tp
-    static_params = shape.layers * token / 2 + dense + shared
-    return OriginalTimes(
-        token_us=2 * (static_params + chosen) * flop_us,
-        position_us=shape.layers * position * flop_us,
-        kv_token_us=shape.layers * kv_elements * deployment.kv_bytes_per_element * byte_us,
-        static_weights_us=static_params * deployment.param_bytes * byte_us,
-        expert_weights_us=shape.expert_params() / tp * deployment.param_bytes * byte_us,
-        all_reduce_token_us=shape.layers * 2 * shape.hidden * 2 * byte_us if tp > 1 else 0.0,
+    static_params = shape.layers * token / 2 + shape.dense_layers * 3 * shape.hidden * shape.ffn / tp
+    chosen_params = 0.0
+    if moe is not None:
+        static_params += moe.layers * 3 * shape.hidden * moe.shared_ffn / tp
+        chosen_params = moe.experts_per_token * shape.expert_params() / tp
+    token_us, position_us = 2 * (static_params + chosen_params) * flop_us, shape.layers * position * flop_us
+    kv_token_us = shape.layers * kv_elements * deployment.kv_bytes_per_element * byte_us
+
+    def phase_us(tokens: "Quantity", positions: "Quantity", context: "Quantity") -> "Quantity":
+        """The larger of the FLOPs at peak and the bytes of key-value cache, read and written."""
+        return greater(tokens * token_us + positions * position_us, (context + tokens) * kv_token_us)
+
+    nothing: Quantity = 0.0 * work.tokens
+    # With no tokens the published form counts the experts of one.
+    fewest_experts = float(moe.experts_per_token) if moe is not None and experts_read == "linear" else 0.0
+    experts = greater(experts_read_by(work.tokens, deployment, experts_read), nothing + fewest_experts)
+    return (
+        phase_us(work.prefill_tokens, work.prefill_positions, work.prefill_context),
+        phase_us(work.decode_tokens, work.decode_positions, work.decode_context),
+        nothing + static_params * param_bytes * byte_us,
+        experts * (shape.expert_params() / tp * param_bytes * byte_us),
+        work.tokens * (shape.layers * 2 * shape.hidden * 2 * byte_us if tp > 1 else 0.0),
+        work.num_seqs,
+        nothing + 1.0,
     )
 
 
@@ -187,31 +170,3 @@ def latent_flops(shape: ModelShape, latent: LatentShape, tp: int) -> tuple[dict[
         "output": 2 * heads * latent.value_dim * d / tp,
     }
     return of_token, {"nope": 4 * heads / tp * latent.kv_rank, "rope": 2 * heads / tp * latent.rope_dim}
-
-
-def _original(work: StepWork, deployment: Deployment, experts_read: ExpertsRead) -> "tuple[Quantity, ...]":
-    """Columns of the published structure."""
-    times, moe = original_times(deployment), deployment.shape.moe
-    prefill = greater(
-        times.compute_us(work.prefill_tokens, work.prefill_positions),
-        times.kv_us(work.prefill_context, work.prefill_tokens),
-    )
-    decode = greater(
-        times.compute_us(work.decode_tokens, work.decode_positions),
-        times.kv_us(work.decode_context, work.decode_tokens),
-    )
-    nothing: Quantity = 0.0 * work.tokens
-    experts = nothing
-    if moe is not None:
-        # With no tokens the published form counts the experts of one.
-        fewest_experts = float(moe.experts_per_token) if experts_read == "linear" else 0.0
-        experts = greater(experts_read_by(work.tokens, deployment, experts_read), nothing + fewest_experts)
-    return (
-        prefill,
-        decode,
-        nothing + times.static_weights_us,
-        experts * times.expert_weights_us,
-        work.tokens * times.all_reduce_token_us,
-        work.num_seqs,
-        nothing + 1.0,
-    )

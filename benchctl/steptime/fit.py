@@ -75,8 +75,6 @@ _OVERHEADS: Final = {
 _CORRECTED: Final = {
     "compute": Anchor(1.6, 0.4),
     "memory": Anchor(1.15, 0.1),
-    "weights": Anchor(1.15, 0.1),
-    "kv": Anchor(1.3, 0.3),
     "all_reduce": Anchor(1.0, 0.5),
     "layers": Anchor(45.0, 15.0),
     "steps": Anchor(100.0, 100.0),

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 
-Structure: TypeAlias = Literal["original", "overlap", "scaling-book", "no-overlap", "roofline"]
+Structure: TypeAlias = Literal["original", "overlap", "roofline"]
 """``original`` is the published form with seven coefficients; ``overlap`` takes max(compute, kv + weights) with
-per-layer, per-request and all-reduce terms; ``scaling-book`` takes kv + max(compute, weights) instead, as the JAX
-Scaling Book does; ``no-overlap`` adds compute, key-value and weight time up; ``roofline`` is the analytic bound,
-which nothing is fitted to."""
+per-layer, per-request and all-reduce terms; ``roofline`` is the analytic bound, which nothing is fitted to."""
 
 ExpertsRead: TypeAlias = Literal["linear", "uniform", "measured"]
 """Number of experts whose weights a step reads: min(N, n k), N (1 - (1 - k / N)^n), or a table of the user's."""

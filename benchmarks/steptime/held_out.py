@@ -10,7 +10,6 @@ last, the steps of each range of batches are predicted by a fit to all other bat
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,14 @@ import numpy as np
 from benchctl.analysis.experiment.observed import read_sources
 from benchctl.interop.tables import TableDefaults
 from benchctl.steptime.design import group_label, select_steps
-from benchctl.steptime.evaluate import Evaluation, HoldOut, compare_structures, hold_out, predict_runs
+from benchctl.steptime.evaluate import Evaluation, HoldOut, compare_structures, predict_runs
 from benchctl.steptime.fit import FitOptions, fit_model
-from benchctl.steptime.work import ObservedSteps, Structure
+from benchctl.steptime.work import ObservedSteps
 
 TABLE = Path(__file__).resolve().parents[3] / "shared/data/steps/vllm-h100-steps.csv"
 GOALS = "goals for overlap: MAPE <= 5%, |bias| <= 3%, coverage 85-95% (nominal 90%)"
 PUBLISHED = "published on steps drawn from the runs of the fit itself: original 6.97%, roofline 32.5%"
 BATCHES = ((0, 23), (24, 35), (36, 47), (48, 63), (64, 95), (96, 255), (64, 255), (48, 255))
-OTHERS: tuple[Structure, ...] = ("scaling-book", "no-overlap")
 
 
 def line(label: str, evaluation: Evaluation) -> str:
@@ -42,8 +40,7 @@ def print_hold_out(observed: Sequence[ObservedSteps], by: HoldOut) -> None:
         print(f"only one {by}: nothing to leave out")
         return
     print(f"{'each ' + by + ' left out':34} {'steps':>6} {'MAPE':>8} {'bias':>8} {'p90':>8} {'inside':>8}")
-    evaluations = list(compare_structures(observed, FitOptions(), by))
-    evaluations += [hold_out(observed, replace(FitOptions(), structure=structure), by) for structure in OTHERS]
+    evaluations = compare_structures(observed, FitOptions(), by)
     for evaluation in evaluations:
         print(line(evaluation.structure, evaluation))
     for group in evaluations[0].groups:

@@ -39,8 +39,8 @@ from benchmarks.common.table import show
 STEP_GOAL, WALL_GOAL = 0.10, 0.10
 HARDWARE = "cpu:0.2:20"
 """Nominal peaks of one core, TFLOP/s and GB/s."""
-FIT = FitOptions(structure="no-overlap", ridge=0.0)
-"""Times of a core add up, and typical coefficients are those of GPUs."""
+FIT = FitOptions(ridge=0.0)
+"""Typical coefficients are those of GPUs."""
 SHAPE = (
     "--hidden",
     "1024",

@@ -13,11 +13,10 @@ from benchctl.steptime.work import Coefficient
 
 CODE = "drafts-not-fitted"
 MODEL = StepTimeModel(
-    structure="no-overlap",
+    structure="overlap",
     coefficients=(
         Coefficient(name="compute", value=1.5),
-        Coefficient(name="kv", value=1.2),
-        Coefficient(name="weights", value=1.2),
+        Coefficient(name="memory", value=1.2),
         Coefficient(name="steps", value=900.0, unit="us"),
     ),
     hardware="h100-sxm",

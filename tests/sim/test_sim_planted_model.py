@@ -7,38 +7,26 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.steptime.model import StepTimeModel, read_model, write_model
-from benchctl.steptime.work import Coefficient, Structure
+from benchctl.steptime.work import Coefficient
 
-PLANTED: dict[Structure, dict[str, float]] = {
-    "overlap": {
-        "compute": 1.45,
-        "memory": 1.22,
-        "all_reduce": 1.0,
-        "layers": 38.0,
-        "requests": 14.0,
-        "steps": 150.0,
-    },
-    "no-overlap": {
-        "compute": 1.45,
-        "kv": 1.6,
-        "weights": 1.1,
-        "all_reduce": 1.0,
-        "layers": 38.0,
-        "requests": 14.0,
-        "steps": 150.0,
-    },
+PLANTED = {
+    "compute": 1.45,
+    "memory": 1.22,
+    "all_reduce": 1.0,
+    "layers": 38.0,
+    "requests": 14.0,
+    "steps": 150.0,
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("structure", ["overlap", "no-overlap"])
-def test_a_fit_to_simulated_steps_returns_the_planted_coefficients(structure: Structure, tmp_path: Path) -> None:
+def test_a_fit_to_simulated_steps_returns_the_planted_coefficients(tmp_path: Path) -> None:
     planted = tmp_path / "planted.json"
     write_model(
         planted,
         StepTimeModel(
-            structure=structure,
-            coefficients=tuple(Coefficient(name=name, value=value) for name, value in PLANTED[structure].items()),
+            structure="overlap",
+            coefficients=tuple(Coefficient(name=name, value=value) for name, value in PLANTED.items()),
             hardware="h100-sxm",
             tensor_parallel=(1,),
         ),
@@ -55,11 +43,9 @@ def test_a_fit_to_simulated_steps_returns_the_planted_coefficients(structure: St
         )
         assert simulated.returncode == 0, simulated.stderr
     sources = sorted((tmp_path / "results").glob("steptime-w*/latest"))
-    fitted = benchctl("steptime", "fit", *sources, "--structure", structure, "-o", tmp_path / "m.json", "--json")
+    fitted = benchctl("steptime", "fit", *sources, "-o", tmp_path / "m.json", "--json")
     assert fitted.returncode == 0, fitted.stderr
     assert json.loads(fitted.stdout)["held_out"][0]["whole"]["mape_frac"] < 1e-3
     for coefficient in read_model(tmp_path / "m.json").coefficients:
         if coefficient.is_identified:
-            assert coefficient.value == pytest.approx(PLANTED[structure][coefficient.name], rel=2e-3), (
-                coefficient.name
-            )
+            assert coefficient.value == pytest.approx(PLANTED[coefficient.name], rel=2e-3), coefficient.name

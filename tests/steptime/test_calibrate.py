@@ -36,15 +36,9 @@ def test_steps_that_do_not_determine_both_scales_are_refused_with_the_remedy() -
         solve_scales(memory, memory * 1e-4, np.zeros(3), memory)
 
 
-@pytest.mark.parametrize("structure", ["overlap", "no-overlap"])
-def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks(structure: str) -> None:
-    planted = {
-        name: PLANTED.get(name, 1.2)
-        for name in (PLANTED if structure == "overlap" else [*PLANTED, "kv", "weights"])
-        if name != "memory" or structure == "overlap"
-    }
-    run = planted_run("qwen2.5-7b", 1, planted, structure=structure)
-    model = fit_model([run], FitOptions(structure=structure, num_draws=5))
+def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks() -> None:
+    run = planted_run("qwen2.5-7b", 1, PLANTED)
+    model = fit_model([run], FitOptions(num_draws=5))
     compute, memory, rest = parts_of(model, run)
     np.testing.assert_allclose(compute + memory + rest, model.predict_us(run.work, run.deployment), rtol=1e-9)
     assert (compute[np.asarray(run.work.prefill_tokens) > 2000] > 0).all()

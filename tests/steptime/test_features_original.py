@@ -1,6 +1,7 @@
 """The published form of the step-time model, against its worked cases."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.steptime.features import feature_names, features, latent_flops, original_times
+from benchctl.steptime.features import feature_names, features, latent_flops
 from benchctl.steptime.work import Deployment, StepWork
 
 ORACLES = Path(__file__).parents[2] / "../shared/oracles/steptime.json"
@@ -71,13 +72,16 @@ def test_the_published_form_gives_the_worked_features_and_step_times(case: str) 
     expected = next(each for each in oracles()["cases"] if each["name"].split()[0] == case)
     model, tensor_parallel, work = CASES[case]
     deployment = deployment_of(model, tensor_parallel)
-    times = original_times(deployment)
     columns = features(work, deployment, "original", "linear")
+    without_memory = replace(deployment, hardware=replace(deployment.hardware, bandwidth_bytes_per_s=1e40))
+    fast = replace(deployment.hardware, name="fast", peak_flops_per_s=1e40)
+    compute = features(work, without_memory, "original", "linear")
+    kv = features(work, replace(deployment, hardware=fast), "original", "linear")
     parts = {
-        "F_pf_compute": times.compute_us(work.prefill_tokens, work.prefill_positions),
-        "F_pf_kv": times.kv_us(work.prefill_context, work.prefill_tokens),
-        "F_dc_compute": times.compute_us(work.decode_tokens, work.decode_positions),
-        "F_dc_kv": times.kv_us(work.decode_context, work.decode_tokens),
+        "F_pf_compute": compute["prefill"],
+        "F_pf_kv": kv["prefill"],
+        "F_dc_compute": compute["decode"],
+        "F_dc_kv": kv["decode"],
         "F_weight_static": columns["static_weights"],
         "F_weight_moe": columns["expert_weights"],
         "F_tp": columns["all_reduce"],

@@ -82,7 +82,7 @@ class FitForm:
     """The form of a model that is fitted."""
 
     structure: Annotated[
-        Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
+        Literal["overlap", "original", "roofline"],
         typer.Option(help="Form of the model; 'original' is the published one, 'roofline' fits nothing."),
     ] = "overlap"
     experts: Annotated[
