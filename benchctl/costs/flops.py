@@ -18,19 +18,29 @@ one to the other.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from benchctl.costs.hardware import Hardware
+from benchctl.costs.run_work import (
+    Lengths,
+    RunLengths,
+    RunTotals,
+    RunWork,
+    StepLogCounts,
+    TokenWork,
+    guided_work,
+    observed_work,
+    output_work,
+    prompt_work,
+    published_work,
+)
 from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.units import GIGA
 
 Convention: TypeAlias = Literal["published", "two-n", "lm-head-value-model"]
-RunWork: TypeAlias = Mapping[str, "TokenWork"]
-"""Work of a run by phase, as ``FlopsAccount`` has them; that of an absent model is left out."""
 Models: TypeAlias = Mapping[str, ModelShape | None]
 """The models ``base``, ``value`` and ``draft`` of a run."""
 
@@ -44,115 +54,6 @@ _NOMINAL_PARAMS: Final = {
     "qwen2.5-72b": 72_700_000_000,
 }
 """Parameters as model cards round them, the basis of the ``two-n`` figures."""
-
-
-class Lengths(NamedTuple):
-    """One generated sequence: tokens of its prompt and tokens of its output."""
-
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTotals:
-    """Totals of a run whose sequences are unknown; each is at least 1.
-
-    ``prompt_tokens`` counts each question once; ``num_sequences`` is questions times samples.
-    """
-
-    num_questions: int
-    num_sequences: int
-    prompt_tokens: int
-    output_tokens: int
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {value}; FLOPs need at least 1")
-
-    def evenly(self) -> "RunLengths":
-        """Lengths of these totals that are as equal as whole tokens allow."""
-        prompts = spread_evenly(self.prompt_tokens, self.num_questions)
-        samples = spread_evenly(self.num_sequences, self.num_questions)
-        prompt_of = [prompt for prompt, num in zip(prompts, samples, strict=True) for _ in range(num)]
-        outputs = spread_evenly(self.output_tokens, self.num_sequences)
-        return RunLengths(
-            question_prompts=tuple(prompts),
-            sequences=tuple(Lengths(*pair) for pair in zip(prompt_of, outputs, strict=True)),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLengths:
-    """Lengths of a run whose sequences are known.
-
-    ``question_prompts`` holds the prompt of each question once, ``sequences`` every generated sequence: a
-    question sampled n times is one of the former and n of the latter.
-    """
-
-    question_prompts: tuple[int, ...]
-    sequences: tuple[Lengths, ...]
-
-    def totals(self) -> RunTotals:
-        return RunTotals(
-            num_questions=len(self.question_prompts),
-            num_sequences=len(self.sequences),
-            prompt_tokens=sum(self.question_prompts),
-            output_tokens=sum(output for _, output in self.sequences),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLogCounts:
-    """Tokens forwarded by a step log: sums of the fields of ``StepRecord``."""
-
-    base_prefill_tokens: int
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    candidates: int = 0
-    verification_tokens: int | None = None
-    """Tokens that the base model forwarded for decoding sequences, with all drafts that it verified; None for a
-    server that did not speculate."""
-    draft_prefill_tokens: int = 0
-    """Prompt tokens that the draft model prefilled."""
-    draft_tokens: int = 0
-    """Tokens that the draft model proposed."""
-    backfill_tokens: int = 0
-    """Tokens that it forwarded besides, because a bonus token came after them and its cache lacked them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenWork:
-    """Tokens that one model forwards.
-
-    ``positions`` is the sum over these tokens of the positions each attends to, itself included; ``heads`` the
-    number of positions at which the head is evaluated.
-    """
-
-    tokens: int = 0
-    positions: int = 0
-    heads: int = 0
-
-    @classmethod
-    def after(cls, context: int, num_tokens: int) -> "TokenWork":
-        """N tokens after a context of P: N tokens, N P + N (N + 1) / 2 positions, a head at each."""
-        positions = num_tokens * context + num_tokens * (num_tokens + 1) // 2
-        return cls(tokens=num_tokens, positions=positions, heads=num_tokens)
-
-    def __add__(self, other: "TokenWork") -> "TokenWork":
-        return TokenWork(
-            tokens=self.tokens + other.tokens,
-            positions=self.positions + other.positions,
-            heads=self.heads + other.heads,
-        )
-
-    def __mul__(self, times: int) -> "TokenWork":
-        return TokenWork(tokens=self.tokens * times, positions=self.positions * times, heads=self.heads * times)
-
-    def resized(self, tokens: int, *, heads: int) -> "TokenWork":
-        """Another number of tokens, which on average attend to as many positions as these."""
-        positions = (2 * self.positions * tokens + self.tokens) // (2 * self.tokens) if self.tokens else 0
-        return TokenWork(tokens=tokens, positions=positions, heads=heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,32 +173,12 @@ def published_flops(
     if value_model is not None:
         value_model = replace(value_model, head="value_head" if convention == "published" else "lm_head")
     models = {"base": base, "value": value_model}
-    account = price_work(_published_work(totals, top_k), models, totals.output_tokens)
+    account = price_work(published_work(totals, top_k), models, totals.output_tokens)
     phases = {
         phase: flops.scaled(candidate_cost) if phase == "value_candidates" else flops
         for phase, flops in account.phases.items()
     }
     return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
-
-
-def _published_work(totals: RunTotals, top_k: int) -> RunWork:
-    """Counts of the published rule; see ``published_flops``."""
-    prompt = round(totals.prompt_tokens / totals.num_questions)
-    output = round(totals.output_tokens / totals.num_sequences)
-    prefill = TokenWork.after(0, prompt) * totals.num_questions
-    return _guided_work(prefill, TokenWork.after(prompt, output) * totals.num_sequences, top_k)
-
-
-def _guided_work(prompts: TokenWork, outputs: TokenWork, top_k: int) -> dict[str, TokenWork]:
-    """Work of both models on the same prompts and outputs; without a top_k the value model does nothing."""
-    is_guided = int(top_k >= 1)
-    return {
-        "base_prefill": prompts,
-        "base_decode": outputs,
-        "value_prefill": prompts * is_guided,
-        "value_extend": outputs * is_guided,
-        "value_candidates": outputs * max(top_k, 0),
-    }
 
 
 def _two_n_flops(
@@ -342,56 +223,6 @@ def observed_flops(
 def _observed_models(base: ModelShape, value_model: ModelShape | None, draft_model: ModelShape | None) -> Models:
     value = None if value_model is None else value_model.as_value_model()
     return {"base": base, "value": value, "draft": draft_model}
-
-
-def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWork:
-    """Work of a serving engine, from each sequence's own lengths and the counts of its step log.
-
-    The conventions, each with the one that is rejected:
-
-    * lengths of each sequence, not rounded means: attention is convex in length;
-    * logits where a token is sampled (once for each output token), not for every prompt token;
-    * the first output token comes from prefill, so a sequence decodes O - 1 tokens, not O;
-    * base prefill as logged: prompts shared by prefix caching are not forwarded again, recomputed ones are;
-    * value-model prefill as logged: it shares no prefixes among samples, so one for each prompt is too little;
-    * value-model extends and candidates as logged, not one and k for each output token: filters leave fewer than
-      k, a row with one candidate is not scored, a greedy step scores nothing;
-    * the value head at each candidate only: the values of prompt and prefix are not used;
-    * of a server that speculates, the tokens that the base model verified, with logits at each, not one for each
-      output token: a rejected draft is computed like an accepted one;
-    * one token of the draft model for each token that it proposes, with logits (of K passes the first takes the
-      newest token, the others the draft before), and those of its backfill, without.
-
-    Logged tokens are assumed to attend to as many positions on average as all prompt (output) tokens; a log has no
-    finer count, and attention is about one percent of the whole.
-    """
-    prompts, outputs = _prompt_work(prompt for prompt, _ in sequences), _output_work(sequences)
-    num_first_tokens = sum(1 for _, output in sequences if output > 0)
-    decoded, verified = _output_work(sequences, num_skipped=1), counts.verification_tokens
-    return {
-        "base_prefill": prompts.resized(counts.base_prefill_tokens, heads=num_first_tokens),
-        "base_decode": decoded if verified is None else decoded.resized(verified, heads=verified),
-        "value_prefill": prompts.resized(counts.value_prefill_tokens, heads=0),
-        "value_extend": outputs.resized(counts.value_extend_tokens, heads=0),
-        "value_candidates": outputs.resized(counts.candidates, heads=counts.candidates),
-        "draft_prefill": prompts.resized(counts.draft_prefill_tokens, heads=0),
-        "draft_decode": decoded.resized(counts.draft_tokens + counts.backfill_tokens, heads=counts.draft_tokens),
-    }
-
-
-def _prompt_work(prompts: Iterable[int]) -> TokenWork:
-    """Each of these prompts prefilled from nothing; prompts of one length are counted together."""
-    of_lengths = (TokenWork.after(0, prompt) * times for prompt, times in Counter(prompts).items())
-    return sum(of_lengths, TokenWork())
-
-
-def _output_work(sequences: Sequence[Lengths], num_skipped: int = 0) -> TokenWork:
-    """Each output token of each sequence forwarded once, but for the first ``num_skipped`` of each."""
-    of_lengths = (
-        TokenWork.after(prompt, max(output - num_skipped, 0)) * times
-        for (prompt, output), times in Counter(sequences).items()
-    )
-    return sum(of_lengths, TokenWork())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,13 +272,13 @@ def explain_difference(
 def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterable[tuple[str, str, RunWork]]:
     """Code and meaning of each correction in their order, with the phases whose work it replaces."""
     observed = observed_work(lengths.sequences, counts)
-    exact = _guided_work(_prompt_work(lengths.question_prompts), _output_work(lengths.sequences), top_k)
+    exact = guided_work(prompt_work(lengths.question_prompts), output_work(lengths.sequences), top_k)
     sampled = {
         "base_prefill": replace(exact["base_prefill"], heads=observed["base_prefill"].heads),
         "value_prefill": replace(exact["value_prefill"], heads=0),
         "value_extend": replace(exact["value_extend"], heads=0),
     }
-    without_first = {"base_decode": _output_work(lengths.sequences, num_skipped=1)}
+    without_first = {"base_decode": output_work(lengths.sequences, num_skipped=1)}
 
     def logged(phase: str) -> RunWork:
         return {phase: observed[phase]}
@@ -456,7 +287,7 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterable[
         (
             "convention",
             "the published rule with a value head and candidates at full cost",
-            _published_work(lengths.totals(), top_k),
+            published_work(lengths.totals(), top_k),
         ),
         ("lengths", "each sequence's own length instead of rounded means", exact),
         ("head", "heads only where a token is sampled or a candidate scored", sampled),
@@ -502,9 +333,3 @@ def utilization_frac(flops: int, wall_s: float | None, hardware: Hardware | None
     """
     achieved = achieved_flops_per_s(flops, wall_s)
     return achieved / hardware.peak_flops_per_s if achieved is not None and hardware is not None else None
-
-
-def spread_evenly(total: int, parts: int) -> list[int]:
-    """``total`` as ``parts`` whole numbers that differ by at most one, larger ones first."""
-    each, rest = divmod(total, parts)
-    return [each + 1] * rest + [each] * (parts - rest)

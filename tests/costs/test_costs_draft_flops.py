@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.flops import (
-    FlopsAccount,
-    Lengths,
-    RunLengths,
-    StepLogCounts,
-    explain_difference,
-    observed_flops,
-    published_flops,
-)
+from benchctl.costs.flops import FlopsAccount, explain_difference, observed_flops, published_flops
+from benchctl.costs.run_work import Lengths, RunLengths, StepLogCounts
 from benchctl.costs.shapes import shape_for
 
 BASE, DRAFT = shape_for("llama-160m"), shape_for("llama-68m")

@@ -7,9 +7,6 @@ import pytest
 from benchctl.costs.flops import (
     Convention,
     FlopsAccount,
-    Lengths,
-    RunTotals,
-    StepLogCounts,
     achieved_flops_per_s,
     observed_flops,
     published_flops,
@@ -17,6 +14,7 @@ from benchctl.costs.flops import (
 )
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import forward_bytes, weight_read_bytes
+from benchctl.costs.run_work import Lengths, RunTotals, StepLogCounts
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.units import PETA, TERA

@@ -4,17 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.costs.flops import (
-    Convention,
-    Lengths,
-    RunLengths,
-    RunTotals,
-    StepLogCounts,
-    TokenWork,
-    explain_difference,
-    observed_flops,
-    published_flops,
-)
+from benchctl.costs.flops import Convention, explain_difference, observed_flops, published_flops
+from benchctl.costs.run_work import Lengths, RunLengths, RunTotals, StepLogCounts, TokenWork
 from benchctl.costs.shapes import ModelShape, shape_for
 
 BASE = shape_for("qwen2.5-7b")

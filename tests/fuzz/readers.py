@@ -14,7 +14,7 @@ from support.results import builders, lenvm_results
 from support.step_time import MODELS, planted_run
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.costs.config_json import shape_from_config
+from benchctl.costs.shapes import shape_from_config
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.transformers import TransformersEngine

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
 
-from benchctl.costs.config_json import shape_from_config
+from benchctl.costs.shapes import shape_from_config
 from benchctl.engines.hub import context_of, end_tokens_of
 from benchctl.engines.vllm_steps import read_description
 from benchctl.errors import DatasetError, UsageError

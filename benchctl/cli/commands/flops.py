@@ -17,9 +17,6 @@ from benchctl.cli.screen import folding_console, tell
 from benchctl.costs.flops import (
     Correction,
     FlopsAccount,
-    RunLengths,
-    RunTotals,
-    StepLogCounts,
     achieved_flops_per_s,
     explain_difference,
     observed_flops,
@@ -28,6 +25,7 @@ from benchctl.costs.flops import (
 )
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.roofline import guided_floor
+from benchctl.costs.run_work import RunLengths, RunTotals, StepLogCounts
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.choices import (

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from benchctl import __version__
-from benchctl.costs.config_json import ConfigKeys, shape_from_config
+from benchctl.costs.shapes import ConfigKeys, shape_from_config
 from benchctl.engines.engine import Client, LaunchSite, own_options, profile_errors
 from benchctl.engines.hub import context_of, json_object, pair_remedy
 from benchctl.engines.vllm import SIGNATURES, VllmEngine

@@ -20,7 +20,8 @@ from typing import Final, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIMED_SECTIONS, Value, number_of, published_columns
 from benchctl.analysis.metrics.latency import percentiles, smallest_sample
-from benchctl.costs.flops import RunTotals, published_flops
+from benchctl.costs.flops import published_flops
+from benchctl.costs.run_work import RunTotals
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.directory import BASELINE, GPU, SAMPLING, Arm

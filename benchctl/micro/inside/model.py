@@ -22,8 +22,9 @@ from the allocator's cache, which the warm-up fills; ``replays`` counts what sti
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -33,37 +34,11 @@ STANDARD_DEVIATION = 0.02
 """Of weights, as models are initialised; larger ones would overflow half precision."""
 PAGE_TOKENS = 16
 """Tokens of one page of a paged cache."""
+_ROPE_THETA = 10_000.0
+_NORM_EPS = 1e-6
 _HALVES = (torch.float16, torch.bfloat16)
 _ROUNDINGS = 16
 """Units of rounding by which the largest outputs of two orders of the same sums may differ."""
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """Blocks of Llama, Qwen2 (with biases of query, key and value) or Qwen3 (with norms of queries and keys)."""
-
-    layers: int
-    hidden: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied_embeddings: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-6
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Dimensions":
-        """From the fields of a message; others are ignored."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
-
-    @property
-    def qkv_heads(self) -> int:
-        """Heads of query, key and value together: rows of one product."""
-        return self.q_heads + 2 * self.kv_heads
 
 
 @dataclass(frozen=True)
@@ -111,16 +86,20 @@ class LayerWeights:
 class Model:
     """The weights of a model on a device, and the passes that use them.
 
+    Blocks are those of Llama, Qwen2 (with biases of query, key and value) or Qwen3 (with norms of queries and
+    keys). ``dimensions`` has the fields of ``benchctl.costs.model_shape.ModelShape``, of a dense model.
     Weights are drawn from a normal distribution, norms around 1, so that a pass that forgets one is seen. Those of
     equal seed on one kind of device are equal.
     """
 
     def __init__(self, settings: Mapping[str, Any], device: torch.device) -> None:
         """``settings`` are ``shape``, ``dtype``, ``kv_layout`` and ``seed``."""
-        self.dimensions = d = Dimensions.of(settings["shape"])
+        self.dimensions = d = SimpleNamespace(**settings["shape"])
+        self.qkv_heads = d.q_heads + 2 * d.kv_heads
+        """Heads of query, key and value together: rows of one product."""
         self.device = device
         self.dtype = getattr(torch, settings["dtype"])
-        self.name = f"{settings['shape']['name']} in {settings['dtype']} on {device}"
+        self.name = f"{d.name} in {settings['dtype']} on {device}"
         self._page_tokens = PAGE_TOKENS if settings["kv_layout"] == "paged" else None
         self._seed = settings["seed"]
         self._generator = torch.Generator(device).manual_seed(self._seed)
@@ -149,7 +128,7 @@ class Model:
 
     def _layer(self) -> LayerWeights:
         d = self.dimensions
-        qkv_rows = d.qkv_heads * d.head_dim
+        qkv_rows = self.qkv_heads * d.head_dim
         return LayerWeights(
             attention_norm=self._norm(d.hidden),
             qkv=self._matrix(qkv_rows, d.hidden),
@@ -231,12 +210,12 @@ class ForwardPass:
         self.tokens = tokens.reshape(-1)
         rows = point.total_new_tokens
         positions = torch.arange(point.context_tokens, point.total_tokens, device=model.device)
-        self._cos, self._sin = rotation(d, positions.repeat(point.batch_size), model.dtype)
+        self._cos, self._sin = rotation(d.head_dim, positions.repeat(point.batch_size), model.dtype)
         self._key_slots, self._value_slots = cache.slots(positions)
         self._cache_rows = [cache.rows(layer) for layer in range(d.layers)]
         self._cache_views = [cache.views(layer, point.total_tokens) for layer in range(d.layers)]
         self._hidden = model.empty(rows, d.hidden)
-        self._qkv = model.empty(rows, d.qkv_heads, d.head_dim)
+        self._qkv = model.empty(rows, model.qkv_heads, d.head_dim)
         self._rotated = model.empty(rows, d.q_heads + d.kv_heads, d.head_dim)
         self._gate_up = model.empty(rows, 2 * d.ffn)
         self._activated = model.empty(rows, d.ffn)
@@ -276,7 +255,7 @@ class ForwardPass:
         return ((now - before).abs().max() / now.abs().max()).item()
 
     def _norm(self, values: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return functional.rms_norm(values, values.shape[-1:], weight, self.model.dimensions.norm_eps)
+        return functional.rms_norm(values, values.shape[-1:], weight, _NORM_EPS)
 
     def _project(self, layer: LayerWeights) -> None:
         """Query, key and value of all heads."""
@@ -346,16 +325,13 @@ class ForwardPass:
         torch.addmm(self._hidden, self._activated, layer.down.t(), out=self._hidden)
 
 
-def rotation(
-    dimensions: Dimensions, positions: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation(head_dim: int, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines ``[T, 1, h]`` (both halves) and sines ``[T, 1, h / 2]`` of rotary embeddings at ``positions``.
 
     The angle of pair i at position p is p θ^(-2i/h) (Su et al., arXiv 2104.09864); pair i are elements i and
     i + h/2 of a head, as in checkpoints of Llama and Qwen.
     """
-    half = dimensions.head_dim // 2
-    exponents = torch.arange(half, dtype=torch.float32, device=positions.device) * (2 / dimensions.head_dim)
-    frequencies = torch.exp(-math.log(dimensions.rope_theta) * exponents)
+    exponents = torch.arange(head_dim // 2, dtype=torch.float32, device=positions.device) * (2 / head_dim)
+    frequencies = torch.exp(-math.log(_ROPE_THETA) * exponents)
     angles = positions.to(torch.float32)[:, None, None] * frequencies
     return torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype), angles.sin().to(dtype)

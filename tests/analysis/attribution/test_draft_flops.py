@@ -12,7 +12,8 @@ from support.steps import records_of, with_steps
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.metrics.speculation import Drafter, drafter_of
-from benchctl.costs.flops import Lengths, StepLogCounts, observed_flops
+from benchctl.costs.flops import observed_flops
+from benchctl.costs.run_work import Lengths, StepLogCounts
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.sim.options import SimOptions
 from benchctl.engines.vllm_options import VllmOptions

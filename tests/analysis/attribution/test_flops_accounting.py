@@ -11,8 +11,9 @@ from support.results.builders import prepared, write_results
 from support.steps import records_of, with_steps
 
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
-from benchctl.costs.flops import Lengths, RunTotals, StepLogCounts, observed_flops, published_flops
+from benchctl.costs.flops import observed_flops, published_flops
 from benchctl.costs.hardware import hardware_for
+from benchctl.costs.run_work import Lengths, RunTotals, StepLogCounts
 from benchctl.costs.shapes import shape_for
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
