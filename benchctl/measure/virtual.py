@@ -31,8 +31,7 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import ResultWarning
-from benchctl.sim.arrivals import SimLoad
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
 from benchctl.sim.virtual import VirtualServer, config_of, core_request

@@ -5,7 +5,6 @@ from typing import Final, NamedTuple
 from benchctl.errors import UsageError
 from benchctl.records.schema import StepRecord
 from benchctl.sim.answers import PlannedAnswers
-from benchctl.sim.arrivals import OUTSIDE, Entry
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import (
     UNGUIDED,
@@ -17,20 +16,13 @@ from benchctl.sim.costs.cost_model import (
 )
 from benchctl.sim.drafts import Drafts
 from benchctl.sim.guidance import AggregateRows, GuidedRows
-from benchctl.sim.requests import Request
+from benchctl.sim.requests import OUTSIDE, Entry, Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence
 from benchctl.sim.steps import StepLog
 from benchctl.sim.walk import NEVER_NS, Course, walk, walk_guided
 
 _UNLIMITED: Final = 1 << 40
-
-
-class LeapOutput(NamedTuple):
-    """The sequences and requests that ended with the last of some steps."""
-
-    finished: list[Sequence]
-    finished_requests: list[str]
 
 
 class StepOutput(NamedTuple):
@@ -162,11 +154,16 @@ class SimulatedEngine:
         self.log.clear()
         return StepOutput(record, emitted, finished, finished_requests)
 
-    def leap(self, until_ns: int = NEVER_NS) -> LeapOutput:
-        """Run iterations until a row begins or ends, or until time ``until_ns``."""
+    def leap(self, until_ns: int = NEVER_NS) -> tuple[list[Sequence], list[str]]:
+        """Run iterations until a row begins or ends, or until time ``until_ns``.
+
+        Returns the sequences and the requests that ended with the last of them.
+        """
         return self._advance(1 << 40, until_ns, None)
 
-    def _advance(self, max_steps: int, until_ns: int, emitted: list[Sequence] | None) -> LeapOutput:
+    def _advance(
+        self, max_steps: int, until_ns: int, emitted: list[Sequence] | None
+    ) -> tuple[list[Sequence], list[str]]:
         scheduler = self.scheduler
         if self._joining and not scheduler.has_work:
             self._join()
@@ -191,7 +188,7 @@ class SimulatedEngine:
                     emitted.append(seq)
         finished_requests = self._close(finished) if finished else []
         self._is_planned = self._plans_ahead and scheduler.has_work
-        return LeapOutput(finished, finished_requests)
+        return finished, finished_requests
 
     def _can_walk(self) -> bool:
         """True if a price of the present decoding rows holds for many steps."""

@@ -23,9 +23,8 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.requests import Prompt, Request, SamplingParams
 from benchctl.sim.virtual import config_of, core_request

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -77,6 +77,21 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     guidance: GuidanceParams | None = None
     static_tokens: int = 0
+
+
+class Entry(NamedTuple):
+    """A request's place in its phase."""
+
+    request_index: int
+    """Index within the load."""
+    planned_ns: int
+    """Time at which it is due."""
+    slot_free_ns: int | None
+    """Time at which the slot became free that it waited for; None where it waited for none."""
+
+
+OUTSIDE: Final = Entry(-1, 0, None)
+"""The place of a request that belongs to no phase."""
 
 
 class CountedRequests(Items[Request]):

@@ -2,21 +2,11 @@
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from benchctl.sim.drafts import Drafts, Verification
 from benchctl.sim.guidance import GuidedRows
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence, SequenceStatus, StepClock
-
-
-class ScheduledBatch(NamedTuple):
-    """The part of a step besides a token for each decoding row."""
-
-    prefills: Prefills
-    num_preempted: int
-
-
-_DECODES_ONLY: Final = ScheduledBatch((), 0)
 
 
 class Scheduler:
@@ -80,12 +70,18 @@ class Scheduler:
         heapq.heappush(self._waiting, (seq.seq_id, seq))
         self.num_waiting += 1
 
-    def schedule(self) -> ScheduledBatch:
-        """Choose the rows of the next step and give them their blocks."""
+    def schedule(self) -> tuple[Prefills, int]:
+        """Choose the rows of the next step and give them their blocks.
+
+        Returns what it computes besides the decoding rows, and the number of sequences that lost their memory.
+        """
         preempted_before = self.num_preemptions
         num_tokens = len(self.decoding)
         if self.drafts is not None:
-            num_tokens = self._choose_drafts(self.drafts)
+            num_tokens = self.drafts.choose(self.max_num_batched_tokens)
+            self._preempt_until(self.drafts.growing, self.drafts.take_blocks)
+            if self.num_preemptions > preempted_before:
+                num_tokens = self.drafts.num_tokens()
         elif num_needed := self.block_needs[self.clock.step % self.block_manager.block_size]:
             blocks = self.block_manager
             if num_needed <= blocks.num_blocks - blocks.num_used:
@@ -93,11 +89,10 @@ class Scheduler:
             else:
                 self._append_blocks()
                 num_tokens = len(self.decoding)
-        if not self.prefilling and not self.num_waiting:
-            return _DECODES_ONLY
         prefills: list[tuple[Sequence, int]] = []
-        self._schedule_prefills(prefills, self.max_num_batched_tokens - num_tokens)
-        return ScheduledBatch(prefills, self.num_preemptions - preempted_before)
+        if self.prefilling or self.num_waiting:
+            self._schedule_prefills(prefills, self.max_num_batched_tokens - num_tokens)
+        return prefills, self.num_preemptions - preempted_before
 
     def finish_prefill(self, seq: Sequence) -> None:
         """Move a sequence from prefill to decoding, once its prompt is computed and its first token sampled."""
@@ -196,14 +191,6 @@ class Scheduler:
 
         needing = [seq for seq in self.decoding if (1 - seq.lead) % blocks.block_size == remainder]
         self._preempt_until(needing, give)
-
-    def _choose_drafts(self, drafts: Drafts) -> int:
-        """Choose the drafts of each row and give it blocks for them; returns the tokens of all rows."""
-        num_tokens = drafts.choose(self.max_num_batched_tokens)
-        if drafts.take_blocks():
-            return num_tokens
-        self._preempt_until(self.decoding, drafts.take_blocks_of)
-        return drafts.num_tokens()
 
     def _preempt_until(self, rows: Iterable[Sequence], give: Callable[[Sequence], bool]) -> None:
         """Give blocks to these rows in the order of arrival, and preempt while one cannot be given its."""

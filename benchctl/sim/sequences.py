@@ -7,8 +7,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.sim.answers import Answer, PlannedAnswers
-from benchctl.sim.arrivals import Entry
-from benchctl.sim.requests import Request
+from benchctl.sim.requests import Entry, Request
 
 if TYPE_CHECKING:
     from benchctl.sim.drafts import DraftingRow

@@ -15,9 +15,8 @@ from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.schema import StepRecord
-from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Phase, SimLoad
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
 from benchctl.workload.datasets.published import timestamp_ns
 

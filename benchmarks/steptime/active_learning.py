@@ -20,9 +20,8 @@ import numpy as np
 from benchctl.analysis.attribution.work import work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.requests import Prompt, Request, SamplingParams
 from benchctl.steptime.diagnose import CONCURRENCY, OUTPUTS, PROMPTS, RunToAdd, diagnose, num_requests
 from benchctl.steptime.fit import FitOptions, fit_model

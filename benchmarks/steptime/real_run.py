@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.sim.arrivals import SimLoad
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchmarks.common.table import show, text
 from benchmarks.steptime.real_run_picture import draw
 from benchmarks.steptime.run_folder import LoadCurve, RequestTimes, read_run

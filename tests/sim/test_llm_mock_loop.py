@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cli import benchctl
 
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.http.api import CompletionBody, request_from
 from benchctl.sim.requests import Prompt, Request
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from support.servers.simulator import prompt_of, request_of
 
 from benchctl.errors import UsageError
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import CountedRequests
 
 MS = 1_000_000

@@ -12,9 +12,8 @@ from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import decode_work, straight_piece
 from benchctl.steptime.model import StepTimeModel, write_model

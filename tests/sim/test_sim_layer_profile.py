@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.errors import UsageError
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.engine import SimulatedEngine
 from tests.support.layer_tables import attention_us, step_us, verification_us, write_tables

@@ -19,9 +19,8 @@ from support.servers.simulator import (
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.costs.cost_model import NoiseSource
 from benchctl.sim.requests import SamplingParams
 from benchctl.sim.steps import StepLog

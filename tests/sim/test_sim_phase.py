@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from support.servers.simulator import phase_of, request_of
 
 from benchctl.records.files import encode
-from benchctl.sim.arrivals import Phase
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Phase
 from benchctl.sim.engine import SimulatedEngine
 
 MS = 1_000_000

@@ -10,9 +10,8 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, measured_s
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.schema import StepRecord
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import Request, SamplingParams
 from benchctl.workload.datasets.made import problems
 

@@ -8,8 +8,7 @@ import pytest
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
-from benchctl.sim.arrivals import SimLoad
-from benchctl.sim.core import simulate
+from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.virtual import config_of, core_request
 from benchctl.workload.datasets.base import DATA_DIRECTORY_VARIABLE
 from benchctl.workload.prepare import prepare_requests

@@ -17,9 +17,8 @@ from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core, simulate
+from benchctl.sim.core import Core, SimLoad, simulate
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified

@@ -12,9 +12,8 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.sim.arrivals import SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Simulation, simulate
+from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import SamplingParams
 from benchctl.steptime.queueing import (
     RequestSize,

@@ -212,33 +212,32 @@ class ServerRules:
 class CostModel:
     """The price of a step, and the rules of the server that is emulated."""
 
-    price: Callable[[StepBatch], StepCost]
+    step: Callable[[StepBatch], StepCost]
+    """The price of one step."""
     decode: Callable[[StepBatch], DecodeCost] | None = None
-    """The price of steps like this one, which has decoding rows only; it has to agree with ``price`` to the
-    nanosecond. None where no lines describe it: ``price`` is then called for each step."""
+    """The price of steps like this one, which has decoding rows only. None where no lines describe it: ``step`` is
+    then called for each."""
     decodes_guided: bool = False
     """Whether ``decode`` has a price for guided rows, too, once the value model is loaded."""
     reads_contexts: bool = False
-    """Whether ``price`` and ``decode`` need the shortest and the longest context of the decoding rows."""
+    """Whether ``step`` and ``decode`` need the shortest and the longest context of the decoding rows."""
     rules: ServerRules = field(default_factory=ServerRules)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModels:
-    """The shapes that a server computes with, and its device."""
-
-    shape: ModelShape
-    value_shape: ModelShape | None
-    hardware: Hardware
+    def price(self, batch: StepBatch) -> StepCost:
+        """The price of one step: on the line of its stretch where there is one."""
+        if self.decode is not None and batch.is_plain_decode:
+            position = batch.longest_context if self.rules.pads_batches else batch.context_tokens
+            return self.decode(batch).cost_at(position)
+        return self.step(batch)
 
 
-def served_models(config: SimConfig) -> ServedModels:
-    """The models and the device that a configuration names. Raises UsageError when one is unknown."""
-    return ServedModels(
-        shape=shape_for(config.model),
-        hardware=hardware_for(config.hardware),
-        value_shape=None if config.value_model is None else shape_for(config.value_model).as_value_model(),
-    )
+def served_models(config: SimConfig) -> tuple[ModelShape, ModelShape | None, Hardware]:
+    """The model, the value model and the device that a configuration names.
+
+    Raises UsageError when one is unknown.
+    """
+    value_shape = None if config.value_model is None else shape_for(config.value_model).as_value_model()
+    return shape_for(config.model), value_shape, hardware_for(config.hardware)
 
 
 def cost_model_for(config: SimConfig) -> CostModel:

@@ -32,21 +32,16 @@ def cost_model(config: SimConfig) -> CostModel:
     model = read_model(Path(config.step_time_model or "").expanduser())
     if config.noise == "fitted":
         model = model.with_draw(config.noise_seed)
-    models = served_models(config)
+    shape, value_shape, hardware = served_models(config)
     deployment = Deployment(
-        shape=models.shape,
-        hardware=models.hardware,
-        tensor_parallel=config.tensor_parallel_size,
-        value_shape=models.value_shape,
+        shape=shape, hardware=hardware, tensor_parallel=config.tensor_parallel_size, value_shape=value_shape
     )
     model.check_deployment(deployment)
 
     def price_us(work: StepWork) -> float:
         return float(model.extrapolate_us(work, deployment))
 
-    def price(batch: StepBatch) -> StepCost:
-        if batch.is_plain_decode:
-            return decode(batch).cost_at(batch.context_tokens)
+    def step(batch: StepBatch) -> StepCost:
         return StepCost(model_forward=round(price_us(work_of(batch)) * NS_PER_US))
 
     def decode(batch: StepBatch) -> DecodeCost:
@@ -55,7 +50,7 @@ def cost_model(config: SimConfig) -> CostModel:
             lambda context: price_us(decode_work(rows, context)) * NS_PER_US, rows, batch.context_tokens
         )
 
-    return CostModel(price=price, decode=decode)
+    return CostModel(step=step, decode=decode)
 
 
 def work_of(batch: StepBatch) -> StepWork:

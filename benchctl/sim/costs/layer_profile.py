@@ -36,16 +36,14 @@ def cost_model(config: SimConfig) -> CostModel:
         )
     profile = LayerProfile(tables, shape_for(config.model), captured_sizes(config.max_num_seqs))
 
-    def price(batch: StepBatch) -> StepCost:
-        if batch.is_plain_decode:
-            return decode(batch).cost_at(batch.context_tokens)
+    def step(batch: StepBatch) -> StepCost:
         time_us = profile.step_us(chunks_of(batch), decodes_of(batch), batch.draft_tokens)
         return StepCost(model_forward=round(time_us * NS_PER_US))
 
     def decode(batch: StepBatch) -> DecodeCost:
         return decode_cost(profile, decodes_of(batch))
 
-    return CostModel(price=price, decode=decode, reads_contexts=tables.skew is not None)
+    return CostModel(step=step, decode=decode, reads_contexts=tables.skew is not None)
 
 
 def chunks_of(batch: StepBatch) -> Chunks:

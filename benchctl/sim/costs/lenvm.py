@@ -78,14 +78,12 @@ _V2: Final = _RevisionTimes(
 
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured revision, schedule and models."""
-    models = served_models(config)
-    forward = _Forward.of(models.shape, models.hardware)
-    guided = None if models.value_shape is None else _Guided.of(config, models.value_shape, models.hardware)
+    shape, value_shape, hardware = served_models(config)
+    forward = _Forward.of(shape, hardware)
+    guided = None if value_shape is None else _Guided.of(config, value_shape, hardware)
     schedule_ns = _SCHEDULE_NS + (0 if config.overlap_schedule else _SCHEDULE_NOT_OVERLAPPED_NS)
 
-    def price(batch: StepBatch) -> StepCost:
-        if batch.is_plain_decode:
-            return decode(batch).cost_at(batch.context_tokens)
+    def step(batch: StepBatch) -> StepCost:
         forward_ns = forward.time_ns(batch)
         if batch.guided.wanted_rows and guided is not None and batch.is_greedy is False:
             return guided.cost(batch, schedule_ns, forward_ns)
@@ -120,7 +118,7 @@ def cost_model(config: SimConfig) -> CostModel:
             sample=_SAMPLE_NS,
         )
 
-    return CostModel(price=price, decode=decode, decodes_guided=guided is not None)
+    return CostModel(step=step, decode=decode, decodes_guided=guided is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def cost_model(config: SimConfig) -> CostModel:
     """The cost model, of which a configuration changes only the size of the batch (``BATCH_SIZE``)."""
     is_set = config.max_num_seqs != SimConfig.model_fields["max_num_seqs"].default
     return CostModel(
-        price=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
+        step=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
             model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens)
         ),
         decode=_decode,

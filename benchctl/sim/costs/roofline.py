@@ -35,14 +35,11 @@ _SAMPLE_PASSES: Final = 4
 
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured models and device."""
-    models = served_models(config)
-    shape, value_shape, hardware = models.shape, models.value_shape, models.hardware
+    shape, value_shape, hardware = served_models(config)
     row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
     forward_ns = _forward(shape, hardware)
 
-    def price(batch: StepBatch) -> StepCost:
-        if batch.is_plain_decode:
-            return decode(batch).cost_at(batch.context_tokens)
+    def step(batch: StepBatch) -> StepCost:
         return with_sampler(batch, forward_ns(batch))
 
     def decode(batch: StepBatch) -> DecodeCost:
@@ -72,7 +69,7 @@ def cost_model(config: SimConfig) -> CostModel:
             value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
         )
 
-    return CostModel(price=price, decode=decode)
+    return CostModel(step=step, decode=decode)
 
 
 def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:

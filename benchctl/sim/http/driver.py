@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from benchctl.records.files import JsonlWriter
-from benchctl.sim.arrivals import Phase
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Phase
 from benchctl.sim.engine import StepOutput
 from benchctl.sim.http.api import Reply
 from benchctl.sim.requests import Request
@@ -139,6 +137,50 @@ class Driver:
         for reply in touched:
             reply.flush()
 
+    def collect(self) -> Iterator[Metric]:
+        """The state of this moment as Prometheus' metrics under vLLM's names."""
+        engine, counters = self.core.engine, self.counters
+        scheduler, blocks = engine.scheduler, engine.block_manager
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences in the batch.", scheduler.num_running),
+            ("vllm:num_requests_waiting", "Sequences in the queue.", scheduler.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", blocks.num_used / blocks.num_blocks),
+            ("benchctl_sim:virtual_seconds", "Virtual time since the start.", engine.now_ns / NS_PER_S),
+            ("benchctl_sim:lag_seconds", "Largest lag of wall time in this phase.", self.lag_s),
+            ("benchctl_sim:phase_wall_seconds", "Wall time this phase should have taken.", self.phase_wall_s),
+            ("benchctl_sim:abandoned_phases", "Announced schedules given up.", self.core.num_abandoned_phases),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._config.model], value)
+            yield gauge
+        totals: dict[str, int] = {
+            "prompt_tokens": counters.num_prompt_tokens,
+            "generation_tokens": counters.num_generation_tokens,
+            "num_preemptions": scheduler.num_preemptions,
+            "prefix_cache_queries": blocks.num_queried_tokens,
+            "prefix_cache_hits": blocks.num_hit_tokens,
+        }
+        if engine.config.num_speculative_tokens:
+            totals |= {
+                "spec_decode_num_drafts": counters.num_drafts,
+                "spec_decode_num_draft_tokens": counters.num_draft_tokens,
+                "spec_decode_num_accepted_tokens": counters.num_accepted.total(),
+            }
+            positions = {str(position): count for position, count in counters.num_accepted.items()}
+            yield self._counter("spec_decode_num_accepted_tokens_per_pos", positions, "position")
+        for name, total in totals.items():
+            yield self._counter(name, {"": total})
+        yield self._counter("request_success", counters.num_ended, "finished_reason")
+        for name, histogram in counters.latencies.items():
+            yield histogram.family(name, self._config.model)
+
+    def _counter(self, name: str, parts: Mapping[str, int], *label: str) -> Metric:
+        """A counter, or with a ``label`` one for each of its values."""
+        family = CounterMetricFamily(f"vllm:{name}", f"{name} since the start.", labels=["model_name", *label])
+        for value, part in parts.items():
+            family.add_metric([self._config.model, value][: 1 + len(label)], part)
+        return family
+
 
 async def _sleep(duration_s: float, *, is_coarse: bool) -> None:
     """Sleep about ``duration_s``. The loop's timer counts whole milliseconds; the last two are left to a thread,
@@ -207,60 +249,3 @@ class Counters:
         for seq in output.finished:
             self.num_ended[seq.answer.finish_reason] += 1
             self.latencies["e2e_request_latency"].add((end_ns - seq.arrival_ns) / NS_PER_S)
-
-
-class DriverCollector:
-    """Turns the state of a driver into Prometheus' metrics under vLLM's names, when asked."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver: Final = driver
-        self._model: Final = driver.core.engine.config.model
-
-    def text(self) -> str:
-        """The Prometheus text of this moment."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry).decode()
-
-    def collect(self) -> Iterator[Metric]:
-        driver, engine, counters = self._driver, self._driver.core.engine, self._driver.counters
-        scheduler, blocks = engine.scheduler, engine.block_manager
-        for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the batch.", scheduler.num_running),
-            ("vllm:num_requests_waiting", "Sequences in the queue.", scheduler.num_waiting),
-            ("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", blocks.num_used / blocks.num_blocks),
-            ("benchctl_sim:virtual_seconds", "Virtual time since the start.", engine.now_ns / NS_PER_S),
-            ("benchctl_sim:lag_seconds", "Largest lag of wall time in this phase.", driver.lag_s),
-            ("benchctl_sim:phase_wall_seconds", "Wall time this phase should have taken.", driver.phase_wall_s),
-            ("benchctl_sim:abandoned_phases", "Announced schedules given up.", driver.core.num_abandoned_phases),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        totals: dict[str, int] = {
-            "prompt_tokens": counters.num_prompt_tokens,
-            "generation_tokens": counters.num_generation_tokens,
-            "num_preemptions": scheduler.num_preemptions,
-            "prefix_cache_queries": blocks.num_queried_tokens,
-            "prefix_cache_hits": blocks.num_hit_tokens,
-        }
-        if engine.config.num_speculative_tokens:
-            totals |= {
-                "spec_decode_num_drafts": counters.num_drafts,
-                "spec_decode_num_draft_tokens": counters.num_draft_tokens,
-                "spec_decode_num_accepted_tokens": counters.num_accepted.total(),
-            }
-            positions = {str(position): count for position, count in counters.num_accepted.items()}
-            yield self._counter("spec_decode_num_accepted_tokens_per_pos", positions, "position")
-        for name, total in totals.items():
-            yield self._counter(name, {"": total})
-        yield self._counter("request_success", counters.num_ended, "finished_reason")
-        for name, histogram in counters.latencies.items():
-            yield histogram.family(name, self._model)
-
-    def _counter(self, name: str, parts: Mapping[str, int], *label: str) -> Metric:
-        """A counter, or with a ``label`` one for each of its values."""
-        family = CounterMetricFamily(f"vllm:{name}", f"{name} since the start.", labels=["model_name", *label])
-        for value, part in parts.items():
-            family.add_metric([self._model, value][: 1 + len(label)], part)
-        return family

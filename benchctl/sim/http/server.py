@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
 
 from benchctl import __version__
 from benchctl.errors import UsageError
 from benchctl.records.files import JsonlWriter
-from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Phase, SimLoad
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import (
     ChatBody,
@@ -30,7 +30,7 @@ from benchctl.sim.http.api import (
     count_prompt,
     request_from,
 )
-from benchctl.sim.http.driver import Driver, DriverCollector
+from benchctl.sim.http.driver import Driver
 from benchctl.units import NS_PER_S
 
 log = logging.getLogger("benchctl.sim")
@@ -48,7 +48,8 @@ class Server:
     def __init__(self, config: SimConfig, step_log: JsonlWriter | None) -> None:
         self._config: Final = config
         self._driver: Final = Driver(Core(SimulatedEngine(config)), step_log)
-        self._collector: Final = DriverCollector(self._driver)
+        self._metrics: Final = CollectorRegistry()
+        self._metrics.register(self._driver)
         self._ready_at_s = 0.0
         self._num_requests = 0
 
@@ -58,7 +59,7 @@ class Server:
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
+                web.get("/metrics", self._prometheus),
                 web.get("/server_info", self._server_info),
                 web.post("/tokenize", self._tokenize),
                 web.post("/sim/schedule", self._schedule),
@@ -121,8 +122,9 @@ class Server:
         }
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._collector.text(), content_type="text/plain", charset="utf-8")
+    async def _prometheus(self, _: web.Request) -> web.Response:
+        text = generate_latest(self._metrics).decode()
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _server_info(self, _: web.Request) -> web.Response:
         return web.json_response({"version": __version__, **self._config.server_info()})

@@ -18,9 +18,8 @@ from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Message
 from benchctl.records.schema import StepRecord
 from benchctl.sim.answers import Answer, PlannedAnswers
-from benchctl.sim.arrivals import Phase, SimLoad
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core, Simulation, simulate
+from benchctl.sim.core import Core, Phase, SimLoad, Simulation, simulate
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import Prompt, Request, SamplingParams
