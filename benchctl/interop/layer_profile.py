@@ -32,16 +32,8 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from benchctl.errors import UsageError
-from benchctl.steptime.layers import (
-    AttentionCell,
-    AttentionTable,
-    LayerTables,
-    Line,
-    Link,
-    SkewedBatch,
-    SkewTable,
-    fits,
-)
+from benchctl.steptime.layer_tables import AttentionCell, AttentionTable, Line, SkewedBatch, SkewTable, fits
+from benchctl.steptime.layers import LayerTables, Link
 from benchctl.units import GIB, NS_PER_US
 from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.files import files_below, require_files

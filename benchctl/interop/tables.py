@@ -24,8 +24,16 @@ import numpy as np
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
-from benchctl.steptime.work import Deployment, ObservedSteps, Origin
+from benchctl.steptime.work import (
+    CACHE_FULL_FRAC,
+    Deployment,
+    Flags,
+    Floats,
+    ObservedSteps,
+    Origin,
+    count_step_work,
+    first_reasons,
+)
 from benchctl.units import NS_PER_US
 from benchctl.untrusted import ROWS_BYTES, VALUE_CHARS
 from benchctl.untrusted.reading import (

@@ -23,8 +23,7 @@ from benchctl.errors import UsageError
 from benchctl.steptime.design import design_of
 from benchctl.steptime.fit import one_hardware, provenance_of, tensor_parallel_of
 from benchctl.steptime.model import UNSCALED, StepTimeModel
-from benchctl.steptime.step_counts import Floats, stacked
-from benchctl.steptime.work import ObservedSteps
+from benchctl.steptime.work import Floats, ObservedSteps, stacked
 
 MAX_CONDITION: Final = 1e6
 _NUDGE: Final = 1e-6

@@ -19,8 +19,18 @@ import numpy.typing as npt
 
 from benchctl.errors import UsageError
 from benchctl.steptime.features import features
-from benchctl.steptime.step_counts import Flags, Floats, extents_of, stacked
-from benchctl.steptime.work import Deployment, ExpertsRead, ObservedSteps, Quantity, StepWork, Structure
+from benchctl.steptime.work import (
+    Deployment,
+    ExpertsRead,
+    Flags,
+    Floats,
+    ObservedSteps,
+    Quantity,
+    StepWork,
+    Structure,
+    extents_of,
+    stacked,
+)
 
 Indices: TypeAlias = npt.NDArray[np.intp]
 Constraint: TypeAlias = Literal["non-negative", "none"]

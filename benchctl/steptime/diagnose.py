@@ -29,8 +29,7 @@ from benchctl.steptime.evaluate import Accuracy, Evaluation, buckets, predict_ru
 from benchctl.steptime.fit import FitOptions, anchor_of, fit_to
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.queueing import kv_capacity_tokens
-from benchctl.steptime.step_counts import Floats, stacked
-from benchctl.steptime.work import Coefficient, ObservedSteps, StepWork
+from benchctl.steptime.work import Coefficient, Floats, ObservedSteps, StepWork, stacked
 from benchctl.units import US_PER_S
 
 PROMPTS: Final = (128, 512, 2048, 8192)

@@ -17,8 +17,7 @@ from benchctl.errors import UsageError
 from benchctl.steptime.design import Indices, design_of, fitted_design, group_label
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import HeldOutError, StepTimeModel, check_features
-from benchctl.steptime.step_counts import Flags, Floats, stacked
-from benchctl.steptime.work import ObservedSteps, Structure
+from benchctl.steptime.work import Flags, Floats, ObservedSteps, Structure, stacked
 
 HoldOut: TypeAlias = Literal["run", "model", "tensor-parallel"]
 Words: TypeAlias = npt.NDArray[np.str_]

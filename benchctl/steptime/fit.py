@@ -41,8 +41,16 @@ from benchctl.steptime.design import (
 )
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import LEVEL, DataFile, Provenance, StepTimeModel, scatter_of
-from benchctl.steptime.step_counts import Floats, distances, most_query_tokens, range_of
-from benchctl.steptime.work import Coefficient, ExpertsRead, ObservedSteps, Structure
+from benchctl.steptime.work import (
+    Coefficient,
+    ExpertsRead,
+    Floats,
+    ObservedSteps,
+    Structure,
+    distances,
+    most_query_tokens,
+    range_of,
+)
 
 _RUNS_TO_DRAW: Final = 10
 """From so many runs on, the bootstrap draws runs."""

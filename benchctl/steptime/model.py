@@ -18,10 +18,20 @@ import msgspec
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.features import COUNTS, feature_names, features
-from benchctl.steptime.peaks import greater
-from benchctl.steptime.step_counts import EXTENTS, Floats, distances, extents_of, stacked
-from benchctl.steptime.work import Coefficient, Deployment, ExpertsRead, Quantity, StepWork, Structure
+from benchctl.steptime.features import COUNTS, feature_names, features, greater
+from benchctl.steptime.work import (
+    EXTENTS,
+    Coefficient,
+    Deployment,
+    ExpertsRead,
+    Floats,
+    Quantity,
+    StepWork,
+    Structure,
+    distances,
+    extents_of,
+    stacked,
+)
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_json
 from benchctl.untrusted.text import visible_value
 

@@ -1,6 +1,6 @@
 """Times of single operators: a few non-negative coefficients on what a kernel reads, computes and launches.
 
-``fit_operator`` fits any of them; all-reduces are in ``benchctl/steptime/peaks.py``.
+``fit_operator`` fits any of them; all-reduces are in ``benchctl/steptime/features.py``.
 
     time = max(launch, sum of coefficients times columns)
 
@@ -20,7 +20,7 @@ from scipy.optimize import least_squares, nnls
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.model_shape import LatentShape
 from benchctl.errors import UsageError
-from benchctl.steptime.step_counts import Floats
+from benchctl.steptime.work import Floats
 from benchctl.units import US_PER_S
 
 _BYTES: Final = 2

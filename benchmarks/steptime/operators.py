@@ -15,7 +15,7 @@ import polars as pl
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.steptime.calibrate import solve_scales
-from benchctl.steptime.peaks import kernel_name, moved_bytes
+from benchctl.steptime.features import kernel_name, moved_bytes
 from benchmarks.common.table import show
 from benchmarks.steptime.operator_models import (
     ExpertBlock,

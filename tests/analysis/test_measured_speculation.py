@@ -24,7 +24,8 @@ from benchctl.analysis.statistics.estimate import BlockDesign, SideRatio, side_r
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
-from benchctl.steptime.speculation_law import Estimate, PositionCounts, law_at, of_counters
+from benchctl.steptime.acceptance import Estimate, PositionCounts, of_counters
+from benchctl.steptime.speculation_law import law_at
 
 
 def step(number: int, **counts: object) -> StepRecord:

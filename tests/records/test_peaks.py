@@ -18,7 +18,7 @@ from benchctl.records.peaks import (
     hardware_of,
     product_flops_per_s,
 )
-from benchctl.steptime.peaks import all_reduce_us
+from benchctl.steptime.features import all_reduce_us
 
 RATE = st.floats(1e9, 1e16)
 

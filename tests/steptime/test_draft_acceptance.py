@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchctl.errors import UsageError
-from benchctl.steptime.speculation_law import (
-    LONGEST,
-    DraftCost,
-    PositionCounts,
-    counted,
-    law_at,
-    of_counters,
-    speed_up,
-    stated,
-    tokens_per_step,
-)
+from benchctl.steptime.acceptance import PositionCounts, counted, of_counters, stated
+from benchctl.steptime.speculation_law import LONGEST, DraftCost, law_at, speed_up, tokens_per_step
 
 COST = DraftCost(draft=0.05)
 COUNTS = st.integers(1, 500).flatmap(

@@ -12,8 +12,7 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import guided_floor
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.features import COUNTS, feature_names, features
-from benchctl.steptime.peaks import all_reduce_us, kv_elements, peak_times
+from benchctl.steptime.features import COUNTS, all_reduce_us, feature_names, features, kv_elements, peak_times
 from benchctl.steptime.work import Deployment, StepWork, Structure
 
 H100 = hardware_for("h100-sxm")

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
+from benchctl.steptime.acceptance import stated, survival
 from benchctl.steptime.speculation_law import (
     DraftCost,
     backfill_limit,
     break_even_acceptance,
     law_at,
     speed_up,
-    stated,
     steps_by_length,
-    survival,
     token_probabilities,
     tokens_per_step,
 )

@@ -11,19 +11,8 @@ from benchctl.costs.model_shape import MoeShape
 from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.interop.layer_profile import read_layer_tables
-from benchctl.steptime.layers import (
-    AttentionCell,
-    AttentionTable,
-    Chunks,
-    DecodingRows,
-    LayerProfile,
-    LayerTables,
-    Line,
-    Link,
-    SkewedBatch,
-    SkewTable,
-    captured_sizes,
-)
+from benchctl.steptime.layer_tables import AttentionCell, AttentionTable, Line, SkewedBatch, SkewTable
+from benchctl.steptime.layers import Chunks, DecodingRows, LayerProfile, LayerTables, Link, captured_sizes
 from tests.support.layer_tables import attention_us, step_us, write_tables
 
 SHAPE = ModelShape(name="small", layers=4, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=1000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.peaks import all_reduce_us, kernel_name
+from benchctl.steptime.features import all_reduce_us, kernel_name
 from benchmarks.steptime.operator_models import (
     EXPERT_COLUMNS,
     ExpertBlock,

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
+from benchctl.steptime.acceptance import Acceptance, of_counters, stated
 from benchctl.steptime.queueing import RequestSize, ServerLimits, StepSeconds, load_at_rate, step_time_source
-from benchctl.steptime.speculation_law import Acceptance, DraftCost, law_at, of_counters, stated, tokens_per_step
+from benchctl.steptime.speculation_law import DraftCost, law_at, tokens_per_step
 from benchctl.steptime.speculation_load import ServerSteps, Speculation, as_share
 from benchctl.steptime.work import Backfill, Deployment, StepWork, one_step
 

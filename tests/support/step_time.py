@@ -8,8 +8,7 @@ import numpy as np
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.steptime.features import features
-from benchctl.steptime.step_counts import count_step_work
-from benchctl.steptime.work import Deployment, ObservedSteps, StepWork, Structure
+from benchctl.steptime.work import Deployment, ObservedSteps, StepWork, Structure, count_step_work
 
 MODELS = (("qwen2.5-7b", 1), ("qwen2.5-72b", 4), ("qwen2.5-14b", 2), ("qwen2.5-32b", 4), ("qwen2.5-1.5b", 1))
 

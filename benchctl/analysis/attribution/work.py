@@ -22,8 +22,7 @@ from benchctl.records.columns import Flags, Floats, StepColumns
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.schema import ResultWarning
-from benchctl.steptime.step_counts import count_step_work
-from benchctl.steptime.work import Deployment, StepWork
+from benchctl.steptime.work import Deployment, StepWork, count_step_work
 from benchctl.units import count_of
 
 if TYPE_CHECKING:

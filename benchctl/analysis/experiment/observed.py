@@ -22,8 +22,7 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import digest_of
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.model import read_model
-from benchctl.steptime.step_counts import CACHE_FULL_FRAC, first_reasons
-from benchctl.steptime.work import Deployment, ObservedSteps, Origin
+from benchctl.steptime.work import CACHE_FULL_FRAC, Deployment, ObservedSteps, Origin, first_reasons
 from benchctl.units import NS_PER_US, US_PER_S
 from benchctl.untrusted.files import is_there
 

@@ -9,8 +9,7 @@ from support.step_time import planted_run
 from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.step_counts import most_query_tokens
-from benchctl.steptime.work import StepWork, one_step
+from benchctl.steptime.work import StepWork, most_query_tokens, one_step
 
 PLANTED = {"compute": 1.5, "memory": 1.2, "all_reduce": 1.0, "layers": 40.0, "requests": 8.0, "steps": 90.0}
 
