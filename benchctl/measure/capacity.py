@@ -210,8 +210,8 @@ def metrics_of_life(
     steps: list[StepRecord] = []
     server = VirtualServer(settings, noise_seed=seed, on_step=steps.append)
     for burst in warmup_bursts(requests, profile, settings):
-        list(server.send_burst(burst))
-    records = tuple(server.send_load(requests, profile.workload.arrival))
+        list(server.send(burst))
+    records = tuple(server.send(requests, profile.workload.arrival))
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
         run_id=settings.variant,

@@ -90,11 +90,11 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
             run.time(warmup_start_ns=server.now_ns)
             warmup = LoadSummary()
             for burst in bursts:
-                await _record(server.send_burst(burst), writer, warmup)
+                await _record(server.send(burst), writer, warmup)
             run.judge_warmup(warmup)
         load = LoadSummary()
         run.summarize = lambda: load
-        sent = server.send_load(context.requests, context.profile.workload.arrival)
+        sent = server.send(context.requests, context.profile.workload.arrival)
         await _record(sent, writer, load, context.on_progress)
         run.time(stop_ns=server.now_ns)
 

@@ -7,23 +7,23 @@ makespan stable for any 50 questions, the samples of one request are stratified 
 and the last percent of answers runs close to the bound.
 """
 
-import itertools
 import random
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.requests import Request
 from benchctl.workload.seeded import named_stream
 
-_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
-_LENGTHS: Final = (80, 141, 188, 254, 345, 464, 690, 1165, 1195)
+_QUANTILES: Final = np.array((0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0))
+_LENGTHS: Final = np.array((80.0, 141, 188, 254, 345, 464, 690, 1165, 1195))
 """Length at each of the quantiles, linear between them: mean 297.3 tokens."""
 
-_TRADEOFF: Final = ((-100.0, 278.905), (-10.0, 343.32375), (-5.0, 351.300625), (-2.0, 351.300625), (0.0, 353.2875))
+_SCALES: Final = np.array((-100.0, -10.0, -5.0, -2.0, 0.0))
+_MEAN_LENGTHS: Final = np.array((278.905, 343.32375, 351.300625, 351.300625, 353.2875))
 """Published mean lengths by scale of ``centered_exp``. The values at -5 (351.98) and -2 (350.62) are out of
 order by less than their noise of 5.9 tokens; both are set to their mean, which makes the curve monotone."""
 _WORDS: Final = """
@@ -153,10 +153,7 @@ def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
 
 def natural_length(quantile: float) -> int:
     """Tokens of an answer at ``quantile``: the published-like table, linear between its points."""
-    upper = min(bisect_right(_QUANTILES, quantile), len(_QUANTILES) - 1)
-    low, high = _QUANTILES[upper - 1], _QUANTILES[upper]
-    share = (quantile - low) / (high - low)
-    return round(_LENGTHS[upper - 1] + share * (_LENGTHS[upper] - _LENGTHS[upper - 1]))
+    return round(float(np.interp(quantile, _QUANTILES, _LENGTHS)))
 
 
 def guided_length_ratio(guidance: GuidanceParams | None) -> float:
@@ -168,15 +165,5 @@ def guided_length_ratio(guidance: GuidanceParams | None) -> float:
     """
     if guidance is None or guidance.has_target or guidance.mode != "centered_exp":
         return 1.0
-    shorter = _shortening(-abs(guidance.value_scale))
+    shorter = float(np.interp(-abs(guidance.value_scale), _SCALES, _MEAN_LENGTHS) / _MEAN_LENGTHS[-1])
     return shorter if guidance.value_scale <= 0 else 1 / shorter
-
-
-def _shortening(scale: float) -> float:
-    neutral = _TRADEOFF[-1][1]
-    if scale <= _TRADEOFF[0][0]:
-        return _TRADEOFF[0][1] / neutral
-    for (low, length), (high, longer) in itertools.pairwise(_TRADEOFF):
-        if scale <= high:
-            return (length + (scale - low) / (high - low) * (longer - length)) / neutral
-    return 1.0

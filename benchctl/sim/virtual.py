@@ -24,7 +24,8 @@ from benchctl.sim.sequences import Sequence, SequenceStatus
 
 _OK: Final = 200
 _BAD_REQUEST: Final = 400
-_BURST: Final = Arrival(kind="burst")
+_WARMUP: Final = Arrival(kind="burst")
+"""Requests of the warm-up are sent at once."""
 
 
 def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:
@@ -79,17 +80,9 @@ class VirtualServer:
         self._core.engine.check_servable(request)
         return request
 
-    def send_burst(self, requests: Items[PreparedRequest]) -> Iterator[RequestRecord]:
-        """Serve requests of the warm-up that are sent at once; yields each record as its request ends."""
-        return self._send(requests, _BURST, is_warmup=True)
-
-    def send_load(self, requests: Items[PreparedRequest], arrival: Arrival) -> Iterator[RequestRecord]:
-        """Serve the load on its schedule; yields each record as its request ends."""
-        return self._send(requests, arrival, is_warmup=False)
-
-    def _send(
-        self, requests: Items[PreparedRequest], arrival: Arrival, *, is_warmup: bool
-    ) -> Iterator[RequestRecord]:
+    def send(self, requests: Items[PreparedRequest], arrival: Arrival = _WARMUP) -> Iterator[RequestRecord]:
+        """Serve the load on its schedule, or a burst of the warm-up; yields each record as its request ends."""
+        is_warmup = arrival is _WARMUP
         servable: list[tuple[PreparedRequest, Request]] = []
         for prepared in requests:
             try:

@@ -92,8 +92,8 @@ def check_start(case: Case) -> None:
         read_config(parser().parse_args(engine.argv(settings, site)[3:]).config)
         server = VirtualServer(settings, on_step=lambda _: None)
         for burst in warmup_bursts(requests, profile, settings):
-            list(server.send_burst(burst))
-        records = list(server.send_load(requests, profile.workload.arrival))
+            list(server.send(burst))
+        records = list(server.send(requests, profile.workload.arrival))
         assert any(record.error is None for record in records), (case, records[0].error)
         assert len(run_directory_name(planned.index, planned.block, planned.variant, planned.cell)) <= 255
 
