@@ -22,8 +22,7 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.sim.requests import Entry, Request
 from benchctl.sim.sequences import Sequence
-from benchctl.sim.steps import StepLog, columns_of
-from benchctl.sim.walk import NEVER_NS
+from benchctl.sim.steps import NEVER_NS, StepLog, columns_of
 
 _MANY_STEPS: Final = 1 << 20
 

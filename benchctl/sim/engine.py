@@ -19,8 +19,7 @@ from benchctl.sim.guidance import AggregateRows, GuidedRows
 from benchctl.sim.requests import OUTSIDE, Entry, Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence
-from benchctl.sim.steps import StepLog
-from benchctl.sim.walk import NEVER_NS, Course, walk, walk_guided
+from benchctl.sim.steps import NEVER_NS, Course, StepLog, walk, walk_guided
 
 _UNLIMITED: Final = 1 << 40
 

@@ -1,11 +1,15 @@
-"""The steps of one server life, stored as stretches, and as the records and columns that are made of them.
+"""The steps of one server life: the walk over decode steps, their log, and its records and columns.
 
-A stretch is a row of ten numbers for steps of one batch; each step besides has its duration and the blocks in use.
-The forward is what is left of a step's duration after its other sections, which few steps differ in.
+A log stores stretches: a row of ten numbers for steps of one batch; each step besides has its duration and the
+blocks in use. The forward is what is left of a step's duration after its other sections, which few steps differ in.
+
+Each decode step of one batch adds a token to each row, so the price of the step is a point further on a line.
+``walk`` evaluates that line in one of three ways, which give the same integers: in a loop over local variables, as
+arrays where many steps lie ahead, or with a factor of its own for each step.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,8 +25,16 @@ from benchctl.records.columns import (
     StepColumns,
     columns_with,
 )
-from benchctl.records.schema import StepPhase, StepRecord
-from benchctl.sim.costs.cost_model import LVM_PARTS, GuidedStep, StepCost
+from benchctl.records.schema import StepRecord
+from benchctl.sim.costs.cost_model import (
+    LVM_PARTS,
+    SECTIONS,
+    DecodeCost,
+    GuidedCounts,
+    GuidedStep,
+    NoiseSource,
+    StepCost,
+)
 
 _NO: Final = -1
 """Stands for None in a column of integers."""
@@ -30,7 +42,13 @@ _COUNTS: Final = ("guided_rows", "candidates", "value_prefill_tokens", "value_ex
 _GUIDED: Final = (*_COUNTS, "fused", "lvm_forward")
 _DRAFTED: Final = ("drafts", "draft_tokens", "draft", "backfill")
 _DRAFT_SECTIONS: Final = ("draft", "backfill")
+_SAMPLER_PARTS: Final = ("pre_lvm", "lvm_apply_outer", "sample")
 _PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
+NEVER_NS: Final = 1 << 62
+"""Later than any virtual time."""
+_SHORTEST: Final = 96
+"""Steps from which arrays are faster than a loop; measured, and of no influence on results."""
+_LONGEST: Final = 8192
 
 
 class Stretch(NamedTuple):
@@ -118,7 +136,7 @@ class StepLog:
         self._add_extra((drafts, draft_tokens, draft_ns, backfill_ns), 1)
         self.accepted.extend(accepted)
 
-    def _add_extra(self, values: tuple[int, ...], num_steps: int) -> None:
+    def _add_extra(self, values: Iterable[int], num_steps: int) -> None:
         for column, value in zip(self.extra.values(), values, strict=True):
             column.extend((value,) * num_steps)
 
@@ -143,7 +161,7 @@ class StepLog:
             start_ns=start_ns,
             dur_ns=self.dur_ns[at],
             clock="virtual",
-            phase=_phase(stretch),
+            phase=("mixed" if stretch.num_decodes else "prefill") if stretch.prefill_tokens else "decode",
             is_warmup=bool(stretch.is_warmup),
             num_seqs=stretch.num_prefills + stretch.num_decodes,
             num_prefill_tokens=stretch.prefill_tokens,
@@ -176,12 +194,6 @@ class StepLog:
         drafted = {name: extra[name] for name in _DRAFT_SECTIONS if extra.get(name, _NO) != _NO}
         forward_ns = self.dur_ns[at] - rest.total_ns() - sum(drafted.values())
         return msgspec.structs.replace(rest, model_forward=forward_ns).sections() | drafted
-
-
-def _phase(stretch: Stretch) -> StepPhase:
-    if not stretch.prefill_tokens:
-        return "decode"
-    return "mixed" if stretch.num_decodes else "prefill"
 
 
 def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
@@ -242,19 +254,148 @@ def _section_columns(
             exists[name] &= extra["lvm_forward"] >= 0
             parts[name] = np.where(exists[name], parts[name], 0)
     drafted: dict[str, Integers] = {name: extra[name] for name in _DRAFT_SECTIONS if name in extra}
-    others_ns = sum(parts.values()) + sum(np.maximum(part, 0) for part in drafted.values())
-    forward_ns = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - others_ns
-    samples = exists["sampler_rest"]
-    applies = samples & exists["lvm_rest"]
-    outer = parts["lvm_rest"] + sum(parts[name] for name in LVM_PARTS)
-    total = parts["sampler_rest"] + parts["pre_lvm"] + outer + parts["sample"]
-    return {
-        "schedule": parts["schedule"],
-        "model_forward": forward_ns,
-        "pre_lvm": np.where(samples & exists["pre_lvm"], parts["pre_lvm"], _NO),
-        **{name: np.where(applies & exists[name], parts[name], _NO) for name in LVM_PARTS},
-        "lvm_apply_outer": np.where(applies, outer, _NO),
-        "sample": np.where(samples & exists["sample"], parts["sample"], _NO),
-        "sampler_total": np.where(samples, total, _NO),
-        **drafted,
-    }
+    parts["lvm_apply_outer"] = parts["lvm_rest"] + sum(parts[name] for name in LVM_PARTS)
+    parts["sampler_total"] = parts["sampler_rest"] + sum(parts[name] for name in _SAMPLER_PARTS)
+    exists |= {"lvm_apply_outer": exists["lvm_rest"], "sampler_total": exists["sampler_rest"]}
+    others_ns = parts["schedule"] + parts["sampler_total"] + sum(np.maximum(part, 0) for part in drafted.values())
+    parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - others_ns
+    return {name: np.where(exists[name], parts[name], _NO) for name in SECTIONS} | drafted
+
+
+class Course(NamedTuple):
+    """The state in which decode steps begin, and the bounds within which the batch stays as it is."""
+
+    cost: DecodeCost
+    fixed_ns: int
+    """Time of all sections but the forward."""
+    position: int
+    """The x of ``DecodeCost`` in the first step, ..."""
+    slope: int
+    """... and what each step adds to it."""
+    now_ns: int
+    until_ns: int
+    """No step but the first begins at this time or later."""
+    num_steps: int
+    """Steps at most."""
+    step: int
+    """Number of the first step."""
+    kv_used: int
+    """Blocks in use in the first step."""
+    needs: Sequence[int]
+    """Blocks that a later step s takes: entry s mod their number. A step for which none are left is not run."""
+    num_blocks: int
+
+
+class Progress(NamedTuple):
+    """The number of steps that were run, at least 1, their end, and the blocks in use in the last of them."""
+
+    num_steps: int
+    now_ns: int
+    kv_used: int
+
+
+def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Progress:
+    """Run steps and append the columns of each to a log; an end before the bounds of the course means nothing."""
+    if noise is not None:
+        return _walk_with_noise(course, log, noise)
+    left_ns = course.until_ns - course.now_ns
+    if course.num_steps >= _SHORTEST and left_ns >= _SHORTEST * course.fixed_ns:
+        first_ns = course.fixed_ns + course.cost.forward_at(course.position)
+        num_likely = min(course.num_steps, 1 + left_ns // max(first_ns, 1))
+        if num_likely >= _SHORTEST:
+            forwards_ns = _forwards_ns(course, min(num_likely, _LONGEST))
+            return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
+    return walk_steps(course, log)
+
+
+def walk_steps(course: Course, log: StepLog) -> Progress:
+    """Step by step, in local variables."""
+    cost, fixed_ns, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
+    (intercept, per_token), (other, per_token_other) = (*cost.lines, cost.lines[0])[:2]
+    fixed_ns += cost.forward_ns
+    append_ns, append_blocks = log.dur_ns.append, log.kv_used.append
+    size = len(needs)
+    remainder = step % size
+    count = 0
+    while True:
+        forward_ns = intercept + per_token * x
+        other_ns = other + per_token_other * x
+        if other_ns > forward_ns:  # noqa: PLR1730 - a call of max takes as long as the rest of the step
+            forward_ns = other_ns
+        dur_ns = fixed_ns + round(forward_ns)
+        append_ns(dur_ns)
+        append_blocks(kv_used)
+        now_ns += dur_ns
+        count += 1
+        if count == num_steps or now_ns >= until_ns:
+            break
+        x += slope
+        remainder += 1
+        if remainder == size:
+            remainder = 0
+        if needed := needs[remainder]:
+            if kv_used + needed > num_blocks:
+                break
+            kv_used += needed
+    return Progress(count, now_ns, kv_used)
+
+
+def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
+    """Steps of a batch with guided rows, which were drawn: as many as ``counts`` has."""
+    cost = course.cost
+    if cost.scored_rest is None or cost.value_forward_ns is None:
+        raise TypeError("this price has no guided rows")
+    is_scored = counts.scored_rows > 0
+    value_ns = np.rint(cost.value_forward_ns(counts)).astype(np.int64)
+    scored_ns = cost.scored_rest.total_ns() - cost.rest.total_ns() + value_ns
+    dur_ns = course.fixed_ns + _forwards_ns(course, len(is_scored)) + np.where(is_scored, scored_ns, 0)
+    progress = _steps_in_bounds(course, dur_ns, log)
+    columns = (*counts, np.where(is_scored, value_ns, -1))
+    for column, values in zip(log.extra.values(), columns, strict=True):
+        column.frombytes(values[: progress.num_steps].tobytes())
+    return progress
+
+
+def _forwards_ns(course: Course, num_steps: int) -> Integers:
+    """model_forward of each of the next steps."""
+    positions = course.position + course.slope * np.arange(num_steps)
+    forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
+    whole_ns: Integers = np.rint(forward_ns).astype(np.int64) + course.cost.forward_ns
+    return whole_ns
+
+
+def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
+    """Append the steps of these durations that are within the bounds of the course."""
+    num_steps = len(dur_ns)
+    ends_ns = course.now_ns + np.cumsum(dur_ns)
+    new_blocks = np.resize(np.roll(np.array(course.needs), -(course.step % len(course.needs))), num_steps)
+    new_blocks[0] = 0  # the scheduler gave out the blocks of the first step
+    kv_used = course.kv_used + np.cumsum(new_blocks)
+    in_time = int(np.searchsorted(ends_ns, course.until_ns)) + 1
+    with_room = int(np.searchsorted(kv_used, course.num_blocks, side="right"))
+    num_run = min(num_steps, in_time, with_room)
+    log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
+    log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
+    return Progress(num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1]))
+
+
+def _walk_with_noise(course: Course, log: StepLog, noise: NoiseSource) -> Progress:
+    """Steps with a factor each: every section is rounded by itself, as ``StepCost.scaled`` does."""
+    cost, _, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
+    parts, forward_at, size = [part for part in cost.rest.parts() if part], cost.forward_at, len(needs)
+    for num_run in range(1, num_steps + 1):
+        factor = noise()
+        dur_ns = round(forward_at(x) * factor)
+        for part in parts:
+            dur_ns += round(part * factor)
+        log.factors.append(factor)
+        log.dur_ns.append(dur_ns)
+        log.kv_used.append(kv_used)
+        now_ns += dur_ns
+        x += slope
+        needed = needs[(step + num_run) % size]
+        if now_ns >= until_ns or kv_used + needed > num_blocks:
+            break
+        if num_run < num_steps:
+            kv_used += needed
+    return Progress(num_run, now_ns, kv_used)

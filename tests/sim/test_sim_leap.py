@@ -23,8 +23,7 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.costs.cost_model import NoiseSource
 from benchctl.sim.requests import SamplingParams
-from benchctl.sim.steps import StepLog
-from benchctl.sim.walk import Course, Progress, walk, walk_steps
+from benchctl.sim.steps import Course, Progress, StepLog, walk, walk_steps
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 sizes_strategy = st.lists(

@@ -84,11 +84,12 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 LVM_PARTS: Final = ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance")
 """Sections inside of lvm_apply_outer, in the order of a record."""
-_SECTIONS: Final = (
+SECTIONS: Final = (
     *("schedule", "model_forward", "pre_lvm"),
     *LVM_PARTS,
     *("lvm_apply_outer", "sample", "sampler_total"),
 )
+"""All sections of the model's own step, in the order of a record."""
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +134,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             parts["lvm_apply_outer"] = self.lvm_rest + sum([parts[name] or 0 for name in LVM_PARTS])
         if self.sampler_rest is not None:
             parts["sampler_total"] = self.total_ns() - self.schedule - self.model_forward
-        return {name: part for name in _SECTIONS if (part := parts.get(name)) is not None}
+        return {name: part for name in SECTIONS if (part := parts.get(name)) is not None}
 
 
 class GuidedCounts(NamedTuple):
