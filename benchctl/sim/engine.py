@@ -318,7 +318,8 @@ class SimulatedEngine:
             over = self.scheduler.advance(1)
             num_output = num_sampling - (len(over) if self._rules.has_closing_step else 0)
         else:
-            verification = self.scheduler.verify(drafts)
+            verification = drafts.verify()
+            self.scheduler.decode_context += verification.num_output
             over = verification.finished
             num_output = verification.num_output + num_sampling - num_decodes
             drafting_ns = [round(pass_ns * factor) for pass_ns in passes_ns]

@@ -120,9 +120,24 @@ def predict_run(
         arrival_ns=launch_offsets_ns((request.arrival_ns for request in requests), arrival.launch_rate_limit),
         max_concurrency=arrival.max_concurrency,
     )
-    simulation = simulate(config, [load])
-    rate = _offered_rate(requests, arrival)
-    return _predicted_run(simulation, config, rate, _offered(simulation, config, rate))
+    simulation, rate = simulate(config, [load]), _offered_rate(requests, arrival)
+    steps, ended = simulation.step_columns(), simulation.requests
+    used = steps.optional("kv_used_blocks")
+    is_limited = used is not None and config.num_kv_blocks < _UNLIMITED_BLOCKS
+    return PredictedRun(
+        load_s=s_from_ns(simulation.makespan_ns()) / config.time_scale,
+        step_s=s_from_ns(float(steps.dur_ns.mean())),
+        batch=float(np.average(steps.num_seqs, weights=steps.dur_ns)),
+        largest_batch=int(steps.num_seqs.max()),
+        kv_frac=float(np.nanmax(used)) / config.num_kv_blocks if is_limited and used is not None else None,
+        num_preempted=int(ended.preemptions.sum()),
+        ttft_s=s_from_ns(fmean(ended.first_token_ns - ended.arrival_ns)),
+        e2el_s=s_from_ns(fmean(ended.last_token_ns - ended.arrival_ns)),
+        num_steps=len(steps),
+        in_server=float((ended.last_token_ns - ended.arrival_ns).sum()) / max(simulation.makespan_ns(), 1),
+        offered=_offered(simulation, config, rate),
+        offered_rate=rate,
+    )
 
 
 def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
@@ -243,28 +258,6 @@ def _step_seconds(config: SimConfig) -> Callable[[StepWork], float]:
         return below_s if not part else (1 - part) * below_s + part * at(rows + 1, work)
 
     return step_s
-
-
-def _predicted_run(
-    simulation: Simulation, config: SimConfig, rate: float | None, offered: PredictedLoad | None
-) -> PredictedRun:
-    steps, requests = simulation.step_columns(), simulation.requests
-    used = steps.optional("kv_used_blocks")
-    is_limited = used is not None and config.num_kv_blocks < _UNLIMITED_BLOCKS
-    return PredictedRun(
-        load_s=s_from_ns(simulation.makespan_ns()) / config.time_scale,
-        step_s=s_from_ns(float(steps.dur_ns.mean())),
-        batch=float(np.average(steps.num_seqs, weights=steps.dur_ns)),
-        largest_batch=int(steps.num_seqs.max()),
-        kv_frac=float(np.nanmax(used)) / config.num_kv_blocks if is_limited and used is not None else None,
-        num_preempted=int(requests.preemptions.sum()),
-        ttft_s=s_from_ns(fmean(requests.first_token_ns - requests.arrival_ns)),
-        e2el_s=s_from_ns(fmean(requests.last_token_ns - requests.arrival_ns)),
-        num_steps=len(steps),
-        in_server=float((requests.last_token_ns - requests.arrival_ns).sum()) / max(simulation.makespan_ns(), 1),
-        offered=offered,
-        offered_rate=rate,
-    )
 
 
 ROOFLINE_MAPE_FRAC: Final = 0.325

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from benchctl.sim.drafts import Drafts, Verification
+from benchctl.sim.drafts import Drafts
 from benchctl.sim.guidance import GuidedRows
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence, SequenceStatus, StepClock
 
@@ -134,12 +134,6 @@ class Scheduler:
         """Tokens of the shortest and of the longest decoding row, 0 without any."""
         leads = [seq.lead for seq in self.decoding]
         return (self.clock.step + min(leads), self.clock.step + max(leads)) if leads else (0, 0)
-
-    def verify(self, drafts: Drafts) -> Verification:
-        """Give each decoding row the tokens that its drafts yield."""
-        verification = drafts.verify()
-        self.decode_context += verification.num_output
-        return verification
 
     def finish(self, seq: Sequence) -> None:
         """Remove a sequence for good, whatever its state."""

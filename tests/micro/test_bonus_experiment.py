@@ -11,7 +11,8 @@ from support.fake_passes import FakeWorkers
 from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.errors import UsageError
 from benchctl.measure.directory import Origin
-from benchctl.micro.experiment import PassSettings, forward_profile, measure_forward
+from benchctl.micro.experiment import measure_forward
+from benchctl.micro.points import PassSettings, forward_profile
 
 
 @pytest.fixture(name="both_modes", scope="module")

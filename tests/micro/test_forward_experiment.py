@@ -14,14 +14,8 @@ from benchctl.errors import RunError, UsageError
 from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
-from benchctl.micro.experiment import (
-    MicroOutcome,
-    PassSettings,
-    forward_profile,
-    grid_of_points,
-    measure_forward,
-    resume_forward,
-)
+from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
+from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory

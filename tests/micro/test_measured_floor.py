@@ -12,8 +12,9 @@ from benchctl.costs.hardware import HARDWARE
 from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
-from benchctl.micro.experiment import PassSettings, forward_profile, grid_of_points, measure_forward, resume_forward
+from benchctl.micro.experiment import measure_forward, resume_forward
 from benchctl.micro.peaks import peak_warnings, peaks_of_device
+from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import PEAKS, hardware_of
 from benchctl.report.time_tables import passes_table

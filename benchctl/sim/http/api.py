@@ -262,8 +262,7 @@ class Reply:
     async def document(self) -> dict[str, Any]:
         """Wait for the end and return the whole answer."""
         while not self.is_done:
-            await self._changed.wait()
-            self._changed.clear()
+            await self.take()
         choices = [self._choice(self._finished[index]) for index in sorted(self._finished)]
         return {**self._identity, "choices": choices, "usage": self._usage()}
 

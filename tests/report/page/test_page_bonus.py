@@ -13,7 +13,8 @@ from support.fake_passes import FakeWorkers
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import measured_bonus, verdict_sentences
 from benchctl.measure.directory import Origin
-from benchctl.micro.experiment import PassSettings, forward_profile, grid_of_points, measure_forward
+from benchctl.micro.experiment import measure_forward
+from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
 from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import directory_page
