@@ -74,16 +74,6 @@ class DraftedRows(NamedTuple):
         return sum(self.rows[number:]), sum(self.contexts[number:])
 
 
-class Verification(NamedTuple):
-    """The tokens that the decoding rows of a step have gained."""
-
-    drafts: int
-    """Rows that had drafts."""
-    accepted_by_position: list[int]
-    num_output: int
-    finished: list[Sequence]
-
-
 class Drafts:
     """The decoding rows of a server that speculates: their drafts, and room for them.
 
@@ -164,10 +154,11 @@ class Drafts:
         behind = [seq.lead - 1 for seq, row in self._rows.items() if row.is_behind]
         return verified(batch, drafted), self._costs.passes_ns(batch, drafted, len(behind), sum(behind))
 
-    def verify(self) -> Verification:
+    def verify(self) -> tuple[int, list[int], int, list[Sequence]]:
         """Give each row its accepted drafts and one more token, as far as its answer goes.
 
-        The one more replaces the first rejected draft, or is the bonus token.
+        The one more replaces the first rejected draft, or is the bonus token. Returns the number of rows that had
+        drafts, the accepted drafts by position, the tokens that all rows have gained, and the rows that are over.
         """
         accepted = [0] * (self._num_drafts + 1)
         finished: list[Sequence] = []
@@ -189,7 +180,7 @@ class Drafts:
             seq.lead += gain  # the clock of these rows stands still
             num_output += gain
         by_position = [sum(accepted[position:]) for position in range(1, self._num_drafts + 1)]
-        return Verification(num_drafts, by_position, num_output, finished)
+        return num_drafts, by_position, num_output, finished
 
     def _row_of(self, seq: Sequence) -> DraftingRow:
         request = seq.request

@@ -308,9 +308,8 @@ class SimulatedEngine:
             factor = self._noise()
             log.factors.append(factor)
             cost = cost.scaled(factor)
-        start_ns, dur_ns = self.now_ns, cost.total_ns()
-        for pass_ns in passes_ns:
-            dur_ns += round(pass_ns * factor)
+        drafting_ns = [round(pass_ns * factor) for pass_ns in passes_ns]
+        start_ns, dur_ns = self.now_ns, cost.total_ns() + sum(drafting_ns)
         self.now_ns = start_ns + dur_ns
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self.block_manager.num_used)
@@ -318,14 +317,10 @@ class SimulatedEngine:
             over = self.scheduler.advance(1)
             num_output = num_sampling - (len(over) if self._rules.has_closing_step else 0)
         else:
-            verification = drafts.verify()
-            self.scheduler.decode_context += verification.num_output
-            over = verification.finished
-            num_output = verification.num_output + num_sampling - num_decodes
-            drafting_ns = [round(pass_ns * factor) for pass_ns in passes_ns]
-            log.add_drafted(
-                verification.drafts, batch.draft_tokens, verification.accepted_by_position, *drafting_ns
-            )
+            num_drafts, accepted, num_gained, over = drafts.verify()
+            self.scheduler.decode_context += num_gained
+            num_output = num_gained + num_sampling - num_decodes
+            log.add_drafted(num_drafts, batch.draft_tokens, accepted, *drafting_ns)
         is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
         rows = (len(prefills), num_decodes, batch.num_prefill_tokens, batch.context_tokens)
         log.add_stretch(rest_id, (1, start_ns, self.is_warmup, *rows, num_output, is_greedy, num_preempted))

@@ -10,7 +10,7 @@ arrays where many steps lie ahead, or with a factor of its own for each step.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -286,12 +286,8 @@ class Course(NamedTuple):
     num_blocks: int
 
 
-class Progress(NamedTuple):
-    """The number of steps that were run, at least 1, their end, and the blocks in use in the last of them."""
-
-    num_steps: int
-    now_ns: int
-    kv_used: int
+Progress: TypeAlias = tuple[int, int, int]
+"""The number of steps that were run, at least 1, their end, and the blocks in use in the last of them."""
 
 
 def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Progress:
@@ -337,7 +333,7 @@ def walk_steps(course: Course, log: StepLog) -> Progress:
             if kv_used + needed > num_blocks:
                 break
             kv_used += needed
-    return Progress(count, now_ns, kv_used)
+    return count, now_ns, kv_used
 
 
 def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
@@ -352,7 +348,7 @@ def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
     progress = _steps_in_bounds(course, dur_ns, log)
     columns = (*counts, np.where(is_scored, value_ns, -1))
     for column, values in zip(log.extra.values(), columns, strict=True):
-        column.frombytes(values[: progress.num_steps].tobytes())
+        column.frombytes(values[: progress[0]].tobytes())
     return progress
 
 
@@ -376,7 +372,7 @@ def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress
     num_run = min(num_steps, in_time, with_room)
     log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
     log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
-    return Progress(num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1]))
+    return num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1])
 
 
 def _walk_with_noise(course: Course, log: StepLog, noise: NoiseSource) -> Progress:
@@ -398,4 +394,4 @@ def _walk_with_noise(course: Course, log: StepLog, noise: NoiseSource) -> Progre
             break
         if num_run < num_steps:
             kv_used += needed
-    return Progress(num_run, now_ns, kv_used)
+    return num_run, now_ns, kv_used

@@ -13,7 +13,7 @@ time is chosen. Runs are chosen one after another: the second counts what the fi
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -292,14 +292,6 @@ def _error_checks(
             )
 
 
-class _Candidate(NamedTuple):
-    """A run, the sum of outer products of scaled rows over its steps, and its predicted duration."""
-
-    run: RunToAdd
-    information: Floats
-    duration_s: float
-
-
 def suggest_runs(
     model: StepTimeModel, design: Design, options: FitOptions, *, max_runs: int = 3
 ) -> tuple[RunToAdd, ...]:
@@ -314,19 +306,19 @@ def suggest_runs(
     chosen: list[RunToAdd] = []
     while len(chosen) < max_runs and candidates:
         before = np.linalg.inv(information)
-        after = [np.linalg.inv(information + each.information) for each in candidates]
+        after = [np.linalg.inv(information + added) for _, added, _ in candidates]
         gains = 1.0 - np.array([np.trace(variance) for variance in after]) / np.trace(before)
         if gains.max() < _MIN_GAIN:
             break
-        best = int(np.argmax(gains / (_START_S + np.array([each.duration_s for each in candidates]))))
+        best = int(np.argmax(gains / (_START_S + np.array([duration_s for _, _, duration_s in candidates]))))
         # The coefficients whose variance the run at least halves, or the one that it helps most.
         falls = 1.0 - np.diag(after[best]) / np.diag(before)
         order = np.argsort(-falls)
         helped = tuple(design.names[i] for i in order if falls[i] >= 0.5) or (design.names[order[0]],)
         reason = f"variance of {', '.join(helped)} falls by up to {falls[order[0]]:.0%}"
-        chosen.append(replace(candidates[best].run, reason=reason, coefficients=helped))
-        information = information + candidates[best].information
-        del candidates[best]
+        run, added, _ = candidates.pop(best)
+        chosen.append(replace(run, reason=reason, coefficients=helped))
+        information = information + added
     return tuple(chosen)
 
 
@@ -339,8 +331,11 @@ def _information(relative_rows: Floats, spreads: Floats) -> Floats:
     return np.asarray(scaled.T @ scaled / (10 * _NOISE_FRAC**2), dtype=np.float64)
 
 
-def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterator[_Candidate]:
-    """Every run of the grid that fits into the memory of each deployment that was fitted."""
+def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterator[tuple[RunToAdd, Floats, float]]:
+    """Every run of the grid that fits into the memory of each deployment that was fitted.
+
+    With it the sum of outer products of scaled rows over its steps, and its predicted duration in seconds.
+    """
     deployments = {
         (run.deployment.shape.name, run.deployment.tensor_parallel): run.deployment for run in design.runs
     }
@@ -364,7 +359,7 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
             tensor_parallel=deployment.tensor_parallel,
         )
         information = _information(rows, spreads) * (num_steps / _STEPS_OF_RUN)
-        yield _Candidate(run, information, num_steps * float(np.mean(predicted_us)) / US_PER_S)
+        yield run, information, num_steps * float(np.mean(predicted_us)) / US_PER_S
 
 
 def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:

@@ -57,23 +57,10 @@ _VALUE_SIZE_EXPONENT: Final = 0.514
 _VALUE_PREFILL_EFFICIENCY: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RevisionTimes:
-    """Times of one generation of the fork, with the 1.5B value model."""
-
-    build_pending_ns: int
-    value_forward_ns: int
-    fused_forward_ns: int
-
-
-_V1: Final = _RevisionTimes(
-    build_pending_ns=12_250 * NS_PER_US, value_forward_ns=36_190 * NS_PER_US, fused_forward_ns=36_190 * NS_PER_US
-)
-_V2: Final = _RevisionTimes(
-    build_pending_ns=8_350 * NS_PER_US,
-    value_forward_ns=33_300 * NS_PER_US,
-    fused_forward_ns=round(33_300 * NS_PER_US * 8.84 / 18.07),
-)
+_V1: Final = (12_250 * NS_PER_US, 36_190 * NS_PER_US, 36_190 * NS_PER_US)
+"""Times of a generation of the fork with the 1.5B value model: build_pending, and a value forward of two passes and
+of fused ones."""
+_V2: Final = (8_350 * NS_PER_US, 33_300 * NS_PER_US, round(33_300 * NS_PER_US * 8.84 / 18.07))
 
 
 def cost_model(config: SimConfig) -> CostModel:
@@ -163,7 +150,7 @@ class _Forward:
 class _Guided:
     """The sections that guided rows add to a step; see the module's formula."""
 
-    times: _RevisionTimes
+    times: tuple[int, int, int]
     size: float
     """Time of a value forward over that of the 1.5B value model."""
     prefill_ns: float
@@ -182,8 +169,8 @@ class _Guided:
 
     def value_ns(self, is_fused: Quantity, prefill_tokens: Quantity) -> Quantity:
         """lvm_forward of one step, or of many."""
-        times = self.times
-        launch = times.value_forward_ns + (times.fused_forward_ns - times.value_forward_ns) * is_fused
+        _, forward_ns, fused_forward_ns = self.times
+        launch = forward_ns + (fused_forward_ns - forward_ns) * is_fused
         return launch * self.size + self.prefill_ns * prefill_tokens
 
     def rest(self, batch: StepBatch, schedule_ns: int, forward_ns: int, *, is_scored: bool) -> StepCost:
@@ -194,7 +181,7 @@ class _Guided:
             sampler_rest=0,
             pre_lvm=_GUIDED_PRE_NS,
             lvm_rest=_APPLY_CHECK_NS,
-            lvm_build_pending=self.times.build_pending_ns,
+            lvm_build_pending=self.times[0],
             lvm_forward=0 if is_scored else None,
             lvm_apply_guidance=_APPLY_GUIDANCE_NS if is_scored else None,
             value_model_load=self.load_ns if batch.loads_value_model else None,
