@@ -12,7 +12,7 @@ from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.errors import UsageError
 from benchctl.measure.directory import Origin
 from benchctl.micro.experiment import measure_forward
-from benchctl.micro.points import PassSettings, forward_profile
+from benchctl.micro.points import forward_profile
 
 
 @pytest.fixture(name="both_modes", scope="module")
@@ -68,8 +68,13 @@ def test_a_directory_of_requests_is_refused_by_the_name_of_its_engine():
 
 def test_a_directory_of_other_passes_is_refused_with_what_lacks(tmp_path):
     profile = forward_profile(
-        PassSettings(model="llama-68m", device="cpu", dtype="float32", modes=("eager",), blocks=1, replays=4),
         [backfill_point(3, 64)],
+        model="llama-68m",
+        device="cpu",
+        dtype="float32",
+        modes=("eager",),
+        blocks=1,
+        replays=4,
     )
     origin = Origin(output_root=tmp_path, argv=())
     outcome = measure_forward(profile, origin, LISTENER, FakeWorkers(launch_bound).start)

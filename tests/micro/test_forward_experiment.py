@@ -15,7 +15,7 @@ from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
-from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
+from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory
@@ -29,17 +29,17 @@ def launch_bound(point, mode):
     return (EAGER_US if mode == "eager" else GRAPH_US) + 2.0 * point.total_new_tokens
 
 
-def settings(**changes) -> PassSettings:
+def settings(**changes) -> dict:
     values = {
         "model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": ("eager", "graph"), "blocks": 6,
         "replays": 200,
     }  # fmt: skip
-    return PassSettings(**(values | changes))
+    return values | changes
 
 
 def measured(path: Path, workers: FakeWorkers, **changes) -> MicroOutcome:
     points = grid_of_points(("decode", "prefill"), (5, 10), (0,), (4,))
-    profile = forward_profile(settings(**changes), points)
+    profile = forward_profile(points, **settings(**changes))
     origin = Origin(output_root=path, argv=("benchctl", "micro", "forward"))
     return measure_forward(profile, origin, LISTENER, workers.start)
 
@@ -133,7 +133,7 @@ def test_a_machine_without_torch_leaves_nothing_behind(tmp_path):
     def start(_profile):
         raise UsageError("torch is not installed")
 
-    profile = forward_profile(settings(), grid_of_points(("decode",), (1,), (8,), ()))
+    profile = forward_profile(grid_of_points(("decode",), (1,), (8,), ()), **settings())
     with pytest.raises(UsageError, match="torch"):
         measure_forward(profile, Origin(output_root=tmp_path, argv=()), LISTENER, start)
     assert list(tmp_path.iterdir()) == []
@@ -174,6 +174,6 @@ def test_points_of_backfill_get_the_context_and_the_new_tokens_of_their_own(tmp_
         ForwardPoint(phase="prefill", batch_size=3, new_tokens=1, context_tokens=256),
     )
     workers = FakeWorkers(launch_bound)
-    profile = forward_profile(settings(modes=("eager",), blocks=1), points, "bonus")
+    profile = forward_profile(points, **settings(modes=("eager",), blocks=1), name="bonus")
     measure_forward(profile, Origin(output_root=tmp_path, argv=()), LISTENER, workers.start)
     assert {point for _, point, _ in workers.measured} == set(points)

@@ -14,7 +14,7 @@ from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.micro.experiment import measure_forward, resume_forward
 from benchctl.micro.peaks import peak_warnings, peaks_of_device
-from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
+from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import PEAKS, hardware_of
 from benchctl.report.time_tables import passes_table
@@ -38,8 +38,10 @@ def info():
 
 
 def measured(path, pass_us):
-    settings = PassSettings(model="llama-68m", device="cpu", dtype="float16", modes=("eager",), blocks=2, replays=4)
-    profile = forward_profile(settings, grid_of_points(("decode",), (1,), (0,), ()))
+    points = grid_of_points(("decode",), (1,), (0,), ())
+    profile = forward_profile(
+        points, model="llama-68m", device="cpu", dtype="float16", modes=("eager",), blocks=2, replays=4
+    )
     origin = Origin(output_root=path, argv=("benchctl", "micro", "forward"))
     return measure_forward(profile, origin, LISTENER, FakeWorkers(lambda *_: pass_us).start)
 

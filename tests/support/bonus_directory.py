@@ -9,7 +9,7 @@ from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.micro.experiment import measure_forward
-from benchctl.micro.points import PassSettings, forward_profile
+from benchctl.micro.points import forward_profile
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 BOTH = ("eager", "graph")
@@ -24,10 +24,10 @@ def launch_bound(point, mode):
 def measured(
     path: Path, batch_sizes=(5, 10), modes=BOTH, contexts=(256,), workers=None, name="bonus", **changes
 ) -> Path:
-    """The directory of an experiment of 6 blocks; ``changes`` are those of its ``PassSettings``."""
+    """The directory of an experiment of 6 blocks; ``changes`` are those of its settings."""
     designs = [bonus_design(batch_sizes, context, modes) for context in contexts]
     points = tuple(point for design in designs for point in points_of(design))
     values = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": modes, "blocks": 6, "replays": 60}
-    profile = forward_profile(PassSettings(**(values | changes)), points, name)
+    profile = forward_profile(points, name=name, **(values | changes))
     origin = Origin(output_root=path, argv=("benchctl", "micro", "bonus"))
     return measure_forward(profile, origin, LISTENER, (workers or FakeWorkers(launch_bound)).start).path

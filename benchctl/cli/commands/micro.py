@@ -49,7 +49,7 @@ from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
 from benchctl.micro.peaks import best_of_each, data_sheet_peaks, measure_roofline, name_of, unit_of
-from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
+from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.profile.choices import (
     MAX_BLOCKS,
     MAX_OUTPUTS,
@@ -272,8 +272,8 @@ class PassOptions:
     label: Label = None
     quiet: Quiet = False
 
-    def settings(self) -> PassSettings:
-        """The settings of all passes; those that are not named depend on the device.
+    def settings(self) -> dict[str, Any]:
+        """The settings of ``forward_profile``; those that are not named depend on the device.
 
         Raises UsageError for unknown names, and for graphs without a GPU.
         """
@@ -296,19 +296,19 @@ class PassOptions:
         hardware = None if gpu is None else hardware_or_none(gpu)
         # One thread for each core but one: threads that wait for the one whose core another program has taken spin.
         num_threads = max(len(os.sched_getaffinity(0)) - 1, 1) if is_cpu else None
-        return PassSettings(
-            model=self.model,
-            device=device,
-            dtype=words_of(self.dtype or ("float32" if is_cpu else "bfloat16"), dtypes, "--dtype")[0],
-            modes=tuple(word for word in MODES if word in modes),
-            kv_layout=words_of(self.kv_layout, layouts, "--kv-layout")[0],
-            hardware=None if hardware is None else hardware.name,
-            python=None if self.python is None else str(self.python),
-            blocks=self.blocks,
-            replays=self.replays,
-            seed=self.seed,
-            threads=self.threads or num_threads,
-        )
+        return {
+            "model": self.model,
+            "device": device,
+            "dtype": words_of(self.dtype or ("float32" if is_cpu else "bfloat16"), dtypes, "--dtype")[0],
+            "modes": tuple(word for word in MODES if word in modes),
+            "kv_layout": words_of(self.kv_layout, layouts, "--kv-layout")[0],
+            "hardware": None if hardware is None else hardware.name,
+            "python": None if self.python is None else str(self.python),
+            "blocks": self.blocks,
+            "replays": self.replays,
+            "seed": self.seed,
+            "threads": self.threads or num_threads,
+        }
 
 
 @app.command("forward")
@@ -335,7 +335,7 @@ def forward(
             _counts(passes.context, "--context", least=0),
             _counts(prompt, "--prompt"),
         )
-        outcome = _measured(forward_profile(passes.settings(), points), passes, is_quiet=passes.quiet)
+        outcome = _measured(forward_profile(points, **passes.settings()), passes, is_quiet=passes.quiet)
     else:
         outcome = _resumed(resume, is_quiet=passes.quiet)
     with keeping(outcome.path):
@@ -380,7 +380,7 @@ def bonus(
             for tokens in _counts(passes.context, "--context")
         ]
         points = tuple(dict.fromkeys(point for design in designs for point in points_of(design)))
-        profile = forward_profile(passes.settings(), points, "bonus")
+        profile = forward_profile(points, **passes.settings(), name="bonus")
         with to_stderr(when=as_json):
             outcome = _measured(profile, passes, is_quiet=passes.quiet or as_json)
         code, results = _warned_of_failures(outcome), outcome.path

@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import measured_bonus, verdict_sentences
 from benchctl.measure.directory import Origin
 from benchctl.micro.experiment import measure_forward
-from benchctl.micro.points import PassSettings, forward_profile, grid_of_points
+from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import directory_page
@@ -119,10 +119,12 @@ def test_passes_and_not_the_name_of_the_profile_say_that_ways_of_backfill_are_co
 @pytest.mark.parametrize("context", [0, 256])
 def test_forward_passes_that_compare_no_ways_of_backfill_have_no_such_section(tmp_path, context):
     points = grid_of_points(("decode", "prefill"), (1, 2, 4), (context,), (1,))
-    settings = PassSettings(model="llama-68m", device="cpu", dtype="float16", modes=("eager",), blocks=1, replays=4)
+    profile = forward_profile(
+        points, model="llama-68m", device="cpu", dtype="float16", modes=("eager",), blocks=1, replays=4
+    )
     origin = Origin(output_root=tmp_path, argv=("benchctl", "micro", "forward"))
     workers = FakeWorkers(launch_bound)
-    outcome = measure_forward(forward_profile(settings, points), origin, LISTENER, workers.start)
+    outcome = measure_forward(profile, origin, LISTENER, workers.start)
     assert is_without_verdict(outcome.path)
 
 
