@@ -290,7 +290,10 @@ def find_torch_python(named: Path | None) -> Path:
     Among engines one whose torch was built for a GPU comes first. Raises EngineUnavailableError where none has it.
     """
     if named is not None:
-        return _checked(named.expanduser())
+        python = named.expanduser()
+        if problem := interpreter_problem(python, _TORCH, f"run {python} -m pip install 'torch>=2.6'"):
+            raise EngineUnavailableError(f"--python {python} {problem}")
+        return python
     if installed_versions(Path(sys.executable), _TORCH):
         return Path(sys.executable)
     directory = engines_directory()
@@ -304,9 +307,3 @@ def find_torch_python(named: Path | None) -> Path:
         "'benchctl engines install transformers', or name an interpreter that has it with "
         "--python /path/to/venv/bin/python"
     )
-
-
-def _checked(python: Path) -> Path:
-    if problem := interpreter_problem(python, _TORCH, f"run {python} -m pip install 'torch>=2.6'"):
-        raise EngineUnavailableError(f"--python {python} {problem}")
-    return python
