@@ -215,10 +215,12 @@ class CostModel:
     rules: ServerRules = field(default_factory=ServerRules)
 
     def price(self, batch: StepBatch) -> StepCost:
-        """The price of one step: on the line of its stretch where there is one."""
-        if self.decode is not None and batch.is_plain_decode:
-            position = batch.longest_context if self.rules.pads_batches else batch.context_tokens
-            return self.decode(batch).cost_at(position)
+        """The price of one step: on the line of its stretch where there is one.
+
+        Where batches are padded, a step without new tokens may be that of prompts that a cache has.
+        """
+        if self.decode is not None and batch.is_plain_decode and not self.rules.pads_batches:
+            return self.decode(batch).cost_at(batch.context_tokens)
         return self.step(batch)
 
 
