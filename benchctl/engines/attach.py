@@ -142,24 +142,31 @@ class AttachEngine(Engine):
         when its GPUs are to be sampled and it runs on another host.
         """
         options = own_options(settings, AttachOptions)
-        where, name = f"engine 'attach', variant {settings.variant!r}", options.api_key_env
+        name, key = options.api_key_env, "".join(_key(options).values())
         addresses = (each.address for interface in psutil.net_if_addrs().values() for each in interface)
-        if options.gpus and urlsplit(options.url).hostname not in {"localhost", platform.node(), *addresses}:
-            raise EngineUnavailableError(
-                f"{where}: gpus names GPUs of this host, and {options.url} is not on it; leave gpus out, or "
-                "measure on the server's host, at 127.0.0.1"
-            )
-        if name is None:
-            return
-        key = os.environ.get(name)
-        where = f"{where}: api_key_env names {name}"
-        if not key:
-            raise EngineUnavailableError(f"{where}, which is not set; export {name}, or leave api_key_env out")
-        if not (key.isascii() and key.isprintable()):
-            raise EngineUnavailableError(
-                f"{where}, whose value holds line breaks or other characters that no request carries; "
-                f"export {name} without them"
-            )
+        problems = (
+            (
+                bool(options.gpus)
+                and urlsplit(options.url).hostname not in {"localhost", platform.node(), *addresses},
+                (
+                    f"gpus names GPUs of this host, and {options.url} is not on it; leave gpus out, or measure on "
+                    "the server's host, at 127.0.0.1"
+                ),
+            ),
+            (
+                name is not None and not key,
+                f"api_key_env names {name}, which is not set; export {name}, or leave api_key_env out",
+            ),
+            (
+                not (key.isascii() and key.isprintable()),
+                (
+                    f"api_key_env names {name}, whose value holds line breaks or other characters that no request "
+                    f"carries; export {name} without them"
+                ),
+            ),
+        )
+        if problem := next((problem for is_there, problem in problems if is_there), None):
+            raise EngineUnavailableError(f"engine 'attach', variant {settings.variant!r}: {problem}")
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what servers of this dialect cannot do."""

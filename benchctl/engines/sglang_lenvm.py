@@ -193,15 +193,19 @@ class SglangLenvmEngine(SglangEngine):
                 "later branches"
             )
             raise self.refusal(settings, what, remedy)
-        problem = request_problem(params, settings.sampling, options.revision)
-        if problem is not None:
+        overlap = ("cannot guide while its scheduler overlaps the device", "set overlap_schedule: false")
+        one_answer = (
+            "gives all choices of a request one seed when it is deterministic, so that they are one answer",
+            "set workload.samples_as: requests",
+        )
+        has_choices = any(request.n > 1 for request in requests)
+        problems = (
+            request_problem(params, settings.sampling, options.revision),
+            overlap if params is not None and options.overlap_schedule else None,
+            one_answer if is_deterministic(options) and has_choices else None,
+        )
+        if problem := next(filter(None, problems), None):
             raise self.refusal(settings, *problem)
-        if params is not None and options.overlap_schedule:
-            what = "cannot guide while its scheduler overlaps the device"
-            raise self.refusal(settings, what, "set overlap_schedule: false")
-        if is_deterministic(options) and any(request.n > 1 for request in requests):
-            what = "gives all choices of a request one seed when it is deterministic, so that they are one answer"
-            raise self.refusal(settings, what, "set workload.samples_as: requests")
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; where its lines get their times, behind the launcher that takes those."""

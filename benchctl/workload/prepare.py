@@ -288,11 +288,13 @@ def recorded_load(profile: Profile, directory: Path | None = None) -> RecordedLo
             f"a trace can be kept; take {' or '.join(_names_of_traces())} with arrival.kind trace, or keep the "
             "requests"
         )
-    odd = {"samples_per_prompt": 1, "selection": "first", "output_len": None}
-    changed = [f"{key} {getattr(workload, key)}" for key, plain in odd.items() if getattr(workload, key) != plain]
-    if profile.stop != "forced":
-        changed.append(f"stop {profile.stop}")
-    if changed:
+    of_replay = (
+        ("samples_per_prompt", workload.samples_per_prompt, 1),
+        ("selection", workload.selection, "first"),
+        ("output_len", workload.output_len, None),
+        ("stop", profile.stop, "forced"),
+    )
+    if changed := [f"{key} {value}" for key, value, plain in of_replay if value != plain]:
         raise ProfileError(f"{', '.join(changed)}: a trace of which only summaries are kept is replayed as it is")
     source = find_source(dataset.file, workload.path, directory or data_directory())
     if source is None:

@@ -41,23 +41,29 @@ class Recipe:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        if shape.head != "lm_head":
-            raise UsageError(f"shape {shape.name!r} has a value head; name the backbone that it was made from")
-        if shape.moe is not None or shape.latent is not None:
-            raise UsageError(
-                f"shape {shape.name!r} has experts or a latent attention, which no architecture here has; name a "
-                "dense model"
-            )
-        if shape.head_dim % 2:
-            raise UsageError(
-                f"shape {shape.name!r}: {shape.head_dim} dimensions per head cannot be rotated in pairs; choose "
-                "hidden and heads so that hidden / heads is even"
-            )
-        if shape.head_dim * shape.q_heads != shape.hidden and self.arch == "qwen2":
-            raise UsageError(
-                f"shape {shape.name!r}: {shape.q_heads} heads of {shape.head_dim} are not the hidden size of "
-                f"{shape.hidden}, as qwen2 needs; choose another arch"
-            )
+        problems = (
+            (shape.head != "lm_head", " has a value head; name the backbone that it was made from"),
+            (
+                shape.moe is not None or shape.latent is not None,
+                " has experts or a latent attention, which no architecture here has; name a dense model",
+            ),
+            (
+                shape.head_dim % 2 == 1,
+                (
+                    f": {shape.head_dim} dimensions per head cannot be rotated in pairs; choose hidden and heads "
+                    "so that hidden / heads is even"
+                ),
+            ),
+            (
+                shape.head_dim * shape.q_heads != shape.hidden and self.arch == "qwen2",
+                (
+                    f": {shape.q_heads} heads of {shape.head_dim} are not the hidden size of {shape.hidden}, as "
+                    "qwen2 needs; choose another arch"
+                ),
+            ),
+        )
+        if problem := next((problem for is_there, problem in problems if is_there), None):
+            raise UsageError(f"shape {shape.name!r}{problem}")
 
     @property
     def name(self) -> str:

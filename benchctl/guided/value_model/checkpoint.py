@@ -79,16 +79,23 @@ def read_config(directory: Path) -> "PreTrainedConfig":
 
 def check_config(config: "PreTrainedConfig", source: object) -> None:
     """Raise CheckpointError where the arithmetic of ``ValueModel`` would not be that of this backbone."""
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise CheckpointError(f"{source}: has layers of sliding-window attention; only full attention is computed")
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"{source}: hidden_act is {config.hidden_act!r}; only 'silu' is computed")
     rotation = config.rope_parameters["rope_type"]
-    if rotation not in _FIXED_ROTATIONS:
-        raise CheckpointError(
-            f"{source}: rope_type is {rotation!r}, which moves keys that are already cached; choose a model with "
-            f"one of {', '.join(_FIXED_ROTATIONS)}"
-        )
+    problems = (
+        (
+            "sliding_attention" in (getattr(config, "layer_types", None) or ()),
+            "has layers of sliding-window attention; only full attention is computed",
+        ),
+        (config.hidden_act != "silu", f"hidden_act is {config.hidden_act!r}; only 'silu' is computed"),
+        (
+            rotation not in _FIXED_ROTATIONS,
+            (
+                f"rope_type is {rotation!r}, which moves keys that are already cached; choose a model with one of "
+                f"{', '.join(_FIXED_ROTATIONS)}"
+            ),
+        ),
+    )
+    if problem := next((problem for is_there, problem in problems if is_there), None):
+        raise CheckpointError(f"{source}: {problem}")
 
 
 def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -202,16 +202,13 @@ class ReplayRow(msgspec.Struct, frozen=True):
 
 def replay_trace(file: SourceFile) -> list[TraceRow]:
     """ShareGPT requests in the JSON Lines format of LLMServingSim."""
-    return checked_trace(file, _replay_rows(file))
-
-
-def _replay_rows(file: SourceFile) -> Iterator[tuple[int, TraceRow]]:
-    for number, row in read_jsonl_rows(file.path, ReplayRow):
-        num_ids = row.input_toks if row.input_tok_ids is None else len(row.input_tok_ids)
-        if num_ids != row.input_toks:
-            problem = f"input_toks is {row.input_toks}, but there are {num_ids} input_tok_ids"
+    rows = read_jsonl_rows(file.path, ReplayRow)
+    for number, row in rows:
+        if row.input_tok_ids is not None and len(row.input_tok_ids) != row.input_toks:
+            problem = f"input_toks is {row.input_toks}, but there are {len(row.input_tok_ids)} input_tok_ids"
             raise damaged_row(file.path, number, problem)
-        yield (
+    traced = (
+        (
             number,
             TraceRow(
                 arrival_ns=row.arrival_time_ns,
@@ -220,6 +217,9 @@ def _replay_rows(file: SourceFile) -> Iterator[tuple[int, TraceRow]]:
                 token_ids=row.input_tok_ids,
             ),
         )
+        for number, row in rows
+    )
+    return checked_trace(file, traced)
 
 
 class MooncakeRow(msgspec.Struct, frozen=True):
