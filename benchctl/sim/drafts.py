@@ -99,8 +99,8 @@ class Drafts:
         self._block_manager: Final = block_manager
         self._costs: Final = DraftCosts(config, target)
         self._rows: Final[dict[Sequence, DraftingRow]] = {}
-        self.growing: Final[list[Sequence]] = []
-        """Rows that need more blocks for their drafts."""
+        self._growing: Final[list[tuple[DraftingRow, int]]] = []
+        """Rows that need more blocks for their drafts, and the blocks that they then have."""
 
     def join(self, seq: Sequence) -> None:
         """Take in a sequence that begins to decode, for the first time or again."""
@@ -119,7 +119,7 @@ class Drafts:
         """Choose the drafts of each row for a step of ``max_tokens``; returns the tokens of all rows."""
         spare, block_size = max_tokens - len(self._rows), self._block_manager.block_size
         most, limit = self._num_drafts, self._max_model_len
-        self.growing.clear()
+        self._growing.clear()
         for seq, row in self._rows.items():
             num_drafts, num_tokens = most, seq.lead
             if most > spare or num_tokens + most > limit:
@@ -127,13 +127,24 @@ class Drafts:
             row.num_drafts = num_drafts
             spare -= num_drafts
             if num_tokens + num_drafts > row.num_blocks * block_size:
-                self.growing.append(seq)
+                self._growing.append((row, self._block_manager.blocks_for(num_tokens + num_drafts)))
         return max_tokens - spare
 
-    def take_blocks(self, seq: Sequence) -> bool:
-        """Give a growing row the blocks that its drafts need; False where there are too few."""
+    def take_blocks(self) -> bool:
+        """Give all rows the blocks that their drafts need; False, and none is given, where there are too few."""
+        num_missing = sum([num_blocks - row.num_blocks for row, num_blocks in self._growing])
+        if num_missing > self._block_manager.num_free:
+            return False
+        if num_missing:
+            self._block_manager.take(num_missing)
+            for row, num_blocks in self._growing:
+                row.num_blocks = num_blocks
+        return True
+
+    def take_blocks_of(self, seq: Sequence) -> bool:
+        """Give one row the blocks that its drafts need; False where there are too few."""
         row, blocks = self._rows[seq], self._block_manager
-        num_missing = blocks.blocks_for(seq.lead + row.num_drafts) - row.num_blocks
+        num_missing = max(0, blocks.blocks_for(seq.lead + row.num_drafts) - row.num_blocks)
         if num_missing > blocks.num_free:
             return False
         blocks.take(num_missing)

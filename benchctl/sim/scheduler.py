@@ -79,8 +79,8 @@ class Scheduler:
         num_tokens = len(self.decoding)
         if self.drafts is not None:
             num_tokens = self.drafts.choose(self.max_num_batched_tokens)
-            self._preempt_until(self.drafts.growing, self.drafts.take_blocks)
-            if self.num_preemptions > preempted_before:
+            if not self.drafts.take_blocks():
+                self._preempt_until(self.decoding, self.drafts.take_blocks_of)
                 num_tokens = self.drafts.num_tokens()
         elif num_needed := self.block_needs[self.clock.step % self.block_manager.block_size]:
             blocks = self.block_manager
