@@ -139,8 +139,7 @@ class BlockManager:
     Full blocks of a prompt are identified by the hash of everything up to their end. The samples of one request
     always share them; with ``enable_prefix_caching`` all requests do, and a block without
     a holder keeps its content until it is needed, the longest unused first. All other blocks are alike and counted,
-    not named, so that no work grows with the size of the memory. Generated tokens are shared only where a request
-    names their blocks (``Request.answer_hashes``), from its end on.
+    not named, so that no work grows with the size of the memory. Generated tokens are never shared.
 
     Invariant: free blocks + blocks in use = ``num_blocks``; a block in use has a holder.
     """
