@@ -10,6 +10,7 @@ arrays where many steps lie ahead, or with a factor of its own for each step.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -184,6 +185,9 @@ class StepLog:
         )
 
     def _sections(self, rest: StepCost, at: int, extra: dict[str, int]) -> dict[str, int]:
+        if not (extra or self.has_noise):
+            sections, rest_ns = _sections_and_time(rest)
+            return {**sections, "model_forward": self.dur_ns[at] - rest_ns}
         if self.has_noise:
             rest = rest.scaled(self.factors[at])
         lvm_forward_ns = extra.get("lvm_forward", _NO)
@@ -194,6 +198,12 @@ class StepLog:
         drafted = {name: extra[name] for name in _DRAFT_SECTIONS if extra.get(name, _NO) != _NO}
         forward_ns = self.dur_ns[at] - rest.total_ns() - sum(drafted.values())
         return msgspec.structs.replace(rest, model_forward=forward_ns).sections() | drafted
+
+
+@lru_cache
+def _sections_and_time(rest: StepCost) -> tuple[dict[str, int], int]:
+    """What steps of a stretch share that differ in their forward alone."""
+    return rest.sections(), rest.total_ns()
 
 
 def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
