@@ -34,6 +34,9 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple
 
+INTERRUPTED_CODE: Final = 130
+"""Exit code of a process that a signal ended; ``__main__``, which imports nothing, has it, too."""
+
 
 class BenchctlError(Exception):
     """Root of every error that benchctl raises on purpose."""

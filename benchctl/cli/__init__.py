@@ -12,14 +12,8 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-from benchctl.cli.failures import (
-    INTERRUPTED,
-    drop_output,
-    note_interrupt,
-    report_failure,
-    steady_streams,
-    widen_help,
-)
+from benchctl.cli.failures import drop_output, note_interrupt, report_failure, steady_streams, widen_help
+from benchctl.errors import INTERRUPTED_CODE
 
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
@@ -33,7 +27,7 @@ def main() -> NoReturn:
     try:
         code = _run()
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = INTERRUPTED_CODE
     for number in _SIGNALS:  # the work is complete, and its exit code must not change
         signal.signal(number, signal.SIG_IGN)
     drop_output()

@@ -29,10 +29,10 @@ from benchctl.measure.experiment import (
     Outcome,
     create_experiment,
     create_simulation,
+    pending_runs,
     run_experiment,
 )
 from benchctl.measure.machine import node_name
-from benchctl.measure.pending import Here, pending_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import check_simulated
@@ -154,7 +154,7 @@ def measure(
     takes_over: bool = False,
 ) -> Outcome:
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
-    pending = pending_runs(results, Here(profile))
+    pending = pending_runs(results, profile)
     warn_of_repeats(results, pending)
     do_run = simulate or measure_run
     progress = experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from benchctl import __version__
-from benchctl.errors import KEPT, BenchctlError, UsageError, as_run_error, as_usage_error, is_of_the_system
+from benchctl.errors import (
+    INTERRUPTED_CODE,
+    KEPT,
+    BenchctlError,
+    UsageError,
+    as_run_error,
+    as_usage_error,
+    is_of_the_system,
+)
 from benchctl.untrusted.text import escaped, visible_line, visible_lines
 
 _STDERR_FD = 2
@@ -27,7 +35,6 @@ cursor hidden or shown."""
 _HELP_WIDTH: Final = "TERMINAL_WIDTH"
 """The variable that typer reads."""
 _LEAST_HELP: Final = 40
-INTERRUPTED: Final = 130
 _INTERNAL_ERROR: Final = 70
 TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
 """Set to anything, the traceback of a mistake of benchctl is printed."""
@@ -126,7 +133,7 @@ def report_failure(error: BaseException) -> int:
     """Print why the command could not do its work; returns the exit code."""
     cause = _decisive(error)
     if isinstance(cause, KeyboardInterrupt) or _interrupts:
-        return INTERRUPTED
+        return INTERRUPTED_CODE
     if isinstance(cause, SystemExit) and (not cause.code or _COMPLETION in os.environ):
         return UsageError.exit_code if cause.code else 0
     if hasattr(cause, "format_message"):  # what Typer finds wrong with the command line

@@ -24,7 +24,7 @@ from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.files import preset_files, profile_files
 
 if TYPE_CHECKING:
-    from benchctl.measure.limits import Shortfall
+    from benchctl.measure.machine import Shortfall
     from benchctl.profile.model import Profile
 
 RESULTS: Final = Path(os.environ.get("BENCHCTL_RESULTS") or "results")

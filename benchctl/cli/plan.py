@@ -11,7 +11,7 @@ from benchctl.analysis.planning import power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.screen import warn, wide_console
 from benchctl.engines.engine import engine_for
-from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
+from benchctl.measure.on_file import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile

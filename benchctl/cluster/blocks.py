@@ -15,11 +15,10 @@ from dataclasses import asdict
 import msgspec
 
 from benchctl.errors import OwnedError, RecordError, UsageError, as_usage_error
-from benchctl.measure.experiment import Listener, MeasureRun, Outcome, run_experiment
+from benchctl.measure.experiment import Listener, MeasureRun, Outcome, pending_in_block, run_experiment
 from benchctl.measure.interrupt import OF_SCHEDULERS, interruptible
 from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.measured_run import ignore, utc_now
-from benchctl.measure.pending import Here, pending_in_block
 from benchctl.measure.run import measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
@@ -68,8 +67,9 @@ def divide(results: ResultDirectory) -> None:
             for planned in begun:
                 of_block = begin_block(results, planned.block)
                 make_folder(of_block.path / "runs", within=results.path)
-                folder = results.path / "runs" / planned.run_id
-                move_entry(folder, of_block.run(planned.run_id).path, within=results.path)
+                move_entry(
+                    results.path / "runs" / planned.run_id, of_block.run(planned.run_id).path, within=results.path
+                )
                 record_run(of_block, planned.run_id)
         except OSError as error:
             raise as_usage_error(
@@ -89,10 +89,11 @@ def begin_block(results: ResultDirectory, block: int) -> ResultDirectory:
             if is_there(results.path / name, within=results.path):
                 shutil.copyfile(inside(results.path / name, results.path), unfinished.path / name)
         unfinished.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=block_runs(results, block)))
-        manifest = msgspec.structs.replace(
-            results.manifest(), state="planned", blocks=1, extensions=(), warnings=(), gpus=gpu_inventory()
+        unfinished.write_manifest(
+            msgspec.structs.replace(
+                results.manifest(), state="planned", blocks=1, extensions=(), warnings=(), gpus=gpu_inventory()
+            )
         )
-        unfinished.write_manifest(manifest)
         begin_digests(unfinished)
         unfinished.path.rename(of_block.path)
     except OSError:
@@ -150,14 +151,15 @@ def run_block(
     """
     check_block(results, block)
     runs = block_runs(results, block)
-    if not pending_in_block(results, runs, Here(profile)):
+    if not pending_in_block(results, runs, profile):
         return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=len(runs))
     with interruptible(OF_SCHEDULERS):
         try:
             of_block = begin_block(results, block)
         except OSError as error:
-            remedy = "free space, or correct the permissions, and run the task again"
-            raise as_usage_error(error, results.path, remedy=remedy) from error
+            raise as_usage_error(
+                error, results.path, remedy="free space, or correct the permissions, and run the task again"
+            ) from error
         with owned_block(results, block, this_owner(), takes_over=takes_over):
             return run_experiment(of_block, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
 

@@ -27,9 +27,10 @@ import psutil
 from benchctl.cluster.blocks import has_ended
 from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
-from benchctl.errors import BenchctlError, InvalidDataError, RunError, UsageError
+from benchctl.errors import INTERRUPTED_CODE, BenchctlError, InvalidDataError, RunError, UsageError
+from benchctl.measure.devices import gpus_of_block
 from benchctl.measure.server.process import thread_on
-from benchctl.measure.telemetry.gpus import gpu_inventory, gpus_of_block
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
@@ -54,7 +55,6 @@ _LAST_LINES: Final = 8
 _ENDING_S: Final = 30.0
 """Time for a server to end that was told to because the process which handed out its block was killed."""
 _TRIES: Final = 2
-_INTERRUPTED: Final = 130
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -164,7 +164,7 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED_CODE)
 
 
 class BlockProcess:

@@ -262,11 +262,10 @@ def _lasted_s(record: RunRecord) -> float | None:
 
 def _elapsed_s(record: RunRecord) -> float | None:
     try:
-        begun = dt.datetime.fromisoformat(record.started_at or "")
-    except ValueError:
+        elapsed = dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(record.started_at or "")
+    except (TypeError, ValueError):  # without a zone, or no time at all
         return None
-    begun = begun if begun.tzinfo is not None else begun.replace(tzinfo=dt.UTC)
-    return max((dt.datetime.now(dt.UTC) - begun).total_seconds(), 0.0)
+    return max(elapsed.total_seconds(), 0.0)
 
 
 def _problems(
@@ -282,8 +281,14 @@ def _problems(
         record = records.get(run.run_id)
         if record is not None and record.state == "suspect":
             codes = dict.fromkeys(warning.code for warning in record.warnings)
-            decisive = [code for code in codes if code in SUSPECT_CODES] or list(codes) or ["no reason recorded"]
-            yield Problem(block=run.block, kind="suspect", run_id=run.run_id, message=", ".join(decisive))
+            yield Problem(
+                block=run.block,
+                kind="suspect",
+                run_id=run.run_id,
+                message=", ".join(
+                    [code for code in codes if code in SUSPECT_CODES] or list(codes) or ["no reason recorded"]
+                ),
+            )
         elif record is not None and record.has_ended and record.state == "failed":
             failure = record.failure
             message = "no cause recorded" if failure is None else f"{failure.cause}: {failure.message}"

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.errors import UsageError
-from benchctl.measure.server.process import core_ranges
-from benchctl.measure.telemetry.gpus import gpus_of_block, open_gpu
+from benchctl.measure.devices import gpus_of_block
+from benchctl.measure.server.process import number_ranges
+from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
 from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.model import Profile
@@ -42,7 +43,7 @@ class Slot:
     """Open files whose locks say that the slot is ours; empty for one that is not held."""
 
     def __str__(self) -> str:
-        cores = f"{count_of(len(self.cores), 'core')} ({core_ranges(frozenset(self.cores))})"
+        cores = f"{count_of(len(self.cores), 'core')} ({number_ranges(frozenset(self.cores))})"
         return f"{', '.join(self.gpus)}, {cores}" if self.gpus else cores
 
 
@@ -64,20 +65,21 @@ def check_beside(profile: Profile, num: int) -> None:
     """Raise UsageError for an experiment of which no ``num`` blocks can be measured beside each other."""
     for variant, cell in arms(profile):
         server = variant_settings(profile, variant, cell).server
-        reason: str | None = None
         if VARIABLE in getattr(server, "env", {}):
-            reason = (
-                f"engine.options.env.{VARIABLE} names the devices of all servers, and --on local gives each block "
-                f"its own; leave it out, and set {VARIABLE} for benchctl itself to choose among those of this host"
+            raise UsageError(
+                f"variant {variant!r}: engine.options.env.{VARIABLE} names the devices of all servers, and --on "
+                f"local gives each block its own; leave it out, and set {VARIABLE} for benchctl itself to choose "
+                "among those of this host"
             )
-        elif num > 1 and ENGINES[profile.engine.kind].is_attached:
-            reason = "all blocks would share the server that is attached; take --parallel 1"
-        elif num > 1 and server.fixed_port is not None:
-            reason = (
-                f"engine.options.port is {server.fixed_port}, which one server has at a time; take --parallel 1"
+        if num > 1 and ENGINES[profile.engine.kind].is_attached:
+            raise UsageError(
+                f"variant {variant!r}: all blocks would share the server that is attached; take --parallel 1"
             )
-        if reason is not None:
-            raise UsageError(f"variant {variant!r}: {reason}")
+        if num > 1 and server.fixed_port is not None:
+            raise UsageError(
+                f"variant {variant!r}: engine.options.port is {server.fixed_port}, which one server has at a time; "
+                "take --parallel 1"
+            )
 
 
 def this_host(system: Path = _SYSTEM) -> Host:
@@ -116,8 +118,9 @@ def _physical_cores(usable: set[int], numa_nodes: Mapping[int, int], system: Pat
     """The usable hardware threads by physical core; each is a core of its own where the system does not tell."""
     cores: dict[int, tuple[int, ...]] = {}
     for thread in sorted(usable):
-        siblings = _listed(system / f"cpu/cpu{thread}/topology/thread_siblings_list") | {thread}
-        together = tuple(sorted(siblings & usable))
+        together = tuple(
+            sorted((_listed(system / f"cpu/cpu{thread}/topology/thread_siblings_list") | {thread}) & usable)
+        )
         cores.setdefault(together[0], together)
     return tuple(sorted(cores.values(), key=lambda core: (numa_nodes.get(core[0], 0), core)))
 
@@ -144,8 +147,12 @@ def _listed(path: Path) -> frozenset[int]:
 def slots_for(profile: Profile, num: int) -> tuple[Slot, ...]:
     """Slots of this host for ``num`` blocks of an experiment at a time. Raises as ``slots_of_host`` does."""
     host = this_host()
-    gpus_per_block = gpus_of_block(profile, has_gpus=bool(host.visible)) or 0
-    return slots_of_host(host, num, gpus_per_block, is_virtual=is_virtual(profile.engine.kind))
+    return slots_of_host(
+        host,
+        num,
+        gpus_of_block(profile, has_gpus=bool(host.visible)) or 0,
+        is_virtual=is_virtual(profile.engine.kind),
+    )
 
 
 def slots_of_host(host: Host, num: int, gpus_per_block: int, *, is_virtual: bool = False) -> tuple[Slot, ...]:
@@ -238,4 +245,4 @@ def _threads(cores: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _cores_text(host: Host) -> str:
-    return f"{count_of(len(host.cores), 'core')} ({core_ranges(frozenset(_threads(host.cores)))})"
+    return f"{count_of(len(host.cores), 'core')} ({number_ranges(frozenset(_threads(host.cores)))})"

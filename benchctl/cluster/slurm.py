@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Any, Final
 
 from benchctl.cluster.blocks import has_ended
-from benchctl.errors import UsageError
+from benchctl.errors import INTERRUPTED_CODE, UsageError
+from benchctl.measure.devices import gpus_of_block
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.telemetry.gpus import gpus_of_block
 from benchctl.profile.model import Profile
 from benchctl.records.directory import SUBMISSIONS, ResultDirectory, Submission, read_submissions, write_submission
 from benchctl.records.schema import SCHEMA_VERSION
@@ -41,8 +41,6 @@ _WITHOUT: Final = (
 )
 _LIMIT_S: Final = 30.0
 """A controller under load answers late; one that is away never does."""
-_INTERRUPTED: Final = 130
-"""Exit code of a block that a signal ended."""
 _WARNING: Final = signal.SIGUSR2
 """The signal that Slurm sends before the time limit; submitit asks for it."""
 _UNKNOWN: Final = "UNKNOWN"
@@ -104,8 +102,12 @@ def slurm_check() -> Check:
     else:
         if find_spec("submitit") is not None:
             partitions = tuple(dict.fromkeys(partition.rstrip("*") for partition in listed))
-            finding = f"{version}, partitions {', '.join(partitions) or 'none'}"
-            return Check("cluster", "slurm", finding, facts={"version": version, "partitions": partitions})
+            return Check(
+                "cluster",
+                "slurm",
+                f"{version}, partitions {', '.join(partitions) or 'none'}",
+                facts={"version": version, "partitions": partitions},
+            )
     return Check("cluster", "slurm", f"no --on slurm: {problem}", remedy=remedy, is_missing=True)
 
 
@@ -146,7 +148,7 @@ class BlockTask:
             signal.signal(each, lambda _signum, _frame: None)
         signal.signal(signal.SIGTERM, note_end)
         code = subprocess.run(self.words, check=False).returncode
-        if code == _INTERRUPTED and not is_ended:
+        if code == INTERRUPTED_CODE and not is_ended:
             self._begin_again()
         if code:
             # The exit code of the task is that of the block, for those who look at the job.
@@ -237,9 +239,11 @@ class ArrayJob:
         from submitit.slurm.slurm import _make_sbatch_string  # noqa: PLC0415 - there is no public way without Slurm
 
         command = f"{self.python()} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-        map_count = num_blocks if num_blocks > 1 else None
         return _make_sbatch_string(
-            command=command, folder=folder, map_count=map_count, **self.parameters(num_blocks)
+            command=command,
+            folder=folder,
+            map_count=num_blocks if num_blocks > 1 else None,
+            **self.parameters(num_blocks),
         )
 
 
@@ -259,8 +263,11 @@ def submit_blocks(array: ArrayJob, blocks: Sequence[int]) -> Submission:
     for block in blocks:
         owner = owner_of(results, block)
         is_lost = owner is not None and owner.job in earlier
-        words = array.words(block) + (("--take-over",) if is_lost else ())
-        tasks.append(BlockTask(words, array.profile.cluster.resubmissions))
+        tasks.append(
+            BlockTask(
+                array.words(block) + (("--take-over",) if is_lost else ()), array.profile.cluster.resubmissions
+            )
+        )
     executor = SlurmExecutor(folder, python=array.python())
     executor.update_parameters(**array.parameters(len(blocks)))
     try:
@@ -284,8 +291,9 @@ def submit_blocks(array: ArrayJob, blocks: Sequence[int]) -> Submission:
 
 def is_passed_on(variable: str) -> bool:
     """False for a variable of this environment that a task must not inherit."""
-    is_of_a_job = variable.startswith(_OF_A_JOB) and variable not in _OF_THE_CLUSTER
-    return variable not in _NOT_PASSED_ON and not is_of_a_job
+    return variable not in _NOT_PASSED_ON and not (
+        variable.startswith(_OF_A_JOB) and variable not in _OF_THE_CLUSTER
+    )
 
 
 @contextmanager

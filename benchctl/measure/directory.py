@@ -293,8 +293,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Signals that end us wait until the files agree with each other again."""
-    ending = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

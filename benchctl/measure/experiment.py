@@ -5,11 +5,14 @@ everything measured so far on disk.
 """
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
 from typing import Final, TypeAlias
 
 import msgspec
@@ -17,7 +20,8 @@ import msgspec
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
-from benchctl.analysis.validity.machines import version_warning
+from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks, version_warning
+from benchctl.engines.engine import engine_for
 from benchctl.errors import (
     KEPT,
     BenchctlError,
@@ -26,14 +30,13 @@ from benchctl.errors import (
     as_usage_error,
     is_of_the_system,
 )
-from benchctl.measure.directory import Origin, create_results, set_state
-from benchctl.measure.durations import gpu_names_here, remember_duration
-from benchctl.measure.machine import new_manifest
+from benchctl.measure.directory import Origin, create_results, done_runs, set_state
+from benchctl.measure.machine import new_manifest, node_name
 from benchctl.measure.measured_run import ignore
-from benchctl.measure.on_file import noise_on_file, peaks_on_file
-from benchctl.measure.pending import Here, pending_runs
+from benchctl.measure.on_file import gpu_names_here, noise_on_file, peaks_on_file, remember_duration
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
+from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
@@ -41,13 +44,14 @@ from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
     Look,
     Manifest,
+    Plan,
     PlannedRun,
     PreparedRequest,
     RunFailure,
     RunRecord,
     StoppingRecord,
 )
-from benchctl.records.schema import ResultWarning, RunState
+from benchctl.records.schema import GpuInfo, ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
 from benchctl.sim.predict import profile_draft_warnings
@@ -136,8 +140,9 @@ def _created(
 ) -> ResultDirectory:
     warnings = (*manifest.warnings, *warnings, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
-    peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
-    return create_results(profile, prepared, origin, manifest, noise, peaks)
+    return create_results(
+        profile, prepared, origin, manifest, noise, peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
+    )
 
 
 def run_experiment(
@@ -194,7 +199,7 @@ def _run_pending(
     measure: MeasureRun,
 ) -> Outcome:
     profile, requests = context.profile, context.requests
-    pending = pending_runs(results, Here(profile))
+    pending = pending_runs(results, profile)
     num_skipped = len(results.due_plan().runs) - len(pending)
     states = Counter[RunState]()
     failed: dict[str, RunRecord] = {}
@@ -206,8 +211,7 @@ def _run_pending(
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
-                directory = results.run(planned.run_id)
-                record = _measure_feasible(measure, context, planned, directory, failed)
+                record = _measure_feasible(measure, context, planned, results.run(planned.run_id), failed)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
@@ -277,8 +281,10 @@ def _measure_feasible(
         why = f"{first.run_id} ran out of memory with the same settings; --resume tries it again"
         failure = RunFailure(cause="infeasible", message=f"not tried, because {why}")
         if _has_failed_by(first, RequestRefusedError.cause):
-            message = f"not tried, because the server refused the same requests in {first.run_id}"
-            failure = RunFailure(cause=RequestRefusedError.cause, message=message)
+            failure = RunFailure(
+                cause=RequestRefusedError.cause,
+                message=f"not tried, because the server refused the same requests in {first.run_id}",
+            )
         return decline_run(context, planned, directory, failure)
     record = measure(context, planned, directory)
     if _has_failed_by(record, OUT_OF_MEMORY) or _has_failed_by(record, RequestRefusedError.cause):
@@ -296,3 +302,52 @@ def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record:
     manifest = results.manifest()
     if warning is not None and warning not in manifest.warnings:
         results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))
+
+
+def pending_runs(results: ResultDirectory, profile: Profile, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
+    """The runs of ``plan`` that are to be measured here, in its order: see ``pending_in_block``.
+
+    By default it is that of ``results`` without blocks that a stopping rule made unnecessary.
+    """
+    runs = (plan or results.due_plan()).runs
+    blocks = groupby(runs, key=lambda planned: planned.block)
+    return tuple(
+        planned for _, of_block in blocks for planned in pending_in_block(results, tuple(of_block), profile)
+    )
+
+
+def pending_in_block(
+    results: ResultDirectory, runs: Sequence[PlannedRun], profile: Profile
+) -> tuple[PlannedRun, ...]:
+    """The runs of one block that are to be measured here: those that are not done.
+
+    They are all of them where some were done on another node or other devices, because runs of a block are
+    compared.
+    """
+    done = dict(done_runs(results, runs))
+    settings = {key: variant_settings(profile, record.variant, record.cell) for key, record in done.items()}
+    is_together = not scattered_blocks((record, settings[key]) for key, record in done.items())
+    if len(done) == len(runs) and is_together:
+        return ()
+    if not is_together or not all(is_comparable_here(profile, record) for record in done.values()):
+        return tuple(runs)
+    return tuple(planned for planned in runs if planned.run_id not in done)
+
+
+def is_comparable_here(profile: Profile, record: RunRecord) -> bool:
+    """True where runs that are measured here can be compared with a run of their block: it was measured on this
+    node and the devices that a server of its arm would see here. A simulator's numbers do not depend on the node.
+    """
+    if record.is_virtual or record.node is None:
+        return record.is_virtual
+    engine, settings = engine_for(profile.engine.kind), variant_settings(profile, record.variant, record.cell)
+    devices = frozenset[str | None]()
+    if (engine.is_launched and engine.clock != "virtual") or chooses_devices(settings):
+        visible = getattr(settings.server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
+        devices = frozenset(gpu.uuid for gpu in _inventory(visible))
+    return record.node.name == node_name() and devices == {gpu.uuid for gpu in record.node.gpus}
+
+
+@cache
+def _inventory(visible: str | None) -> tuple[GpuInfo, ...]:
+    return gpu_inventory(visible)

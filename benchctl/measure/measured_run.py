@@ -142,8 +142,7 @@ class MeasuredRun:
         """Attach warnings; those that name no place are about this run. One whose code says so makes it suspect."""
         if warnings:
             self.is_suspect = self.is_suspect or any(warning.code in SUSPECT_CODES for warning in warnings)
-            here = self.record.run_id
-            placed = [w if w.where else msgspec.structs.replace(w, where=here) for w in warnings]
+            placed = [w if w.where else msgspec.structs.replace(w, where=self.record.run_id) for w in warnings]
             self.update(warnings=(*self.record.warnings, *placed))
 
     def suspect(self, code: str, message: str) -> None:
@@ -153,8 +152,7 @@ class MeasuredRun:
     def count_redactions(self, counts: Mapping[str, int]) -> None:
         """Add to the number of secrets that were replaced, by what they are."""
         if counts:
-            total = Counter(self.record.redactions) + Counter(counts)
-            self.update(redactions=dict(total.most_common()))
+            self.update(redactions=dict((Counter(self.record.redactions) + Counter(counts)).most_common()))
 
     def note_configuration(self, reported: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
         """Record what a server reports of itself beside what it will be sent."""
@@ -179,8 +177,11 @@ class MeasuredRun:
     def judge_warmup(self, warmup: LoadSummary) -> None:
         """Warn where the load may have met a cold server."""
         if warmup.num_failed:
-            failed = f"{warmup.num_failed} of {warmup.num_sent} warm-up requests failed ({warmup.first_error})"
-            self.suspect("warmup-failed", f"{failed}: the load may have met a cold server")
+            self.suspect(
+                "warmup-failed",
+                f"{warmup.num_failed} of {warmup.num_sent} warm-up requests failed ({warmup.first_error}): the "
+                "load may have met a cold server",
+            )
 
     def judge(self, requests: Sequence[PreparedRequest], *, has_client: bool = True) -> RunRecord:
         """The verdict on a run that went to its end, from its files; ``has_client`` where one took the times."""
@@ -197,8 +198,10 @@ class MeasuredRun:
             return self.conclude()
         self.count()
         loaded = load_run(self.directory)
-        checks = reconcile(loaded, self.profile, self.settings, requests, self.profile.stop)
-        self.warn(*failed_checks(loaded, checks), *value_model_warnings(loaded))
+        self.warn(
+            *failed_checks(loaded, reconcile(loaded, self.profile, self.settings, requests, self.profile.stop)),
+            *value_model_warnings(loaded),
+        )
         self.judge_answers(requests, loaded)
         if has_client:
             self.judge_client(loaded)
@@ -256,8 +259,12 @@ class MeasuredRun:
         times = msgspec.structs.replace(
             self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
         )
-        num_completed = load.num_sent - load.num_failed
-        self.update(times=times, num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
+        self.update(
+            times=times,
+            num_sent=load.num_sent,
+            num_completed=load.num_sent - load.num_failed,
+            num_failed=load.num_failed,
+        )
 
     def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         """Write the verdict that the run failed, with the counts of its load; returns the final record."""
@@ -268,6 +275,10 @@ class MeasuredRun:
         """Write the verdict, with the warnings that led to it first, and what the files of the run hold now;
         returns the final record.
         """
-        files = digests_of_run(self.directory)
-        self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
+        self.update(
+            state=state,
+            failure=failure,
+            warnings=by_severity(self.record.warnings),
+            files=digests_of_run(self.directory),
+        )
         return self.record

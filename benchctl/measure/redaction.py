@@ -60,12 +60,11 @@ def server_env(
     those by which benchctl tells servers what to do: these come from the profile alone.
     """
     left_out = {*withheld, *own_variables()}
-    passed_on = {
+    return {
         name: value
         for name, value in inherited.items()
         if name not in left_out and (name in _MODEL_HUB or not is_secret_name(name))
-    }
-    return passed_on | dict(own)
+    } | dict(own)
 
 
 def redact_file(path: Path, redactor: Redactor) -> Counter[str]:
@@ -86,8 +85,9 @@ def redacted_tree(value: T, redactor: Redactor) -> T:
     if isinstance(value, str):
         return cast("T", redactor.text(value))
     if isinstance(value, msgspec.Struct):
-        fields = {name: redacted_tree(getattr(value, name), redactor) for name in value.__struct_fields__}
-        return msgspec.structs.replace(value, **fields)
+        return msgspec.structs.replace(
+            value, **{name: redacted_tree(getattr(value, name), redactor) for name in value.__struct_fields__}
+        )
     if isinstance(value, dict):
         return cast("T", {key: _redacted_entry(key, entry, redactor) for key, entry in value.items()})
     if isinstance(value, (list, tuple)):

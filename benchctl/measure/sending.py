@@ -1,36 +1,57 @@
-"""A server that is up, and the requests that are sent to it for a run, while it is watched."""
+"""A server that is up, and the requests that are sent to it while it is watched: for a run, or without one.
+
+    directory ▸ effective configuration ▸ warm-up ▸ load ▸ verdict
+
+A load without an experiment around it leaves a result directory like any other, with a single run. It starts
+nothing, samples no device and keeps nothing in memory while it sends; then it is read back and judged like any run.
+"""
 
 import asyncio
-import itertools
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import msgspec
 
+from benchctl.analysis.metrics.latency import is_completed, measured, total
+from benchctl.analysis.validity.answers import check_client_tokens
+from benchctl.engines.attach import AttachEngine, AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import OWN_LIMITS, LoadError, RequestRefusedError
 from benchctl.load.client import StreamClient
 from benchctl.load.control import underlying
-from benchctl.load.demand import LoadSize
+from benchctl.load.demand import LoadSize, size_of
 from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary
 from benchctl.load.workers import AnyLoad, load_for, prioritized
+from benchctl.measure.directory import Origin, create_results, set_state
+from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
+from benchctl.measure.server.health import raise_when_stalled
+from benchctl.measure.server.server import NOT_FRESH, AnyServer
+from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections import PriorityOption
-from benchctl.records.record import Call, PreparedRequest, RequestRecord
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import record_run
+from benchctl.records.loaded import LoadedRun, load_run
+from benchctl.records.record import Call, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import ResultWarning
+from benchctl.records.writers import sole_writer
 from benchctl.untrusted.http import fetch_json, recordable
+from benchctl.workload.prepare import PreparedSet
 
 if TYPE_CHECKING:
-    from benchctl.measure.server.server import AnyServer
+    from benchctl.analysis.metrics.run import LoadFigures
 
 _BAD_ANSWERS: Final[tuple[type[Exception], ...]] = (
     httpx.HTTPError,
@@ -60,7 +81,7 @@ class ServerUnderTest:
         self,
         run: MeasuredRun,
         client: StreamClient,
-        server: "AnyServer | None" = None,
+        server: AnyServer | None = None,
         *,
         stall_s: float = math.inf,
         on_progress: Callable[[int], None] = ignore,
@@ -103,7 +124,7 @@ class ServerUnderTest:
 
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
-        run, num_ended = self._run, itertools.count(1)
+        run, num_ended = self._run, count(1)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
@@ -175,9 +196,7 @@ def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Seque
     ]
 
 
-async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "AnyServer", stall_s: float) -> None:
-    from benchctl.measure.server.health import raise_when_stalled  # noqa: PLC0415 - psutil, where there is a server
-
+async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: AnyServer, stall_s: float) -> None:
     driving = asyncio.create_task(load.drive(calls))
     death = asyncio.create_task(server.died())
     stall = asyncio.create_task(raise_when_stalled(load.activity, server, stall_s))
@@ -203,8 +222,9 @@ def _own_limit(load: LoadSummary) -> LoadError | None:
     if not limits:
         return None
     num_unsent = sum(load.failures[limit] for limit in limits)
-    message = f"{num_unsent} of {load.num_sent} requests never reached the server ({load.first_error})"
-    return LoadError(message, cause=limits[0])
+    return LoadError(
+        f"{num_unsent} of {load.num_sent} requests never reached the server ({load.first_error})", cause=limits[0]
+    )
 
 
 def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
@@ -215,7 +235,7 @@ def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
 
 
 @asynccontextmanager
-async def control_errors(server: "AnyServer") -> AsyncIterator[None]:
+async def control_errors(server: AnyServer) -> AsyncIterator[None]:
     """Translate errors between us and the server outside the measured requests into LoadError."""
     try:
         yield
@@ -259,3 +279,98 @@ def _fields(document: Any, path: str) -> Collection[str]:
     except (KeyError, TypeError, AttributeError):
         return ()
     return properties if isinstance(properties, dict) else ()
+
+
+def create_load_directory(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
+    """Write everything that is known before the load. Raises UsageError where no directory can be created."""
+    return create_results(
+        profile,
+        prepared,
+        origin,
+        msgspec.structs.replace(new_manifest(profile, prepared, origin.argv), state="running", label=origin.label),
+    )
+
+
+def load_server(
+    results: ResultDirectory,
+    profile: Profile,
+    on_progress: Callable[[int], None],
+    limits_ms: Mapping[str, float] | None = None,
+) -> "tuple[RunRecord, LoadFigures]":
+    """Send the load that is prepared in ``results`` and judge it: its record, and what its requests come to.
+
+    Goodput counts the requests within ``limits_ms``. ``on_progress`` is called with the number of requests that
+    have ended. A load of which nothing completed is a record with state ``failed``. Raises KeyboardInterrupt on
+    SIGINT or SIGTERM; the records then say so.
+    """
+    (planned,) = results.plan().runs
+    run = MeasuredRun(profile, planned, results.run(planned.run_id), engine=AttachEngine(), node=this_node())
+    with sole_writer(results.path):
+        try:
+            with run.begun(can_resume=False):
+                error = run.perform(_send(run, results, on_progress))
+                loaded = load_run(run.directory)
+                if error is None:
+                    _judge(run, results, loaded)
+        finally:
+            with suppress(OSError, MemoryError):  # a full disk has been reported as what it did to the run
+                set_state(results, run.record.state)
+                record_run(results, run.record.run_id)
+    from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
+
+    return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, limits_ms or {})
+
+
+async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callable[[int], None]) -> None:
+    """Ask the server for its configuration, warm it up and send the load.
+
+    Raises LoadError when none of the warm-up's requests completes: the load would fail the same way.
+    """
+    profile, count = run.profile, run.profile.workload.num_warmups
+    async with StreamClient(run.engine.base_url(run.settings, 0), profile.timeouts) as client:
+        target = ServerUnderTest(run, client, on_progress=on_progress)
+        reported = await target.record_configuration(LaunchSite(port=0, directory=run.directory.path))
+        target.settings = _with_served_model(run.settings, reported.get("served_model"))
+        first = tuple(islice(results.prepared_requests(), count))
+        if first:
+            is_forced = profile.stop == "forced"
+            again = [
+                msgspec.structs.replace(request, ignore_eos=is_forced) for request in warmup_requests(first, count)
+            ]
+            run.time(warmup_start_ns=time.monotonic_ns())
+            warmup = await target.send_bursts([again])
+            if warmup.num_failed == warmup.num_sent:
+                raise LoadError(
+                    f"the server generates nothing ({warmup.first_error}), so no load was sent; correct the "
+                    "address, --model or --dialect, or ask the server's owner",
+                    cause="no-first-generation",
+                )
+            run.judge_warmup(warmup)
+        await target.send_load(results.prepared_requests(), size_of(results.prepared_requests()))
+
+
+def _judge(run: MeasuredRun, results: ResultDirectory, loaded: LoadedRun) -> None:
+    """The verdict on a load that went to its end; its requests are read from the file, not kept in memory."""
+    completed = [request for request in measured(loaded.requests) if is_completed(request)]
+    run.warn(NOT_FRESH)
+    if cached := total([request.cached_tokens for request in completed]):
+        prompt = total([request.prompt_tokens for request in completed])
+        message = (
+            f"{cached}{'' if prompt is None else f' of {prompt}'} prompt tokens came from the server's prefix "
+            "cache: ttft is that of a warm cache; another --seed asks other prompts"
+        )
+        run.warn(ResultWarning(code="prefix-cache", message=message))
+    run.judge_client(loaded)
+    if (check := check_client_tokens(completed)).ok is False:
+        run.suspect("check-failed", f"usage and what arrived count different tokens: {check.detail}")
+    run.judge_answers(results.prepared_requests(), loaded)
+    run.judge_failures()
+    run.conclude()
+
+
+def _with_served_model(settings: VariantSettings, served_model: object) -> VariantSettings:
+    """Name the model that the server offers first, where the command line names none."""
+    options = settings.server
+    if isinstance(options, AttachOptions) and options.served_model is None and isinstance(served_model, str):
+        return settings.model_copy(update={"server": options.model_copy(update={"served_model": served_model})})
+    return settings

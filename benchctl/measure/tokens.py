@@ -91,8 +91,9 @@ class ServerTokenizer:
 
     def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
         """Tokens of each chat. Raises UsageError for one that a server refuses which counts others."""
-        probe = (Message(role="user", content=_PROBE),)
-        return self._count(tuple(map(tuple, chats)), probe) or self._otherwise.count_chats(chats)
+        return self._count(
+            tuple(map(tuple, chats)), (Message(role="user", content=_PROBE),)
+        ) or self._otherwise.count_chats(chats)
 
     def _count(self, prompts: Sequence[Prompt], probe: Prompt) -> tuple[int, ...]:
         """The counts; empty where the server cannot be asked."""
@@ -126,8 +127,9 @@ class ServerTokenizer:
         async def post(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
             headers = {**self._headers, "Content-Type": "application/json"}
             try:
-                content = encode(body)
-                response = await fetch(client, "POST", path, content=content, headers=headers, limit_s=_LIMIT_S)
+                response = await fetch(
+                    client, "POST", path, content=encode(body), headers=headers, limit_s=_LIMIT_S
+                )
                 return json_object(response)
             except (httpx.HTTPError, OSError):
                 return {}
@@ -139,10 +141,12 @@ class ServerTokenizer:
 
 def question_headers(engine: Engine, settings: VariantSettings) -> dict[str, str]:
     """The headers that requests of a variant carry, such as a key, but for that which names a request."""
-    request = PreparedRequest(
-        request_id="", index=0, arrival_ns=0, prompt=_PROBE, prompt_tokens=1, max_tokens=1, seed=0, source=""
-    )
-    headers = engine.request_call(request, settings).headers
+    headers = engine.request_call(
+        PreparedRequest(
+            request_id="", index=0, arrival_ns=0, prompt=_PROBE, prompt_tokens=1, max_tokens=1, seed=0, source=""
+        ),
+        settings,
+    ).headers
     return {name: value for name, value in headers.items() if name.lower() != "x-request-id"}
 
 
@@ -243,7 +247,6 @@ def launched_server(
         log=directory / "server.log",
         timeouts=timeouts,
         diagnose=engine.diagnose,
-        essential_processes=engine.essential_processes,
     )
     on_start(f"starting a server of {settings.variant} to count the prompts: only it has the tokenizer")
     with ServerProcess(launch) as server:

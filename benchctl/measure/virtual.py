@@ -17,7 +17,7 @@ import numpy as np
 from benchctl import __version__
 from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.errors import RunError, UsageError
+from benchctl.errors import INTERRUPTED_CODE, RunError, UsageError
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.directory import undone_runs
 from benchctl.measure.experiment import MeasureRun
@@ -112,7 +112,6 @@ async def _record(
         await asyncio.sleep(0)  # where an interrupt ends the run
 
 
-_INTERRUPTED: Final = 130
 _MANY_TOKENS: Final = 1_000_000
 """Output tokens that take about as long to simulate as to start a process: 5 and 1.3 s on one core."""
 
@@ -140,8 +139,9 @@ def simulated_runs(
         if planned.run_id not in futures:
             for run in pending:
                 if profile.stopping is None or run.block == planned.block:
-                    of_run = RunDirectory(directory.path.with_name(run.run_id), directory.within)
-                    futures[run.run_id] = executor.submit(_simulate, run, of_run)
+                    futures[run.run_id] = executor.submit(
+                        _simulate, run, RunDirectory(directory.path.with_name(run.run_id), directory.within)
+                    )
         return futures.pop(planned.run_id).result()
 
     with simulating_processes(jobs, partial(_begin, context, keep)) as executor:
@@ -191,7 +191,7 @@ def _simulate(planned: PlannedRun, directory: RunDirectory) -> RunRecord:
     try:
         return simulate_run(context, planned, directory, keep=keep)
     except KeyboardInterrupt:  # recorded; the runs behind it are not to begin
-        os._exit(_INTERRUPTED)
+        os._exit(INTERRUPTED_CODE)
 
 
 def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
@@ -206,13 +206,21 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
     example = PreparedRequest(
         request_id="example", index=0, arrival_ns=0, prompt="a", prompt_tokens=1, max_tokens=1, seed=0, source=""
     )
-    template = core_request(example, settings, config)
-    requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
+    requests = CountedRequests(
+        load.prompt_tokens, load.output_tokens, prefix="", template=core_request(example, settings, config)
+    )
     longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).argmax())
     SimulatedEngine(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency
-    sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
-    return _metrics_of(simulate(config, [sim_load], keeps_steps=False), load, limit)
+    return _metrics_of(
+        simulate(
+            config,
+            [SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)],
+            keeps_steps=False,
+        ),
+        load,
+        limit,
+    )
 
 
 def _metrics_of(simulation: Simulation, load: RecordedLoad, limit: int | None) -> dict[str, float | None]:

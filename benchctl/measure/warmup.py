@@ -42,8 +42,9 @@ def warmup_bursts(
         covers_shapes = not is_virtual(profile.engine.kind) and profile.workload.num_warmups > 0
     if requests and covers_shapes:
         size = largest_batch(requests, profile, settings)
-        tokens_per_step = getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP
-        bursts += shape_bursts(requests, size, tokens_per_step)
+        bursts += shape_bursts(
+            requests, size, getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP
+        )
     return tuple(bursts)
 
 
@@ -63,8 +64,9 @@ def largest_batch(requests: Sequence[PreparedRequest], profile: Profile, setting
     """Sequences in the largest batch of the load: those that can be open at once, up to the server's limit."""
     num_open = min(profile.workload.arrival.max_concurrency or len(requests), len(requests))
     choices = sorted((request.n for request in requests), reverse=True)
-    limit = getattr(settings.server, "max_num_seqs", None) or _LARGEST_BURST
-    return min(sum(choices[:num_open]), limit, _LARGEST_BURST)
+    return min(
+        sum(choices[:num_open]), getattr(settings.server, "max_num_seqs", None) or _LARGEST_BURST, _LARGEST_BURST
+    )
 
 
 def shape_bursts(requests: Sequence[PreparedRequest], size: int, tokens_per_step: int) -> Iterator[Burst]:
@@ -84,9 +86,11 @@ def shape_bursts(requests: Sequence[PreparedRequest], size: int, tokens_per_step
     chosen = _spread(by_length, size)
     limit = min(request.max_tokens for request in chosen)
     num_prefill_steps = sum(request.prompt_tokens for request in chosen) // max(tokens_per_step, 1) + 1
-    lengths = drain_lengths(size, whole_steps=_MAX_TOKENS + num_prefill_steps, limit=limit)
     yield tuple(
-        _shape(request, next(numbers), length, n=1) for request, length in zip(chosen, lengths, strict=True)
+        _shape(request, next(numbers), length, n=1)
+        for request, length in zip(
+            chosen, drain_lengths(size, whole_steps=_MAX_TOKENS + num_prefill_steps, limit=limit), strict=True
+        )
     )
 
 
@@ -125,8 +129,7 @@ def _spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedReq
 def _shape(request: PreparedRequest, number: int, max_tokens: int, *, n: int) -> PreparedRequest:
     """A request of a shape burst: its prompt begins with a word that no other prompt begins with."""
     word = hashlib.sha256(f"warm-up {number}".encode()).hexdigest()[:8]
-    again = _again(request, f"warmup-shape-{number}", number, f"{word} ", max_tokens)
-    return msgspec.structs.replace(again, n=n)
+    return msgspec.structs.replace(_again(request, f"warmup-shape-{number}", number, f"{word} ", max_tokens), n=n)
 
 
 def _again(request: PreparedRequest, request_id: str, index: int, prefix: str, max_tokens: int) -> PreparedRequest:

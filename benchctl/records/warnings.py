@@ -219,9 +219,6 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         "secrets-redacted": note(
             "Secrets in what servers wrote were replaced by marks such as [redacted: HF_TOKEN].", NOTHING
         ),
-        "shared-memory-left": warning(
-            "The server left shared memory behind.", "Remove the segments below /dev/shm that the message names."
-        ),
         "port-held": warning(
             "The server's port was still in use after the server was stopped.", "Find and end its owner."
         ),

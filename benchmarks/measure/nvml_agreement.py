@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pynvml
 
-from benchctl.measure.telemetry.nvidia_smi import open_smi
-from benchctl.measure.telemetry.nvml import open_nvml
+from benchctl.measure.telemetry.gpus import open_nvml, open_smi
 from benchctl.records.schema import GpuSample
 from benchctl.units import HZ_PER_MHZ, MIB, ms_from_ns
 

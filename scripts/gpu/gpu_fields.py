@@ -135,8 +135,8 @@ def reader_ways() -> Iterator[tuple[Way, Way]]:
     with ExitStack() as stack:
         try:
             nvml = importlib.import_module("pynvml")
-            open_nvml = importlib.import_module("benchctl.measure.telemetry.nvml").open_nvml
-            open_smi = importlib.import_module("benchctl.measure.telemetry.nvidia_smi").open_smi
+            open_nvml = importlib.import_module("benchctl.measure.telemetry.gpus").open_nvml
+            open_smi = importlib.import_module("benchctl.measure.telemetry.gpus").open_smi
             ways = (
                 reader_way(open_smi(visible), "nvidia-smi"),
                 reader_way(stack.enter_context(open_nvml(nvml, visible)), "NVML"),

@@ -393,10 +393,10 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
 ) -> None:
     code = (
         "import sys\nfrom benchctl.cli.app import app\n"
-        "from benchctl.measure import load_only\nread = load_only.load_run\n"
+        "from benchctl.measure import sending\nread = sending.load_run\n"
         "def read_back(directory):\n    print('imported', *sys.modules, file=sys.stderr)\n"
         "    return read(directory)\n"
-        "load_only.load_run = read_back\napp(prog_name='benchctl')\n"
+        "sending.load_run = read_back\napp(prog_name='benchctl')\n"
     )
     with answering(Answers()) as url:
         args = ["load", url, "--num-prompts", "1", "--output-len", "1"]
@@ -406,7 +406,7 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
     imported = set(line.split())
-    assert {"benchctl.measure.load_only", "httpx"} <= imported
+    assert {"benchctl.measure.sending", "httpx"} <= imported
     arrays = {"numpy", "scipy", "vl_convert", "pandas"}
     assert not imported & {*arrays, "aiohttp", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {

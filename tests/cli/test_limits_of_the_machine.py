@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.results.builders import write_results
 
-from benchctl.measure.limits import ADDRESS_SPACE_BYTES, OWN_OPEN_FILES
+from benchctl.measure.machine import ADDRESS_SPACE_BYTES, OWN_OPEN_FILES
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = "--engine sim-exact --blocks 1 --quiet"

@@ -18,10 +18,10 @@ from benchctl.engines.environment import installed_versions
 from benchctl.engines.llamacpp import LlamaCppOptions
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.load.process import Priority
-from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.gpu import device_checks, gpu_checks, peak_checks
-from benchctl.measure.doctor.host import (
+from benchctl.measure.doctor.machine import (
     clock_check,
+    engine_checks,
     governor_check,
     granted_priority,
     open_files_check,
@@ -29,7 +29,6 @@ from benchctl.measure.doctor.host import (
     results_check,
     shared_memory_check,
 )
-from benchctl.measure.doctor.software import engine_checks
 from benchctl.micro.peaks import peak_warnings
 from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuSample, NodeGpu
@@ -157,13 +156,13 @@ def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_
     checks = {check.name: check for check in engine_checks(wanted, has_gpu=False)}
     assert checks["vllm"].facts["version"] == "0.31.0"
     assert checks["llamacpp"].facts["program"] == str(program)
-    assert not obstacles(checks.values())
+    assert not any(check.is_obstacle for check in checks.values())
 
 
 def test_a_program_that_does_not_start_is_missing(tmp_path):
     program = make_program(tmp_path / "build" / "llama-server", "/bin/false")
     wanted = {"llamacpp": LlamaCppOptions(binary=str(program))}
-    (check,) = obstacles(engine_checks(wanted, has_gpu=False))
+    (check,) = [check for check in engine_checks(wanted, has_gpu=False) if check.is_obstacle]
     assert check.name == "llamacpp"
     assert "--version' fails" in check.remedy
 
@@ -335,18 +334,13 @@ def test_devices_are_read_through_nvml_and_the_binding_is_closed_again(monkeypat
     assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap",)
     assert checks["0 power"].remedy == "sudo nvidia-smi -i 0 -pl 700"
     assert [checks[f"1 {part}"].state for part in ("device", "clocks", "power")] == ["ok", "ok", "ok"]
-    assert not obstacles(checks.values())
+    assert not any(check.is_obstacle for check in checks.values())
 
 
 def test_devices_that_a_variable_hides_are_told_with_it(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     (check,) = gpu_checks(is_needed=False, nvml=NvmlOfTwo())
     assert (check.state, check.remedy) == ("missing", "unset CUDA_VISIBLE_DEVICES")
-
-
-def test_what_is_missing_must_say_what_brings_it():
-    with pytest.raises(ValueError, match="give a remedy"):
-        Check(topic="t", name="n", finding="not there", is_missing=True)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support.nvidia_smi import NEW, FakeSmi, devices
+from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml
 
 from benchctl.measure.doctor.gpu import gpu_checks
@@ -45,7 +45,8 @@ def test_the_reader_in_use_is_told_with_what_each_device_does_not_tell(smi):
 
 
 def test_without_nvml_the_reason_and_the_fields_that_nvidia_smi_lacks_are_told(smi):
-    smi.behave(fields=NEW - {"temperature.gpu"})
+    untold = {"temperature.gpu": "[N/A]"}
+    smi.behave(devices=[device | name | untold for device, name in zip(devices(2), NAMES, strict=True)])
     checks = checks_of(Nvml(has_driver=False))
     assert checks["sampling"].state == "warning"
     assert checks["sampling"].finding.startswith(

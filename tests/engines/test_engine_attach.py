@@ -25,7 +25,7 @@ from benchctl.engines.attach import AttachEngine, AttachOptions
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient
-from benchctl.measure import pending as here
+from benchctl.measure import experiment as here
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import AttachedServer
 from benchctl.measure.telemetry.gpus import open_gpu
@@ -259,7 +259,7 @@ def test_gpus_of_a_server_on_this_host_are_sampled_where_the_profile_names_them(
     codes = {warning.code for warning in loaded.record.warnings}
     assert "foreign-gpu-process" not in codes  # it is the server's own, before and after
     monkeypatch.setattr(here, "_inventory", lambda visible: loaded.record.node.gpus if visible == "1" else None)
-    assert here.Here(attached).has_measured(loaded.record)
+    assert here.is_comparable_here(attached, loaded.record)
 
 
 @pytest.mark.parametrize("url", ["http://example.org:8000", "https://192.0.2.1"])

@@ -391,4 +391,3 @@ def launched(settings: VariantSettings) -> RunRecord:
 
 def test_the_engine_goes_by_its_name() -> None:
     assert isinstance(engine_for("sglang-lenvm"), SglangLenvmEngine)
-    assert ENGINE.essential_processes == ("sglang::scheduler", "sglang::detokenizer")

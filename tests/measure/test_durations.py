@@ -6,8 +6,8 @@ from support.results.builders import write_results
 from support.servers.paced_engine import profile, request
 
 from benchctl.cli.plan import print_plan
-from benchctl.measure import durations
-from benchctl.measure.durations import estimate_durations, load_s, remember_duration
+from benchctl.measure import on_file as durations
+from benchctl.measure.on_file import estimate_durations, load_s, remember_duration
 from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes

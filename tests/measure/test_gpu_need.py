@@ -6,7 +6,7 @@ from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 
 from benchctl.analysis.planning import engine_sha256
-from benchctl.measure.telemetry.gpus import absent_gpu, gpu_shortfalls
+from benchctl.measure.devices import absent_gpu, gpu_shortfalls
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.load import load_profile, profile_sha256
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.cli import benchctl
 
 from benchctl.engines.vllm_lenvm.kv_memory import kv_cache_bytes
-from benchctl.measure.kv_memory import kv_shortfalls, value_models
+from benchctl.measure.devices import kv_shortfalls, value_models
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
@@ -44,7 +44,7 @@ def planted(directory: Path, *devices: tuple[str, int | str]) -> dict[str, str]:
     program = directory / "bin" / "nvidia-smi"
     program.parent.mkdir(parents=True, exist_ok=True)
     lines = "\n".join(
-        f"{i}, GPU-{i}, {mib}, 570.1, 0, 1, 70, 345, 1593, 30, 0x0, 0x0, NVIDIA {name}"
+        f"{i}, GPU-{i}, {mib}, 570.1, 0, 1, 70, 345, 1593, 30, 0x0, NVIDIA {name}"
         for i, (name, mib) in enumerate(devices)
     )
     program.write_text(f'#!/bin/sh\ncase "$*" in *memory.total*) echo "{lines}";; esac\n')

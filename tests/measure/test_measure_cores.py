@@ -8,6 +8,7 @@ import threading
 import psutil
 import pytest
 from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
@@ -64,7 +65,7 @@ def test_a_server_begins_on_its_cores_and_we_stay_where_we_are(tmp_path):
     program = f"import os; open({str(said)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
     launched = Launched(argv=(sys.executable, "-c", program), env=dict(os.environ), raw_log=str(tmp_path / "log"))
     started = Supervised(launched, frozenset({first}))
-    started.wait()
+    wait_until("its end", lambda: started.returncode is not None)
     started.stop(1)
     assert said.read_text() == repr({first})
     assert os.sched_getaffinity(0) == ALL

@@ -63,7 +63,7 @@ def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_
     with sim_server(tmp_path) as server:
         url = str(server.client.base_url.join("/metrics"))
         assert server.client.post("/v1/completions", json=body).status_code == 200
-        with sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end)):
+        with sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end), []):
             assert server.client.post("/v1/completions", json=body).status_code == 200
     samples = list(read_jsonl(tmp_path / "prometheus.jsonl", PrometheusSample))
     assert len(samples) >= 2
@@ -77,7 +77,8 @@ def test_a_page_that_cannot_be_had_or_read_ends_the_sampler_with_a_warning(tmp_p
     with sim_server(tmp_path) as server:
         url = str(server.client.base_url.join(path))
         samples = partial(prometheus_samples, url, 5)
-        with sampler("prometheus", tmp_path / "prometheus.jsonl", samples) as warnings:
+        warnings = []
+        with sampler("prometheus", tmp_path / "prometheus.jsonl", samples, warnings):
             pass
     assert [warning.code for warning in warnings] == ["prometheus-sampler-failed"]
     assert "do not cover the whole load" in warnings[0].message

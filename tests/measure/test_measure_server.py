@@ -11,7 +11,7 @@ from support.servers.paced_engine import launch
 
 from benchctl.errors import PortTakenError, RunError, ServerDiedError, ServerStartError
 from benchctl.load.client import StreamClient
-from benchctl.measure.server.process import belongs_to, choose_port, is_alive, is_free, port_holder, wait_free
+from benchctl.measure.server.process import choose_port, is_alive, is_free, is_listening, port_holder, wait_free
 from benchctl.measure.server.server import ServerProcess
 
 
@@ -146,7 +146,7 @@ def test_a_fixed_port_that_is_taken_is_refused_naming_its_holder():
         ):
             choose_port(port)
         assert not wait_free(port, 0.05)
-        assert belongs_to(port, [psutil.Process()])
+        assert is_listening(psutil.Process(), port)
     assert choose_port(port) == port
 
 

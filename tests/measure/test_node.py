@@ -18,8 +18,7 @@ from benchctl import __version__
 from benchctl.engines.environment import build_versions
 from benchctl.measure.machine import cpu_model, this_node
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.telemetry.gpus import open_gpu
-from benchctl.measure.telemetry.nvml import numa_node
+from benchctl.measure.telemetry.gpus import numa_node, open_gpu
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import encode
 from benchctl.records.schema import NodeGpu

@@ -3,7 +3,7 @@
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.measure.telemetry.gpus import gpus_of_block
+from benchctl.measure.devices import gpus_of_block
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import ClusterSettings, scheduler_seconds

@@ -64,7 +64,6 @@ def served(directory, **options):
         log=directory / "server.log",
         timeouts=Timeouts(),
         diagnose=ENGINE.diagnose,
-        essential_processes=ENGINE.essential_processes,
     )
     with turn_of("vllm"), ServerProcess(launch) as process:
 

@@ -15,7 +15,7 @@ NEW = OLD | {"clocks_event_reasons.active"}
 """The fields of a current driver, which knows both names."""
 
 PROGRAM = r"""#!{python} -SE
-import json, pathlib, sys, time
+import json, pathlib, sys
 here = pathlib.Path(__file__).parent
 with open(here / "asked", "a") as asked:
     asked.write(" ".join(sys.argv[1:]) + "\n")
@@ -50,29 +50,10 @@ def rows():
                      "clocks_event_reasons.active": "clocks_throttle_reasons.active"}
             yield ", ".join(values[names.get(field, field)] for field in fields)
 
-if "-lms" not in words:
-    for line in rows():
-        print(line)
-    print(told.get("stderr", ""), file=sys.stderr)
-    end(told.get("code", 0))
-pause = int(words[words.index("-lms") + 1]) / 1000
-time.sleep(told.get("late_s", 0))
-for number in range(10_000):
-    if number == told.get("dies_after"):
-        (here / "behaviour.json").write_text(json.dumps(told | told.get("then", {})))
-        print(told.get("last_words", ""), end="")
-        end(15)
-    for line in rows():
-        if told.get("halves"):
-            sys.stdout.write(line[: len(line) // 2]); sys.stdout.flush()
-            time.sleep(pause)
-            sys.stdout.write(line[len(line) // 2 :] + "\n")
-        else:
-            print(line)
-    for line in told.get("noise", []):
-        print(line)
-    sys.stdout.flush()
-    time.sleep(pause)
+for line in (*rows(), *told.get("noise", [])):
+    print(line)
+print(told.get("stderr", ""), file=sys.stderr)
+end(told.get("code", 0))
 """
 
 VALUES = {
@@ -90,7 +71,7 @@ VALUES = {
 
 
 class FakeSmi:
-    """The program in a directory; ``behave`` changes what it does from its next start, or its next row, on."""
+    """The program in a directory; ``behave`` changes what it does from its next start."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -102,7 +83,7 @@ class FakeSmi:
         self.behave()
 
     def behave(self, **changes: object) -> None:
-        """Behave so: ``fields``, ``devices``, ``values``, ``stderr``, ``code``, ``dies_after`` and others."""
+        """Behave so: ``fields``, ``devices``, ``values``, ``stderr``, ``code`` and others."""
         self._behaviour |= {
             key: sorted(value) if isinstance(value, set) else value for key, value in changes.items()
         }

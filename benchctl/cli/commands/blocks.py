@@ -17,7 +17,7 @@ import typer
 
 from benchctl.cli.commands.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress
-from benchctl.cli.failures import INTERRUPTED, advising, exit_code_of
+from benchctl.cli.failures import advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
 from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
@@ -26,13 +26,14 @@ from benchctl.cluster.blocks import block_runs, check_block, run_block
 from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
 from benchctl.cluster.slots import Slot, check_beside, slots_for
 from benchctl.cluster.slurm import ArrayJob, BlocksOnSlurm, queued_blocks, require_slurm, submit_blocks
-from benchctl.errors import RecordError, RunError, UsageError
+from benchctl.errors import INTERRUPTED_CODE, RecordError, RunError, UsageError
 from benchctl.load.demand import size_of
+from benchctl.measure.devices import gpu_shortfalls, gpus_of_block
 from benchctl.measure.directory import reopen_experiment, undone_runs
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.interrupt import noting_interrupt
-from benchctl.measure.limits import shortfalls
-from benchctl.measure.telemetry.gpus import gpu_shortfalls, gpus_of_block
+from benchctl.measure.machine import shortfalls
+from benchctl.measure.server.process import number_ranges
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
@@ -140,7 +141,7 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
     if watched.cancelled:
         text = f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept"
         note(f"{text}. Continue with: {go_on}")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(INTERRUPTED_CODE)
     return _outcome_elsewhere(results, pending)
 
 
@@ -171,11 +172,8 @@ def _further_words(options: RunOptions) -> tuple[str, ...]:
 
 def _blocks_text(blocks: Iterable[int]) -> str:
     """``block 3``, or ``blocks 0-3, 7``."""
-    ordered = sorted(blocks)
-    firsts = [block for block in ordered if block - 1 not in ordered]
-    lasts = [block for block in ordered if block + 1 not in ordered]
-    ranges = (f"{low}" if low == high else f"{low}-{high}" for low, high in zip(firsts, lasts, strict=True))
-    return f"{'block' if len(ordered) == 1 else 'blocks'} {', '.join(ranges)}"
+    numbers = frozenset(blocks)
+    return f"{'block' if len(numbers) == 1 else 'blocks'} {number_ranges(numbers).replace(',', ', ')}"
 
 
 def measure_block(path: Path, block: int, options: RunOptions) -> int:

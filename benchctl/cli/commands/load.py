@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -24,18 +24,24 @@ from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.directory import Origin
-from benchctl.measure.limits import shortfalls
-from benchctl.measure.load_only import LoadResult, create_load_directory, load_server
+from benchctl.measure.machine import shortfalls
+from benchctl.measure.sending import create_load_directory, load_server
 from benchctl.measure.tokens import prepare_counted, tokenizer_for
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
+from benchctl.records.record import RunRecord
 from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
 from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.base import FileDataset, OwnDataset, dataset_named
+
+if TYPE_CHECKING:
+    from benchctl.analysis.metrics.run import LoadFigures
 
 _NAME: Final = "load"
 _OBVIOUS_WARNING: Final = "server-not-fresh"
@@ -164,11 +170,10 @@ def load(options: LoadOptions) -> None:
             requests.update(num_ended - requests.n)
 
     with advising(next_step), nullcontext() if requests is None else requests:
-        loaded = load_server(results, profile, advance, limits_ms)
+        record, figures = load_server(results, profile, advance, limits_ms)
     with keeping(results.path):
-        _report(results.path, loaded, options)
-    state = loaded.record.state
-    raise typer.Exit(exit_code_of(state == "failed", state == "suspect"))
+        _report(results, profile.workload.arrival, record, figures, options)
+    raise typer.Exit(exit_code_of(record.state == "failed", record.state == "suspect"))
 
 
 def _plain_profile(options: LoadOptions) -> dict[str, Any]:
@@ -288,11 +293,13 @@ def _arrival(options: LoadOptions) -> dict[str, Any]:
     }
 
 
-def _report(path: Path, loaded: LoadResult, options: LoadOptions) -> None:
+def _report(
+    results: ResultDirectory, arrival: Arrival, record: RunRecord, figures: "LoadFigures", options: LoadOptions
+) -> None:
     """Write the result, and print it as tables or as JSON."""
-    record = loaded.record
-    warnings = (*loaded.manifest.warnings, *record.warnings)
-    document = load_result(loaded.figures, record, loaded.manifest, loaded.arrival)
+    path, manifest = results.path, results.manifest()
+    warnings = (*manifest.warnings, *record.warnings)
+    document = load_result(figures, record, manifest, arrival)
     write_json_atomic(path / "runs" / record.run_id / "result.json", document, within=path)
     if options.result_file is not None:
         options.result_file.parent.mkdir(parents=True, exist_ok=True)
@@ -301,11 +308,11 @@ def _report(path: Path, loaded: LoadResult, options: LoadOptions) -> None:
         print_json(document | {"path": str(path), "warnings": warnings, "failure": record.failure})
         return
     console = wide_console()
-    if loaded.figures.num_requests:
-        console.print(totals_table(loaded.figures))
+    if figures.num_requests:
+        console.print(totals_table(figures))
         console.print()
-        console.print(durations_table(loaded.figures))
-        if (note := missing_tail(loaded.figures)) is not None:
+        console.print(durations_table(figures))
+        if (note := missing_tail(figures)) is not None:
             print(note)
     print(f"{record.state}: {path}")
     for warning in warnings:

@@ -40,13 +40,11 @@ from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
+from benchctl.measure.devices import gpu_shortfalls, kv_shortfalls
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
-from benchctl.measure.experiment import Outcome, create_experiment
-from benchctl.measure.kv_memory import kv_shortfalls
-from benchctl.measure.limits import shortfalls
+from benchctl.measure.experiment import Outcome, create_experiment, pending_runs
+from benchctl.measure.machine import shortfalls
 from benchctl.measure.on_file import noise_on_file
-from benchctl.measure.pending import Here, pending_runs
-from benchctl.measure.telemetry.gpus import gpu_shortfalls
 from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
@@ -182,7 +180,7 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     plan = results.due_plan() if options.num_blocks is None else extended_plan(reopened, options.num_blocks)
     refuse_certain(gpu_shortfalls(stored), is_plan=True)
     refuse_certain(shortfalls(stored, size_of(requests), path), is_plan=True)
-    pending = pending_runs(results, Here(stored), plan)
+    pending = pending_runs(results, stored, plan)
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
     blocks = sorted({planned.block for planned in pending})

@@ -31,8 +31,8 @@ from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing import INSTALLABLE, device_here, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
-from benchctl.measure.doctor.check import Check, obstacles
-from benchctl.measure.doctor.software import engine_checks, inspect_machine
+from benchctl.measure.doctor.check import Check
+from benchctl.measure.doctor.machine import engine_checks, inspect_machine
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
@@ -240,7 +240,7 @@ def doctor(
     elif overrides:
         raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
     checks = (*inspect_machine(output_dir, needed, planned, needs_gpu=gpu), slurm_check())
-    missing = obstacles(checks)
+    missing = [check for check in checks if check.is_obstacle]
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
     tell(document, *_check_lines(checks, missing), as_json=as_json)
     if missing:

@@ -18,10 +18,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from benchctl.cli.failures import INTERRUPTED, drawing, exit_code_of
+from benchctl.cli.failures import drawing, exit_code_of
 from benchctl.cli.options import complete_results
 from benchctl.cli.screen import TextConsole, json_text, print_json
 from benchctl.cluster.progress import STATES, BlockProgress, Problem, Progress, Watcher
+from benchctl.errors import INTERRUPTED_CODE
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.units import count_of, duration, first_of
 from benchctl.untrusted.text import visible_line
@@ -213,7 +214,7 @@ def watch(
         with _view(sys.stdout, as_json=as_json) as show:
             progress = _follow(watcher, show, _is_over)
         code = exit_code_of(progress.runs.get("failed", 0), progress.runs.get("suspect", 0))
-        raise typer.Exit(code if progress.has_ended else INTERRUPTED)
+        raise typer.Exit(code if progress.has_ended else INTERRUPTED_CODE)
 
 
 def _is_over(progress: Progress) -> bool:

@@ -1,6 +1,6 @@
 """The result of inspecting one part of a machine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, TypeAlias
 
@@ -26,10 +26,6 @@ class Check:
     is_needed: bool = False
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.is_missing and self.remedy is None:
-            raise ValueError(f"{self.topic} {self.name} is missing: give a remedy")
-
     @property
     def state(self) -> CheckState:
         """``missing`` for an absent part, ``warning`` for a problem that distorts numbers or will cause errors."""
@@ -41,8 +37,3 @@ class Check:
     def is_obstacle(self) -> bool:
         """True when a needed part is missing."""
         return self.is_missing and self.is_needed
-
-
-def obstacles(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The checks of needed parts that are missing."""
-    return tuple(check for check in checks if check.is_obstacle)

@@ -8,9 +8,15 @@ from typing import Any, Final
 import pynvml
 
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.telemetry.gpus import opened, process_text
-from benchctl.measure.telemetry.nvml import NvmlReader
-from benchctl.measure.telemetry.reading import NONE_VISIBLE, READ_QUANTITIES, VARIABLE, GpuReader, OpenedGpus
+from benchctl.measure.telemetry.gpus import NvmlReader, opened
+from benchctl.measure.telemetry.reading import (
+    NONE_VISIBLE,
+    READ_QUANTITIES,
+    VARIABLE,
+    GpuReader,
+    OpenedGpus,
+    process_text,
+)
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks
 from benchctl.records.schema import GpuSample, NodeGpu, ResultWarning
 from benchctl.records.warning_codes import WARNING_CODES
@@ -47,8 +53,15 @@ def _absent(gpus: OpenedGpus, visible: str | None, *, is_needed: bool) -> Check:
     else:
         finding = f"the driver answers but no device does ({gpus.problem})"
         remedy = "check 'nvidia-smi -L' and 'dmesg'; start a container with --gpus all"
-    facts = {"problem": gpus.problem}
-    return Check("gpu", "device", finding, remedy=remedy, is_missing=True, is_needed=is_needed, facts=facts)
+    return Check(
+        "gpu",
+        "device",
+        finding,
+        remedy=remedy,
+        is_missing=True,
+        is_needed=is_needed,
+        facts={"problem": gpus.problem},
+    )
 
 
 def _sampling(reader: GpuReader, nvml_problem: str) -> Iterator[Check]:
@@ -59,8 +72,12 @@ def _sampling(reader: GpuReader, nvml_problem: str) -> Iterator[Check]:
     }
     unknown = {index: names for index, names in untold.items() if names}
     driver = gpus[0].driver or "of unknown version"
-    facts = {"driver": gpus[0].driver, "num_visible": len(gpus)}
-    yield Check("gpu", "driver", f"driver {driver}, {len(gpus)} visible", facts=facts)
+    yield Check(
+        "gpu",
+        "driver",
+        f"driver {driver}, {len(gpus)} visible",
+        facts={"driver": gpus[0].driver, "num_visible": len(gpus)},
+    )
     is_nvml = isinstance(reader, NvmlReader)
     instead = "" if is_nvml else f", because NVML cannot be used: {nvml_problem}"
     words = "; ".join(f"GPU {index} does not tell {', '.join(names)}" for index, names in unknown.items())
@@ -102,8 +119,11 @@ def device_checks(
     is_persistent: bool | None = None,
 ) -> tuple[Check, ...]:
     """Check one device: its memory and the processes that compute on it, its clocks, its power."""
-    power = _power(gpu, default_w, is_persistent=is_persistent)
-    return (_memory(gpu, sample, processes), _clocks(gpu, sample), power)
+    return (
+        _memory(gpu, sample, processes),
+        _clocks(gpu, sample),
+        _power(gpu, default_w, is_persistent=is_persistent),
+    )
 
 
 def _memory(gpu: NodeGpu, sample: GpuSample, processes: Sequence[int]) -> Check:
@@ -115,14 +135,19 @@ def _memory(gpu: NodeGpu, sample: GpuSample, processes: Sequence[int]) -> Check:
     if processes:
         finding += "; in use by " + ", ".join(process_text(pid) for pid in processes)
         remedy = "end these processes: they take time and memory from the measured server"
-    facts = {
-        "name": gpu.name,
-        "uuid": gpu.uuid,
-        "memory_used_bytes": used,
-        "memory_total_bytes": total,
-        "processes": tuple(str(pid) for pid in processes),
-    }
-    return Check("gpu", f"{gpu.index} device", finding, remedy=remedy, facts=facts)
+    return Check(
+        "gpu",
+        f"{gpu.index} device",
+        finding,
+        remedy=remedy,
+        facts={
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "memory_used_bytes": used,
+            "memory_total_bytes": total,
+            "processes": tuple(str(pid) for pid in processes),
+        },
+    )
 
 
 def _clocks(gpu: NodeGpu, sample: GpuSample) -> Check:
@@ -134,9 +159,13 @@ def _clocks(gpu: NodeGpu, sample: GpuSample) -> Check:
         finding += f", held down by {', '.join(slowing)}"
     remedy = "let it cool down, or raise its power limit, before measuring" if slowing else None
     most_hz = None if most_mhz is None else most_mhz * HZ_PER_MHZ
-    reasons = sample.throttle_reasons
-    facts = {"sm_clock_hz": clock_hz, "sm_clock_max_hz": most_hz, "throttle_reasons": reasons}
-    return Check("gpu", f"{gpu.index} clocks", finding, remedy=remedy, facts=facts)
+    return Check(
+        "gpu",
+        f"{gpu.index} clocks",
+        finding,
+        remedy=remedy,
+        facts={"sm_clock_hz": clock_hz, "sm_clock_max_hz": most_hz, "throttle_reasons": sample.throttle_reasons},
+    )
 
 
 def _power(gpu: NodeGpu, default_w: float | None, *, is_persistent: bool | None) -> Check:
@@ -149,8 +178,13 @@ def _power(gpu: NodeGpu, default_w: float | None, *, is_persistent: bool | None)
         finding += f", persistence {'on' if is_persistent else 'off'}"
     if is_persistent is False:
         remedies.append(f"sudo nvidia-smi -i {gpu.index} -pm 1")
-    facts = {"power_limit_w": limit_w, "power_default_w": default_w, "is_persistent": is_persistent}
-    return Check("gpu", f"{gpu.index} power", finding, remedy="; ".join(remedies) or None, facts=facts)
+    return Check(
+        "gpu",
+        f"{gpu.index} power",
+        finding,
+        remedy="; ".join(remedies) or None,
+        facts={"power_limit_w": limit_w, "power_default_w": default_w, "is_persistent": is_persistent},
+    )
 
 
 def peak_checks(gpus: Sequence[str]) -> tuple[Check, ...]:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -154,27 +154,20 @@ def start_refusal(program: str, error: OSError) -> ServerStartError:
     """The error of a server whose first process cannot be started."""
     failure = system_failure(error)
     if failure is None or error.errno in _OF_THE_PROGRAM:
-        remedy = "install the engine, or correct its path"
-        return ServerStartError(f"{program!r} cannot be started: {error}; {remedy}", cause="cannot-start")
+        return ServerStartError(
+            f"{program!r} cannot be started: {error}; install the engine, or correct its path", cause="cannot-start"
+        )
     return ServerStartError(
         f"{program!r} cannot be started: {failure.problem}; {failure.remedy}", cause=failure.cause
     )
 
 
-def describe_end(who: str, code: int | None, lost: Sequence[str] = ()) -> str:
-    """The beginning of a sentence on the end of ``who`` with exit code ``code``, which is None while it lives.
-
-    ``lost`` names processes without which it cannot work, and that have gone.
-    """
-    end = f"ended with exit code {code}"
+def describe_end(who: str, code: int | None) -> str:
+    """The beginning of a sentence on the end of ``who`` with exit code ``code``, which is None while it lives."""
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
-            end = f"was ended by {signal.Signals(-code).name}"
-    if not lost:
-        return f"{who} {end}"
-    several = f"processes {', '.join(lost)} of {who} have gone"
-    gone = several if len(lost) > 1 else f"process {lost[0]} of {who} has gone"
-    return gone if code is None else f"{gone} and {who} {end}"
+            return f"{who} was ended by {signal.Signals(-code).name}"
+    return f"{who} ended with exit code {code}"
 
 
 async def raise_when_stalled(activity: Callable[[], Activity], server: "AnyServer", limit_s: float) -> None:

@@ -57,13 +57,10 @@ class Supervised:
             self._end_supervisor()
             number = self._events.get("refused") or 0
             raise OSError(number, os.strerror(number), self._events.get("of"))
+        self.supervisor_pid = self._supervisor.pid
+        """The parent of all its processes, directly or not."""
         self.pid: int = self._events["started"]
         self.start_ns: int = self._events["at_ns"]
-
-    @property
-    def supervisor_pid(self) -> int:
-        """The parent of all its processes, directly or not."""
-        return self._supervisor.pid
 
     @property
     def returncode(self) -> int | None:
@@ -72,32 +69,16 @@ class Supervised:
         code: int | None = self._events.get("ended")
         return code
 
-    def wait(self) -> int | None:
-        """The exit code of its first process, which is about to end; None where it does not."""
-        self._await("ended")
-        return self.returncode
-
-    @property
-    def lost(self) -> Sequence[str]:
-        """The essential processes that have gone, by id and title."""
-        self._take_events()
-        lost: Sequence[str] = self._events.get("lost", ())
-        return lost
-
     @property
     def supervisor_end(self) -> int | None:
         """The exit code of the supervisor where something else has ended it; None while it lives."""
         self._take_events()
         return self._supervisor.wait(_ANSWER_S) if self._is_over and self._supervisor.stdin is not None else None
 
-    def is_ready(self) -> None:
-        """Tell the supervisor that the program has started its processes: it looks for new ones less often."""
-        self._tell("ready")
+    def stop(self, grace_s: float) -> Sequence[int]:
+        """End all processes, those that remain after ``grace_s`` with force; returns those that live on.
 
-    def stop(self, grace_s: float) -> tuple[Sequence[int], Sequence[str]]:
-        """End all processes, those that remain after ``grace_s`` with force; done at most once.
-
-        Returns the processes that live on and the paths of the shared memory that is still there.
+        Done at most once.
         """
         self._tell(f"stop {grace_s}")
         self._await("survivors", limit_s=grace_s + _ANSWER_S)
@@ -107,7 +88,8 @@ class Supervised:
                 os.killpg(self.pid, signal.SIGKILL)
         self._tell("done")
         self._end_supervisor()
-        return self._events.get("survivors", ()), self._events.get("segments", ())
+        survivors: Sequence[int] = self._events.get("survivors", ())
+        return survivors
 
     def _tell(self, line: str) -> None:
         if self._supervisor.stdin is not None:
@@ -181,7 +163,7 @@ class CoreSplit:
     def as_config(self) -> dict[str, str]:
         """The split in the effective configuration of a run, under the name of the option in the profile."""
         return {
-            "server.client_cores": f"client on {core_ranges(self.client)}, server on {core_ranges(self.server)}"
+            "server.client_cores": f"client on {number_ranges(self.client)}, server on {number_ranges(self.server)}"
         }
 
 
@@ -231,10 +213,10 @@ def _bound(cores: frozenset[int] | None, bind: Callable[[Iterable[int]], None]) 
         bind(before)
 
 
-def core_ranges(cores: frozenset[int]) -> str:
+def number_ranges(numbers: frozenset[int]) -> str:
     """``0-2,5`` for 0, 1, 2 and 5, as Linux writes lists of cores."""
-    numbered = enumerate(sorted(cores))
-    runs = [[core for _, core in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
+    numbered = enumerate(sorted(numbers))
+    runs = [[number for _, number in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
@@ -275,8 +257,9 @@ def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
         port = candidates[(first + offset) % len(candidates)]
         if is_free(port):
             return port
-    message = f"no port from {candidates.start} to {candidates.stop - 1} is free; end some servers"
-    raise RunError(message, cause="port-taken")
+    raise RunError(
+        f"no port from {candidates.start} to {candidates.stop - 1} is free; end some servers", cause="port-taken"
+    )
 
 
 def port_holder(port: int) -> psutil.Process | None:
@@ -290,10 +273,6 @@ def is_listening(process: psutil.Process, port: int) -> bool:
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
     return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
-
-
-def belongs_to(port: int, processes: Iterable[psutil.Process]) -> bool:
-    return any(is_listening(process, port) for process in processes)
 
 
 def wait_free(port: int, limit_s: float) -> bool:

@@ -29,7 +29,7 @@ from benchctl.measure.server.health import (
     limit_in_log,
     start_refusal,
 )
-from benchctl.measure.server.process import HOST, Supervised, belongs_to, descendants, wait_free
+from benchctl.measure.server.process import HOST, Supervised, descendants, is_listening, wait_free
 from benchctl.measure.server.supervise import Launched, finish_log
 from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning
@@ -41,8 +41,6 @@ _LAST_POLL_S: Final = 0.25
 _POLL_GROWTH: Final = 1.5
 _HEALTH_TIMEOUT_S: Final = 2.0
 _WATCH_S: Final = 0.02
-_CRASH_LOG_WAIT_S: Final = 1.0
-"""Time for a server that has lost an essential process to log the cause and to end by itself."""
 _CRASH_STOP_S: Final = 1.0
 """Time for the other processes of a server that has ended to end: they have nothing left to complete."""
 
@@ -64,8 +62,6 @@ class Launch:
     """Written without secrets when the server has ended; until then ``raw_log`` beside it has them."""
     timeouts: Timeouts
     diagnose: Diagnose
-    essential_processes: tuple[str, ...] = ()
-    """Parts of the titles of the processes, other than the first, without which the server cannot work."""
     cores: frozenset[int] | None = None
     """Processor cores that the server may use; None for all that we may use."""
     on_log_line: Callable[[str], None] = lambda _line: None
@@ -108,7 +104,6 @@ class ServerProcess:
             log=str(launch.log),
             keeps_raw_log=launch.keeps_raw_log,
             sent=launch.sent,
-            essential=launch.essential_processes,
         )
         try:
             self._process = Supervised(launched, launch.cores)
@@ -116,21 +111,15 @@ class ServerProcess:
             if error.filename != str(launch.raw_log):
                 raise start_refusal(launch.argv[0], error) from error
             refusal = as_run_error(error, launch.log)
-            message = f"the log of the server cannot be begun: {refusal}"
-            raise ServerStartError(message, cause=refusal.cause) from error
+            raise ServerStartError(
+                f"the log of the server cannot be begun: {refusal}", cause=refusal.cause
+            ) from error
+        self.pid, self.launch_ns = self._process.pid, self._process.start_ns
         self._log = ServerLog(launch.raw_log, environment_redactor(launch.sent))
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def launch_ns(self) -> int:
-        return self._process.start_ns
 
     def processes(self) -> list[psutil.Process]:
         """All its living processes."""
@@ -142,14 +131,12 @@ class ServerProcess:
             return
         self.stop_ns = time.monotonic_ns()
         launch, grace_s = self._launch, self._launch.timeouts.stop_s
-        survivors, segments = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
+        survivors = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
         for pid in survivors:
             self._warn(
                 "server-survivor",
                 f"process {pid} of the server survives SIGKILL; the next runs share the machine with it",
             )
-        if segments:
-            self._warn("shared-memory-left", f"shared memory of the server is still there: {', '.join(segments)}")
         if not wait_free(launch.port, 0.0 if survivors else launch.port_wait_s):
             self._warn("port-held", f"port {launch.port} is still held after the server was stopped")
         if launch.keeps_raw_log:
@@ -176,17 +163,15 @@ class ServerProcess:
         while True:
             answer, asked_ns = await self._ask(client), time.monotonic_ns()
             if self._has_ended():
-                await self._wait_for_crash_log()
                 raise self._start_error(f"{self._ending()} before it was ready")
             if answer == "ready":
-                if not belongs_to(self._launch.port, self.processes()):
+                if not any(is_listening(process, self._launch.port) for process in self.processes()):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
                         "end it (it may be left over from an earlier run), or choose another port",
                         cause="port-taken",
                         log_tail=self.log_tail(),
                     )
-                self._process.is_ready()
                 return asked_ns
             self._follow_log()
             if time.monotonic() >= deadline:
@@ -202,10 +187,9 @@ class ServerProcess:
             pause_s = min(pause_s * _POLL_GROWTH, _LAST_POLL_S)
 
     async def died(self) -> None:
-        """Return when it has ended, after a moment in which it may log the cause."""
+        """Return when it has ended."""
         while not self._has_ended():  # noqa: ASYNC110 - told through a pipe of another process
             await asyncio.sleep(_WATCH_S)
-        await self._wait_for_crash_log()
 
     def check_alive(self) -> None:
         """Raise ServerDiedError when it has ended."""
@@ -233,27 +217,19 @@ class ServerProcess:
         if diagnosis is not None and diagnosis.is_final:
             raise self._start_error("the server is alive but will never be ready")
 
-    async def _wait_for_crash_log(self) -> None:
-        """Wait a moment for a server that lost an essential process to log the cause and to end by itself."""
-        deadline = time.monotonic() + _CRASH_LOG_WAIT_S
-        while self._process.returncode is None and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(_WATCH_S)
-
     def _has_ended(self) -> bool:
-        process = self._process
-        return process.returncode is not None or bool(process.lost) or process.supervisor_end is not None
+        return self._process.returncode is not None or self._process.supervisor_end is not None
 
     def _ending(self) -> str:
         """The beginning of a sentence on its end."""
         process = self._process
-        if process.returncode is None and not process.lost:
+        if process.returncode is None:
             return describe_end("the process that supervises the server", process.supervisor_end)
-        return describe_end("the server", process.returncode, process.lost)
+        return describe_end("the server", process.returncode)
 
     def _start_error(self, event: str, cause: str = "server-died", remedy: str | None = None) -> ServerStartError:
         message, cause, is_profile_error = self._explained(event, cause, remedy)
-        log_tail = self.log_tail()
-        return ServerStartError(message, cause=cause, log_tail=log_tail, is_profile_error=is_profile_error)
+        return ServerStartError(message, cause=cause, log_tail=self.log_tail(), is_profile_error=is_profile_error)
 
     def _explained(
         self, event: str, cause: str = "server-died", remedy: str | None = None
@@ -304,7 +280,6 @@ class AttachedServer:
         self._url = url
         self._health_path = health_path
         self._ready_s = ready_s
-        self._client: httpx.AsyncClient | None = None
         self._is_gone = False
 
     def __enter__(self) -> Self:
@@ -318,7 +293,7 @@ class AttachedServer:
 
         Raises ServerStartError when the time is up, and sooner if nothing listens at its address, or no longer.
         """
-        self._client = client
+        self._client = client  # it is watched only when it is ready
         start = last_s = time.monotonic()
         has_answered = False
         while (answer := await self._answer()) != "200":
@@ -328,9 +303,11 @@ class AttachedServer:
             limit_s = self._ready_s if is_there else min(self._ready_s, last_s - start + _NO_LISTENER_S)
             if time.monotonic() >= start + limit_s:
                 status = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
-                message = f"{self._url}{self._health_path} {status}, after {limit_s:g} s"
-                remedy = "start the server, or correct server.url (engine.options.url, or that of the variant)"
-                raise ServerStartError(f"{message}; {remedy}", cause="not-ready")
+                raise ServerStartError(
+                    f"{self._url}{self._health_path} {status}, after {limit_s:g} s; start the server, or correct "
+                    "server.url (engine.options.url, or that of the variant)",
+                    cause="not-ready",
+                )
             await asyncio.sleep(_ATTACHED_POLL_S)
         return time.monotonic_ns()
 
@@ -355,8 +332,6 @@ class AttachedServer:
 
     async def _answer(self) -> str:
         """The status of its health path, or the name of the error."""
-        if self._client is None:
-            raise RuntimeError("the server is watched before it is ready")
         try:
             response = await fetch(self._client, "GET", self._health_path, limit_s=_ATTACHED_TIMEOUT_S)
         except (httpx.HTTPError, OSError) as error:

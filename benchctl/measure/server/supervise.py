@@ -4,14 +4,12 @@ It adopts orphans (as a child subreaper of Linux), so that every process of the 
 to, is a descendant of this one. Its standard input is a pipe that only benchctl holds open. The first line is the
 launch, a JSON object with the fields of ``Launched``; each later line is a command:
 
-    ready         the server is up: look at its processes less often
     stop SECONDS  end all: ask politely, and kill what is left after that time
     done          benchctl has taken care of the log: end
 
 The kernel closes the pipe however benchctl dies; then all is killed, and the log is freed of its secrets here. The
 standard output has one JSON object a line: ``{"started": pid, "at_ns": time}`` or ``{"refused": errno}``, then
-``{"ended": exit code}`` of the first process, ``{"lost": ["12 (VLLM::Worker)"]}`` for processes without which the
-server cannot work, and after ``stop`` ``{"survivors": [pid], "segments": [path]}``.
+``{"ended": exit code}`` of the first process, and after ``stop`` ``{"survivors": [pid]}``.
 
 Nothing but the standard library is imported before the end, so that it starts at once.
 """
@@ -19,14 +17,13 @@ Nothing but the standard library is imported before the end, so that it starts a
 import ctypes
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,18 +31,10 @@ from typing import Any, Final, NamedTuple
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_WATCH_S: Final = 0.2
-"""Between looks at the essential processes, and at all of them while the server starts or is broken."""
-_SCAN_S: Final = 10.0
-"""Between looks at all processes of a server that is ready: each reads the table of the whole machine."""
 _POLL_S: Final = 0.01
 _KILL_S: Final = 5.0
 _READ_BYTES: Final = 1 << 16
-_TITLE_CHARS: Final = 40
 _PROC: Final = Path("/proc")
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - fixed by the system
-_MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/.*$", re.MULTILINE)
-"""A line of ``/proc/<pid>/maps``: the inode of the file, and its name when it was mapped."""
 
 
 class Launched(NamedTuple):
@@ -60,65 +49,6 @@ class Launched(NamedTuple):
     keeps_raw_log: bool = False
     sent: Mapping[str, str] = {}
     """Secrets beside those of the environment, by the names of their variables."""
-    essential: Sequence[str] = ()
-    """Parts of the titles of the processes, other than the first, without which the server cannot work."""
-
-
-class Segments:
-    """Shared memory of a server in ``/dev/shm``, from a moment before its start.
-
-    A segment is the server's when one of its processes has mapped or opened it and it is younger than the server.
-    Files are compared by inode: names prove nothing, and a semaphore is mapped under another name than it keeps.
-    """
-
-    def __init__(self) -> None:
-        self._older = _segments()
-        self._ours: dict[str, int] = {}
-
-    def scan(self, pids: Iterable[int]) -> None:
-        """Look which of the new segments these processes, the server's, use."""
-        if fresh := dict(_segments().items() - self._older.items() - self._ours.items()):
-            used = {inode for pid in pids for inode in _segments_of(pid)}
-            self._ours |= {path: inode for path, inode in fresh.items() if inode in used}
-
-    def left(self) -> dict[str, int]:
-        """The inodes of those that still exist, by their paths."""
-        return dict(self._ours.items() & _segments().items())
-
-    def remove(self) -> list[str]:
-        """Remove what the server left and no process uses; returns what is still there."""
-        left = self.left()
-        if left:
-            used = {inode for pid in _pids() for inode in _segments_of(pid)}
-            for path in [path for path, inode in left.items() if inode not in used]:
-                with suppress(OSError):
-                    Path(path).unlink(missing_ok=True)
-                    del left[path]
-        return sorted(left)
-
-
-def _segments() -> dict[str, int]:
-    """The inode of each segment by its path."""
-    with suppress(OSError), os.scandir(_SHARED_MEMORY) as entries:
-        return {entry.path: entry.inode() for entry in entries}
-    return {}
-
-
-def _segments_of(pid: int) -> set[int]:
-    """Inodes of the segments that a process has mapped or open; empty if we may not see them."""
-    process, inodes = _PROC / str(pid), set()
-    with suppress(OSError):
-        inodes |= {int(inode) for inode in _MAPPED.findall((process / "maps").read_bytes())}
-    with suppress(OSError):
-        for handle in (process / "fd").iterdir():
-            with suppress(OSError):
-                if str(handle.readlink()).startswith(f"{_SHARED_MEMORY}/"):
-                    inodes.add(handle.stat().st_ino)
-    return inodes
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
 
 
 def _parent_of(pid: int) -> int | None:
@@ -136,33 +66,30 @@ def _parent_of(pid: int) -> int | None:
 def family() -> list[int]:
     """All living descendants of this process."""
     children: dict[int, list[int]] = defaultdict(list)
-    for pid in _pids():
-        if (parent := _parent_of(pid)) is not None:
-            children[parent].append(pid)
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (parent := _parent_of(int(entry.name))) is not None:
+            children[parent].append(int(entry.name))
     members = children[os.getpid()]
     for member in members:
         members += children[member]
     return members
 
 
+def _signal_family(number: signal.Signals) -> None:
+    for member in family():
+        with suppress(OSError):
+            os.kill(member, number)
+
+
 class Supervisor:
     """A server with all its processes."""
 
     def __init__(self, launched: Launched) -> None:
-        self._launched = launched
-        self._segments = Segments()
-        self._commands = b""
-        self._is_ready = False
-        self._next_scan, self._pause_s = 0.0, _WATCH_S
-        self._named: dict[int, str] = {}
-        """Processes that the last scan saw under the title of an essential one."""
-        self._watched: dict[int, str] = {}
-        """Those that two scans saw so: a child that was just forked has its parent's title for a moment."""
-        self._lost: list[str] = []
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._launched, self._commands = launched, b""
+        self._prctl = ctypes.CDLL(None).prctl
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._woken, waking = os.pipe()
-        for descriptor in (self._woken, waking):
-            os.set_blocking(descriptor, False)
+        os.set_blocking(waking, False)
         for number in (*_ENDING, signal.SIGCHLD):  # handled, not ignored: the server would inherit that
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(waking)
@@ -171,17 +98,13 @@ class Supervisor:
         """Start the server, and follow benchctl's commands to their end, or benchctl's."""
         if not self._start():
             return
-        while (command := self._next_command(_WATCH_S)) is not None:
+        while (command := self._next_command()) is not None:
             if command == "done":
                 return
             if command.startswith("stop"):
-                survivors = self._end(float(command.partition(" ")[2]))
-                _report(survivors=survivors, segments=self._segments.remove())
-            self._is_ready = self._is_ready or command == "ready"
-            self._watch()  # tells of a lost process before the end of the first one that may follow from it
+                _report(survivors=self._end(float(command.partition(" ")[2])))
             self._reap()
         self._end(0.0)
-        self._segments.remove()
         launched = self._launched
         if launched.log is not None:
             raw_log, log = Path(launched.raw_log), Path(launched.log)
@@ -189,7 +112,7 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Start the first process; False where the system refuses."""
-        launched, prctl = self._launched, ctypes.CDLL(None).prctl
+        launched, prctl = self._launched, self._prctl
         at_ns = time.monotonic_ns()
         try:
             log = os.open(launched.raw_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -210,10 +133,10 @@ class Supervisor:
         _report(started=self._process.pid, at_ns=at_ns)
         return True
 
-    def _next_command(self, limit_s: float) -> str | None:
-        """The next line from benchctl; empty where none comes in time or a process ends, None when it is gone."""
+    def _next_command(self) -> str | None:
+        """The next line from benchctl; empty where a process ends before it comes, None when benchctl is gone."""
         if b"\n" not in self._commands:
-            readable, _, _ = select.select([0, self._woken], [], [], limit_s)
+            readable, _, _ = select.select([0, self._woken], [], [])
             if self._woken in readable:
                 os.read(self._woken, _READ_BYTES)
             if 0 not in readable:
@@ -224,34 +147,6 @@ class Supervisor:
             self._commands += piece
         line, _, self._commands = self._commands.partition(b"\n")
         return line.decode()
-
-    def _watch(self) -> None:
-        """Look for processes and shared memory that are new, and for essential processes that have gone."""
-        lost = [f"{pid} ({title})" for pid, title in self._watched.items() if _parent_of(pid) is None]
-        if lost != self._lost:
-            self._lost = lost
-            _report(lost=lost)
-        is_steady = self._is_ready and not lost and self._process.returncode is None
-        if time.monotonic() < self._next_scan and is_steady:
-            return
-        self._pause_s = min(2 * self._pause_s, _SCAN_S) if is_steady else _WATCH_S
-        self._next_scan = time.monotonic() + self._pause_s
-        members = family()
-        self._segments.scan(members)
-        named = {pid: title for pid in members if (title := self._essential_title(pid))}
-        confirmed = {pid: title for pid, title in named.items() if pid in self._named}
-        gone = {pid: title for pid, title in self._watched.items() if pid not in members}
-        self._named, self._watched = named, gone | confirmed
-
-    def _essential_title(self, pid: int) -> str:
-        """The title of an essential process, of a long one the part that identifies it; empty for any other."""
-        with suppress(OSError):
-            title = (
-                (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            )
-            part = next((part for part in self._launched.essential if part in title), "")
-            return title if part and len(title) <= _TITLE_CHARS else part
-        return ""
 
     def _reap(self) -> bool:
         """Take leave of processes that have ended; False when none is left."""
@@ -266,19 +161,14 @@ class Supervisor:
 
     def _end(self, grace_s: float) -> list[int]:
         """End all processes: ask, wait up to ``grace_s``, then kill. Returns those that live on."""
-        if self._reap():
-            self._segments.scan(family())
-        for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
-            deadline, signalled = time.monotonic() + limit_s, set[int]()
-            while self._reap() and time.monotonic() < deadline:
-                if number == signal.SIGKILL or not signalled:
-                    signalled |= set(members := family())
-                    for member in members:
-                        with suppress(OSError):
-                            os.kill(member, number)
-                select.select([self._woken], [], [], _POLL_S)
-                with suppress(BlockingIOError):
-                    os.read(self._woken, _READ_BYTES)
+        deadline = time.monotonic() + grace_s
+        _signal_family(signal.SIGTERM)
+        while self._reap() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        deadline = time.monotonic() + _KILL_S
+        while self._reap() and time.monotonic() < deadline:
+            _signal_family(signal.SIGKILL)
+            time.sleep(_POLL_S)
         return family() if self._reap() else []
 
 

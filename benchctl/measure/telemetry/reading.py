@@ -2,13 +2,17 @@
 
 import datetime as dt
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, NodeGpu, ResultWarning
-from benchctl.units import s_from_ns
+import psutil
+
+from benchctl.records.schema import FOREIGN_GPU_PROCESS, GPU_LOST, GPU_UNREADABLE, GpuSample, NodeGpu, ResultWarning
+from benchctl.units import MIB, s_from_ns
 from benchctl.untrusted.text import visible_value
 
 Warn: TypeAlias = Callable[[ResultWarning], object]
@@ -61,12 +65,6 @@ class GpuReader:
         """One reading of each device."""
         raise NotImplementedError
 
-    def stream(self, hz: float, stopped: Event) -> Iterator[Reading]:
-        """Readings of each device at ``hz`` until ``stopped`` is set."""
-        while not stopped.is_set():
-            yield from self.readings()
-            stopped.wait(1 / hz)
-
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
         """Programs that compute on each device, by index; ids as the driver knows them, outside of containers."""
         raise NotImplementedError
@@ -80,20 +78,20 @@ class GpuReader:
         num_unanswered = {gpu.index: 0 for gpu in self.described()}
         answers: dict[int, tuple[int, dt.datetime]] = {}  # the last one of each device, by index
         first_ns: int | None = None
-        for sample, reason in self.stream(hz, stopped):
-            index = sample.index
-            if num_unanswered[index] >= SILENT_READINGS:
-                if min(num_unanswered.values()) >= SILENT_READINGS:
-                    return
-            elif is_answered(sample):
-                first_ns = sample.t_ns if first_ns is None else first_ns
-                num_unanswered[index], answers[index] = 0, (sample.t_ns, dt.datetime.now(dt.UTC))
-                yield sample
-            else:
+        while not stopped.is_set() and min(num_unanswered.values()) < SILENT_READINGS:
+            for sample, reason in self.readings():
+                index = sample.index
+                if num_unanswered[index] < SILENT_READINGS and is_answered(sample):
+                    first_ns = first_ns or sample.t_ns
+                    num_unanswered[index], answers[index] = 0, (sample.t_ns, dt.datetime.now(dt.UTC))
+                    yield sample
+                    continue
                 num_unanswered[index] += 1
                 if num_unanswered[index] == SILENT_READINGS:
-                    message = _silence(index, reason, answers.get(index), first_ns)
-                    warn(ResultWarning(code=GPU_LOST, message=message))
+                    warn(
+                        ResultWarning(code=GPU_LOST, message=_silence(index, reason, answers.get(index), first_ns))
+                    )
+            stopped.wait(1 / hz)
 
 
 def _silence(index: int, reason: str, answer: tuple[int, dt.datetime] | None, first_ns: int | None) -> str:
@@ -121,25 +119,33 @@ class OpenedGpus:
 
 def opened_gpus(
     visible: str | None,
-    uuids: Sequence[str | None],
+    devices: Mapping[int, Any],
     unreadable: Mapping[int, str],
-    make_reader: Callable[[Sequence[int]], GpuReader],
+    make_reader: Callable[[Sequence[Any]], GpuReader],
     mig: Mapping[str, int] | None = None,
 ) -> OpenedGpus:
-    """A reader of those devices that ``visible`` names and that can be read.
+    """A reader of those ``devices`` that ``visible`` names; each has a ``uuid``.
 
-    ``uuids`` are those of all devices of the machine, ``unreadable`` the reasons why some cannot be read, by index.
+    They are by index, as are the reasons why others of the machine are ``unreadable``.
     """
+    indices = range(len(devices) + len(unreadable))
+    uuids = [devices[index].uuid if index in devices else None for index in indices]
     chosen, warnings = visible_devices(visible, uuids, mig)
     absent = {index: reason for index, reason in unreadable.items() if index in chosen}
     for index, reason in absent.items():
-        message = f"GPU {index} cannot be read ({reason}): its use, power, clocks and throttling are unknown"
-        warnings.append(ResultWarning(code=GPU_UNREADABLE, message=message))
+        warnings.append(
+            ResultWarning(
+                code=GPU_UNREADABLE,
+                message=f"GPU {index} cannot be read ({reason}): its use, power, clocks and throttling are unknown",
+            )
+        )
     if readable := [index for index in chosen if index not in absent]:
-        return OpenedGpus(reader=make_reader(readable), warnings=tuple(warnings))
+        reader = make_reader([devices[index] for index in readable])
+        return OpenedGpus(reader=reader, warnings=tuple(warnings))
     reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in absent.items())
-    problem = reasons or (NONE_VISIBLE if uuids else "it lists no device")
-    return OpenedGpus(warnings=tuple(warnings), problem=problem)
+    return OpenedGpus(
+        warnings=tuple(warnings), problem=reasons or (NONE_VISIBLE if uuids else "it lists no device")
+    )
 
 
 def names_mig(visible: str | None) -> bool:
@@ -203,3 +209,70 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
     """Names of the bits of ``mask``; unknown bits keep their number."""
     bits = (1 << position for position in range(mask.bit_length()))
     return tuple(_REASONS.get(bit, f"bit-{bit:#x}") for bit in bits if mask & bit)
+
+
+_SLACK_BYTES: Final = 256 * MIB
+"""Memory that a driver may keep without a warning: contexts of other programs come and go."""
+_RETURN_LIMIT_S: Final = 30.0
+_POLL_S: Final = 0.2
+FORGOTTEN_LIMIT_S: Final = 5.0
+"""Time in which the driver forgets a program that has ended."""
+
+
+def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
+    """The memory in use of each device, by its index."""
+    readings = reader.read()
+    return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
+
+
+def wait_memory_returned(
+    reader: GpuReader, before_bytes: Mapping[int, int], limit_s: float = _RETURN_LIMIT_S
+) -> tuple[ResultWarning, ...]:
+    """Wait until no device holds more than before the run, so that the next one finds the same machine.
+
+    Each device is checked by itself: memory that one frees must not hide memory that another still holds.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        more = {i: used - before_bytes.get(i, used) for i, used in memory_used_bytes(reader).items()}
+        held = {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}
+        if not held:
+            return ()
+        if time.monotonic() >= deadline:
+            text = ", ".join(f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items()))
+            return (
+                ResultWarning(
+                    code="gpu-memory-held",
+                    message=f"{text} are still held {limit_s:g} s after the server was stopped",
+                ),
+            )
+        time.sleep(_POLL_S)
+
+
+def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tuple[ResultWarning, ...]:
+    """Warn of programs that compute on the devices while no server of ours runs, waiting until ended ones are
+    forgotten.
+
+    ``when`` continues the message after "computed on GPU 0". Only the time tells them from ours: in a container the
+    process ids of the driver differ from those inside.
+    """
+    deadline = time.monotonic() + limit_s
+    users = reader.compute_processes()
+    while any(users.values()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        users = reader.compute_processes()
+    return tuple(
+        ResultWarning(
+            code=FOREIGN_GPU_PROCESS,
+            message=f"process {', '.join(map(process_text, pids))} computed on GPU {index} {when}",
+        )
+        for index, pids in users.items()
+        if pids
+    )
+
+
+def process_text(pid: int) -> str:
+    """A process by its id, and its name if it is visible from here."""
+    with suppress(psutil.Error, ValueError):
+        return f"{pid} ({psutil.Process(pid).name()})"
+    return f"{pid}"

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
@@ -98,14 +97,11 @@ def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = F
     OSError when the page cannot be fetched, ValueError when it cannot be parsed.
     """
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=_trust_for(url)) as client:
-        is_first = True
-        while True:
-            is_last = stopped.is_set()
-            yield _settled(client, url) if settles and (is_first or is_last) else _reading(client, url)
-            if is_last:
-                return
-            is_first = False
-            stopped.wait(1 / hz)
+        read_end = _settled if settles else _reading
+        yield read_end(client, url)
+        while not stopped.wait(1 / hz):
+            yield _reading(client, url)
+        yield read_end(client, url)
 
 
 def _trust_for(url: str) -> ssl.SSLContext:
@@ -132,8 +128,10 @@ def _reading(client: httpx.Client, url: str) -> PrometheusSample:
     except httpx.HTTPError as error:
         raise OSError(f"GET {url}: {error}") from error
     if response.status_code != httpx.codes.OK:
-        remedy = "start the server with its counters switched on, or set telemetry.prometheus_hz to 0"
-        raise OSError(f"GET {url}: answered {response.status_code} {response.reason_phrase}; {remedy}")
+        raise OSError(
+            f"GET {url}: answered {response.status_code} {response.reason_phrase}; start the server with its "
+            "counters switched on, or set telemetry.prometheus_hz to 0"
+        )
     return PrometheusSample(t_ns=time.monotonic_ns(), values=series_of(response.text))
 
 
@@ -143,14 +141,16 @@ _FIRST_SAMPLE_S: Final = 5.0
 
 @contextmanager
 def sampler(
-    name: str, path: Path, samples: Callable[[Event], Iterator[msgspec.Struct]]
-) -> Iterator[list[ResultWarning]]:
+    name: str,
+    path: Path,
+    samples: Callable[[Event], Iterator[msgspec.Struct]],
+    warnings: list[ResultWarning],
+) -> Iterator[None]:
     """Inside, write what ``samples`` yields to ``path``, one flushed line each, in a thread.
 
-    The context begins when the first sample is written, so that each load has a sample from before it. The list
-    tells if sampling failed; the run continues without it.
+    The context begins when the first sample is written, so that each load has a sample from before it. A
+    warning is added if sampling failed; the run continues without it.
     """
-    warnings: list[ResultWarning] = []
     stopped, begun = Event(), Event()
 
     def write() -> None:
@@ -160,8 +160,10 @@ def sampler(
                     writer.write(sample)
                     begun.set()
         except Exception as error:  # noqa: BLE001 - a load does not end for want of samples
-            failed = f"the {name} sampler failed ({type(error).__name__}: {error})"
-            message = f"{failed}: its samples do not cover the whole load"
+            message = (
+                f"the {name} sampler failed ({type(error).__name__}: {error}): its samples do not cover the "
+                "whole load"
+            )
             warnings.append(ResultWarning(code=f"{name}-sampler-failed", message=message))
         finally:
             begun.set()
@@ -170,7 +172,7 @@ def sampler(
     thread.start()
     begun.wait(_FIRST_SAMPLE_S)
     try:
-        yield warnings
+        yield
     finally:
         stopped.set()
         thread.join()
@@ -192,18 +194,14 @@ def sampling(
     moment after its answers, as real engines do.
     """
     warnings: list[ResultWarning] = []
+    samples: dict[str, Callable[[Event], Iterator[msgspec.Struct]]] = {}
+    if gpu is not None and rates.gpu_hz:
+        samples["gpu"] = partial(gpu.samples, rates.gpu_hz, warn=warnings.append)
+    if processes is not None and rates.host_hz:
+        samples["host"] = partial(host_samples, processes, rates.host_hz)
+    if metrics_url is not None and rates.prometheus_hz:
+        samples["prometheus"] = partial(prometheus_samples, metrics_url, rates.prometheus_hz, settles=counts_late)
     with ExitStack() as stack:
-
-        def sample(name: str, samples: Callable[[Event], Iterator[msgspec.Struct]]) -> None:
-            failures.append(stack.enter_context(sampler(name, directory / f"{name}.jsonl", samples)))
-
-        failures: list[list[ResultWarning]] = []
-        if gpu is not None and rates.gpu_hz:
-            sample("gpu", partial(gpu.samples, rates.gpu_hz, warn=warnings.append))
-        if processes is not None and rates.host_hz:
-            sample("host", partial(host_samples, processes, rates.host_hz))
-        if metrics_url is not None and rates.prometheus_hz:
-            pages = partial(prometheus_samples, metrics_url, rates.prometheus_hz, settles=counts_late)
-            sample("prometheus", pages)
+        for name, of_name in samples.items():
+            stack.enter_context(sampler(name, directory / f"{name}.jsonl", of_name, warnings))
         yield warnings
-    warnings += chain.from_iterable(failures)

@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
-from benchctl.measure.durations import gpu_names_here
+from benchctl.measure.on_file import gpu_names_here
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
 from benchctl.records.peaks import PEAKS

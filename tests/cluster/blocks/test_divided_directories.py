@@ -20,8 +20,8 @@ from support.shared_directory import (
 from benchctl.cluster.blocks import block_runs, divide
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.measure.directory import begin_attempt, extend_experiment, reopen_experiment
+from benchctl.measure.experiment import pending_in_block
 from benchctl.measure.machine import node_name
-from benchctl.measure.pending import Here, pending_in_block
 from benchctl.profile.load import stored_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import begin_digests, read_digests, verify_directory
@@ -126,7 +126,7 @@ def verdicts(path, cwd):
 
 def pending(results: ResultDirectory, block: int = 0) -> list[int]:
     profile = stored_profile(results.profile_yaml(), "profile.yaml", is_to_send=True)
-    return [run.position for run in pending_in_block(results, block_runs(results, block), Here(profile))]
+    return [run.position for run in pending_in_block(results, block_runs(results, block), profile)]
 
 
 def test_a_block_that_was_begun_on_another_node_is_measured_again_as_a_whole(results):

@@ -1,7 +1,6 @@
-"""Whatever family a server has, nothing of it stays: no process, no shared memory, whoever is killed first."""
+"""Whatever family a server has, no process of it stays, whoever is killed first."""
 
 import asyncio
-import multiprocessing
 import os
 import re
 import signal
@@ -17,9 +16,7 @@ from benchctl.errors import ServerDiedError
 from benchctl.load.client import StreamClient
 from benchctl.measure.server.process import Supervised, descendants, is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.measure.server.supervise import Launched, Segments
-
-SHARED = Path("/dev/shm")
+from benchctl.measure.server.supervise import Launched
 
 
 def ready(server, how):
@@ -113,75 +110,6 @@ def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
         assert second.warnings == ()
 
 
-def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(tmp_path):
-    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
-    how = launch(tmp_path, "--segment", name)
-    try:
-        with ServerProcess(how) as server:
-            ready(server, how)
-            others.write_bytes(b"not a server's")
-            assert (SHARED / name).exists()
-            psutil.Process(server.pid).kill()
-        assert not (SHARED / name).exists()
-        assert others.exists()
-        assert server.warnings == ()
-    finally:
-        others.unlink(missing_ok=True)
-        (SHARED / name).unlink(missing_ok=True)
-
-
-def test_shared_memory_that_a_living_process_has_mapped_stays_and_is_told(tmp_path):
-    name = f"psm_kept_{os.getpid()}_{tmp_path.name}"
-    how = launch(tmp_path, "--segment", name)
-    map_it = f"import mmap, time; f = open('/dev/shm/{name}', 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close(); "
-    try:
-        with ServerProcess(how) as server:
-            ready(server, how)
-            reader = subprocess.Popen(
-                [sys.executable, "-c", map_it + "print(1, flush=True); time.sleep(60)"], stdout=-1
-            )
-            try:
-                reader.stdout.readline()
-                server.stop()
-            finally:
-                reader_still_ran = reader.poll() is None
-                reader.kill()
-                reader.communicate()
-        assert reader_still_ran
-        assert [warning.code for warning in server.warnings] == ["shared-memory-left"]
-        assert name in server.warnings[0].message
-        assert (SHARED / name).exists()
-    finally:
-        (SHARED / name).unlink(missing_ok=True)
-
-
-def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
-    segments = Segments()
-    semaphore = multiprocessing.get_context("spawn").Semaphore()
-    try:
-        segments.scan([psutil.Process().pid])
-        (segment,) = segments.left()
-        assert segment == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
-        assert segments.remove() == [segment]  # we live and have it: it stays
-    finally:
-        del semaphore
-    assert segments.left() == {}
-
-
-def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
-    old = SHARED / f"psm_old_{os.getpid()}_{tmp_path.name}"
-    old.write_bytes(b"older")
-    try:
-        segments = Segments()
-        with old.open("rb"):
-            segments.scan([psutil.Process().pid])
-        assert segments.left() == {}
-        assert segments.remove() == []
-        assert old.exists()
-    finally:
-        old.unlink()
-
-
 MEASURE = """
 import sys, asyncio
 from pathlib import Path
@@ -206,8 +134,7 @@ with ServerProcess(how) as server:
 def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tmp_path, is_stopped):
     here = str(Path(__file__).parents[2])
     script = f"import sys; sys.path.insert(0, {here!r})\n{MEASURE}"
-    name = f"psm_guarded_{os.getpid()}_{tmp_path.name}"
-    flags = ["--core", "stay", "--runaway", "--ignore-term", "--segment", name]
+    flags = ["--core", "stay", "--runaway", "--ignore-term"]
     benchctl = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), *flags], stdout=subprocess.PIPE)
     try:
         leader = psutil.Process(int(benchctl.stdout.readline()))
@@ -220,12 +147,10 @@ def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tm
         benchctl.kill()
         gone = lambda: not any(is_alive(process) for process in [*family, supervisor])  # noqa: E731
         wait_until("the end of all", gone, 5)
-        assert not (SHARED / name).exists()
     finally:
         benchctl.kill()
         benchctl.communicate()
         reap_orphans()
-        (SHARED / name).unlink(missing_ok=True)
 
 
 def test_a_process_whose_first_thread_has_ended_lives_as_long_as_the_others_do(tmp_path):

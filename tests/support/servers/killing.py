@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 
 from benchctl.measure.server.process import is_alive
-from benchctl.measure.server.supervise import Segments
 
 FRONT_END = "front end"
 MOMENTS = ("start", "warm-up", "load", "stop")
@@ -65,12 +64,11 @@ class Outcome:
 
 @dataclass
 class _Experiment:
-    """A running benchctl, every process seen below it, and the shared memory of these."""
+    """A running benchctl, and every process seen below it."""
 
     benchctl: psutil.Process
     results: Path
     seen: set[psutil.Process] = field(default_factory=set)
-    segments: Segments = field(default_factory=Segments)
 
     def run_directory(self) -> Path | None:
         return next(iter(self.results.glob("killing/2*/runs/000-*")), None)
@@ -98,7 +96,6 @@ class _Experiment:
         """The process to be killed, when it is there."""
         try:
             self.seen.update(self.benchctl.children(recursive=True))
-            self.segments.scan(process.pid for process in self.seen)
             if who == FRONT_END:
                 servers = [server for supervisor in self.benchctl.children() for server in supervisor.children()]
                 return servers[0] if servers else None
@@ -160,7 +157,6 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
             process.terminate()
             process.wait(60)
     alive = [f"{member.pid} {_title(member)[:40]}" for member in experiment.seen if is_alive(member)]
-    shared = list(experiment.segments.left())
     record = experiment.record()
     failure = record.get("failure") or {}
     return Outcome(
@@ -170,7 +166,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
         message=failure.get("message", ""),
         told_s=told_s,
         exit_code=exit_code,
-        leftovers=(*alive, *shared),
+        leftovers=tuple(alive),
     )
 
 
