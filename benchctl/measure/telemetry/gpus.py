@@ -217,6 +217,7 @@ class SmiReader(GpuReader):
     """Reads devices, each time by a start of the program; made by ``open_smi``."""
 
     source = _PROGRAM
+    least_pause_s = 1.0
 
     def __init__(self, gpus: Sequence[NodeGpu]) -> None:
         self._gpus = gpus

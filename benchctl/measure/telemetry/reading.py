@@ -56,6 +56,8 @@ class GpuReader:
 
     source: str
     """Its name for readers."""
+    least_pause_s = 0.0
+    """Between two readings, whatever rate is wanted: what a reading costs must not disturb the load."""
 
     def described(self) -> tuple[NodeGpu, ...]:
         """The visible devices that can be read, with what may change the numbers of a run, as far as it is told."""
@@ -74,7 +76,7 @@ class GpuReader:
         return tuple(sample for sample, _ in self.readings() if is_answered(sample))
 
     def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
-        """Samples at ``hz`` until ``stopped`` is set; ``warn`` is told once of each device that stops answering."""
+        """Samples at most at ``hz`` until ``stopped`` is set; ``warn`` is told once of each device that stops answering."""
         num_unanswered = {gpu.index: 0 for gpu in self.described()}
         answers: dict[int, tuple[int, dt.datetime]] = {}  # the last one of each device, by index
         first_ns: int | None = None
@@ -91,7 +93,7 @@ class GpuReader:
                     warn(
                         ResultWarning(code=GPU_LOST, message=_silence(index, reason, answers.get(index), first_ns))
                     )
-            stopped.wait(1 / hz)
+            stopped.wait(max(1 / hz, self.least_pause_s))
 
 
 def _silence(index: int, reason: str, answer: tuple[int, dt.datetime] | None, first_ns: int | None) -> str:
