@@ -178,6 +178,8 @@ class Engine:
     """True where benchctl starts and ends its servers."""
     needs_first_generation: bool = True
     """True where it answers its health path before it can generate."""
+    essential_processes: tuple[str, ...] = ()
+    """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
     signatures: tuple[Signature, ...] = ()
     """Texts in its log that give the cause of a failure away, the special ones first."""
     counter: type[PromptCounter] | None = None

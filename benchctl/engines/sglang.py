@@ -144,6 +144,7 @@ class SglangEngine(PythonServer):
 
     kind = environment = "sglang"
     distributions = (DISTRIBUTION,)
+    essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
     counter = PromptCounter
 

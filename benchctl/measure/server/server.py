@@ -11,7 +11,9 @@ start are unknown. A run on it therefore has the warning that the server was not
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self, TypeAlias
@@ -29,7 +31,7 @@ from benchctl.measure.server.health import (
     limit_in_log,
     start_refusal,
 )
-from benchctl.measure.server.process import HOST, Supervised, descendants, is_listening, wait_free
+from benchctl.measure.server.process import HOST, Supervised, descendants, is_alive, is_listening, wait_free
 from benchctl.measure.server.supervise import Launched, finish_log
 from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning
@@ -41,6 +43,10 @@ _LAST_POLL_S: Final = 0.25
 _POLL_GROWTH: Final = 1.5
 _HEALTH_TIMEOUT_S: Final = 2.0
 _WATCH_S: Final = 0.02
+_LOOKS_APART: Final = 10
+"""A look at an essential process reads several files: only each tenth look at the first process is also at them."""
+_CRASH_LOG_WAIT_S: Final = 1.0
+"""Time for a server that has lost an essential process to log the cause and to end by itself."""
 _CRASH_STOP_S: Final = 1.0
 """Time for the other processes of a server that has ended to end: they have nothing left to complete."""
 
@@ -62,6 +68,8 @@ class Launch:
     """Written without secrets when the server has ended; until then ``raw_log`` beside it has them."""
     timeouts: Timeouts
     diagnose: Diagnose
+    essential_processes: tuple[str, ...] = ()
+    """Parts of the titles of processes, other than the first, without which a server that is ready cannot work."""
     cores: frozenset[int] | None = None
     """Processor cores that the server may use; None for all that we may use."""
     on_log_line: Callable[[str], None] = lambda _line: None
@@ -93,6 +101,7 @@ class ServerProcess:
         self.stop_ns: int | None = None
         self.warnings: tuple[ResultWarning, ...] = ()
         self.redactions: Mapping[str, int] = {}
+        self._essential: list[tuple[psutil.Process, str]] = []
 
     def __enter__(self) -> Self:
         launch = self._launch
@@ -131,7 +140,7 @@ class ServerProcess:
             return
         self.stop_ns = time.monotonic_ns()
         launch, grace_s = self._launch, self._launch.timeouts.stop_s
-        survivors = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
+        survivors = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_failed() else grace_s)
         for pid in survivors:
             self._warn(
                 "server-survivor",
@@ -165,13 +174,17 @@ class ServerProcess:
             if self._has_ended():
                 raise self._start_error(f"{self._ending()} before it was ready")
             if answer == "ready":
-                if not any(is_listening(process, self._launch.port) for process in self.processes()):
+                processes = self.processes()
+                if not any(is_listening(process, self._launch.port) for process in processes):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
                         "end it (it may be left over from an earlier run), or choose another port",
                         cause="port-taken",
                         log_tail=self.log_tail(),
                     )
+                titled = ((process, self._essential_title(process)) for process in processes)
+                self._essential = [(process, title) for process, title in titled if title]
+                self._process.is_ready()
                 return asked_ns
             self._follow_log()
             if time.monotonic() >= deadline:
@@ -187,13 +200,20 @@ class ServerProcess:
             pause_s = min(pause_s * _POLL_GROWTH, _LAST_POLL_S)
 
     async def died(self) -> None:
-        """Return when it has ended."""
-        while not self._has_ended():  # noqa: ASYNC110 - told through a pipe of another process
+        """Return when it has ended or lost an essential process, after a moment in which it may log the cause."""
+        for number in count():
+            if self._has_ended():
+                return
+            if number % _LOOKS_APART == 0 and self._lost():
+                break
+            await asyncio.sleep(_WATCH_S)
+        deadline = time.monotonic() + _CRASH_LOG_WAIT_S
+        while not self._has_ended() and time.monotonic() < deadline:  # noqa: ASYNC110 - told by another process
             await asyncio.sleep(_WATCH_S)
 
     def check_alive(self) -> None:
-        """Raise ServerDiedError when it has ended."""
-        if self._has_ended():
+        """Raise ServerDiedError when it has ended or lost an essential process."""
+        if self._has_failed():
             message, cause, _ = self._explained(f"{self._ending()} in mid-run")
             raise ServerDiedError(message, cause=cause, log_tail=self.log_tail())
 
@@ -217,15 +237,33 @@ class ServerProcess:
         if diagnosis is not None and diagnosis.is_final:
             raise self._start_error("the server is alive but will never be ready")
 
+    def _essential_title(self, process: psutil.Process) -> str:
+        """The part of its title that makes a process essential; empty for any other."""
+        with suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            return next((part for part in self._launch.essential_processes if part in title), "")
+        return ""
+
+    def _lost(self) -> list[str]:
+        """The essential processes that have gone, by id and title."""
+        return [f"{process.pid} ({title})" for process, title in self._essential if not is_alive(process)]
+
+    def _has_failed(self) -> bool:
+        return self._has_ended() or bool(self._lost())
+
     def _has_ended(self) -> bool:
         return self._process.returncode is not None or self._process.supervisor_end is not None
 
     def _ending(self) -> str:
         """The beginning of a sentence on its end."""
-        process = self._process
-        if process.returncode is None:
+        process, lost = self._process, self._lost()
+        if process.returncode is None and not lost:
             return describe_end("the process that supervises the server", process.supervisor_end)
-        return describe_end("the server", process.returncode)
+        noun, verb = ("process", "has") if len(lost) == 1 else ("processes", "have")
+        events = [f"{noun} {', '.join(lost)} of the server {verb} gone"] if lost else []
+        if process.returncode is not None:
+            events.append(describe_end("the server", process.returncode))
+        return " and ".join(events)
 
     def _start_error(self, event: str, cause: str = "server-died", remedy: str | None = None) -> ServerStartError:
         message, cause, is_profile_error = self._explained(event, cause, remedy)

@@ -4,6 +4,7 @@ It adopts orphans (as a child subreaper of Linux), so that every process of the 
 to, is a descendant of this one. Its standard input is a pipe that only benchctl holds open. The first line is the
 launch, a JSON object with the fields of ``Launched``; each later line is a command:
 
+    ready         the server is up: look which shared memory it uses
     stop SECONDS  end all: ask politely, and kill what is left after that time
     done          benchctl has taken care of the log: end
 
@@ -17,13 +18,14 @@ Nothing but the standard library is imported before the end, so that it starts a
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,6 +37,9 @@ _POLL_S: Final = 0.01
 _KILL_S: Final = 5.0
 _READ_BYTES: Final = 1 << 16
 _PROC: Final = Path("/proc")
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - fixed by the system
+_MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/")
+"""In ``/proc/<pid>/maps``: the inode of a file, because a semaphore is mapped under another name than it keeps."""
 
 
 class Launched(NamedTuple):
@@ -75,6 +80,22 @@ def family() -> list[int]:
     return members
 
 
+def segments() -> dict[int, Path]:
+    """All shared memory of the machine: the inode and the path of each file."""
+    with suppress(OSError), os.scandir(_SHARED_MEMORY) as entries:
+        return {entry.inode(): Path(entry) for entry in entries}
+    return {}
+
+
+def mapped_segments(pids: Iterable[int]) -> set[int]:
+    """The inodes of the shared memory that these processes use; of one that we may not see, none."""
+    inodes = set[int]()
+    for pid in pids:
+        with suppress(OSError):
+            inodes.update(map(int, _MAPPED.findall((_PROC / str(pid) / "maps").read_bytes())))
+    return inodes
+
+
 def _signal_family(number: signal.Signals) -> None:
     for member in family():
         with suppress(OSError):
@@ -86,6 +107,7 @@ class Supervisor:
 
     def __init__(self, launched: Launched) -> None:
         self._launched, self._commands = launched, b""
+        self._older_segments, self._segments = segments().keys(), set[int]()
         self._prctl = ctypes.CDLL(None).prctl
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._woken, waking = os.pipe()
@@ -101,6 +123,8 @@ class Supervisor:
         while (command := self._next_command()) is not None:
             if command == "done":
                 return
+            if command == "ready":
+                self._segments |= mapped_segments(family())
             if command.startswith("stop"):
                 _report(survivors=self._end(float(command.partition(" ")[2])))
             self._reap()
@@ -160,7 +184,11 @@ class Supervisor:
         return True
 
     def _end(self, grace_s: float) -> list[int]:
-        """End all processes: ask, wait up to ``grace_s``, then kill. Returns those that live on."""
+        """End all processes: ask, wait up to ``grace_s``, then kill, and remove the shared memory that they leave.
+
+        Returns those that live on.
+        """
+        self._segments |= mapped_segments(family())
         deadline = time.monotonic() + grace_s
         _signal_family(signal.SIGTERM)
         while self._reap() and time.monotonic() < deadline:
@@ -169,7 +197,12 @@ class Supervisor:
         while self._reap() and time.monotonic() < deadline:
             _signal_family(signal.SIGKILL)
             time.sleep(_POLL_S)
-        return family() if self._reap() else []
+        survivors = family() if self._reap() else []
+        for inode, path in segments().items():
+            if inode in self._segments - self._older_segments:
+                with suppress(OSError):
+                    path.unlink()
+        return survivors
 
 
 def _report(**event: Any) -> None:

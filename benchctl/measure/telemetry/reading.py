@@ -76,7 +76,7 @@ class GpuReader:
         return tuple(sample for sample, _ in self.readings() if is_answered(sample))
 
     def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
-        """Samples at most at ``hz`` until ``stopped`` is set; ``warn`` is told once of each device that stops answering."""
+        """Samples, at ``hz`` at most, until ``stopped`` is set; ``warn`` is told once of each that falls silent."""
         num_unanswered = {gpu.index: 0 for gpu in self.described()}
         answers: dict[int, tuple[int, dt.datetime]] = {}  # the last one of each device, by index
         first_ns: int | None = None

@@ -49,16 +49,20 @@ def family(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_server_that_leaves_with_its_engine_process_fails_the_run_although_it_says_zero(tmp_path, number):
+@pytest.mark.parametrize("habit", ["leave", "stay"])
+def test_an_engine_process_that_is_ended_under_load_fails_the_run_although_the_front_end_says_zero(
+    tmp_path, habit, number
+):
     killed = []
 
     def kill_core(_leader, core):
         core.send_signal(number)
         killed.append(time.monotonic_ns())
 
-    run = measure(tmp_path, "--core", "leave", meanwhile=kill_core).record
+    run = measure(tmp_path, "--core", habit, meanwhile=kill_core).record
     assert (run.state, run.failure.cause) == ("failed", "server-died")
-    assert "the server ended with exit code 0 in mid-run" in run.failure.message
+    assert f"({CORE}) of the server has gone" in run.failure.message
+    assert ("and the server ended with exit code 0 in mid-run" in run.failure.message) == (habit == "leave")
     assert "engine core died" in run.failure.log_tail
     assert run.times.stop_ns - killed[0] < 5000 * NS_PER_MS
 
@@ -76,20 +80,20 @@ def test_a_server_that_drains_its_streams_when_asked_to_end_fails_the_run_that_h
     assert "the server ended with exit code 0 in mid-run" in run.failure.message
 
 
-def test_a_server_that_has_gone_between_load_and_stop_fails_the_run(tmp_path):
+def test_an_engine_process_that_has_gone_between_load_and_stop_fails_the_run(tmp_path):
     class Killing(StubbornEngine):
         async def after_load_warnings(self, client):
-            family(tmp_path)[0].kill()
+            family(tmp_path)[1].kill()
             await asyncio.sleep(0.2)
             return ()
 
     directory = RunDirectory(tmp_path / "run")
-    engine = Killing(truth=tmp_path / "truth.jsonl", flags=())
+    engine = Killing(truth=tmp_path / "truth.jsonl", flags=("--core", "stay"))
     asked = tuple(request(i, max_tokens=60, gap_ms=20) for i in range(2))
     measure_run(RunContext(profile=profile(), requests=asked, engine=engine), planned(), directory)
     run = directory.read()
     assert run.state == "failed"
-    assert "the server was ended by SIGKILL in mid-run" in run.failure.message
+    assert f"({CORE}) of the server has gone in mid-run" in run.failure.message
 
 
 @pytest.mark.parametrize("phase", ["first generation", "warm-up", "load"])

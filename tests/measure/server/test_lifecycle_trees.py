@@ -1,4 +1,4 @@
-"""Whatever family a server has, no process of it stays, whoever is killed first."""
+"""Whatever family a server has, nothing of it stays: no process, no shared memory, whoever is killed first."""
 
 import asyncio
 import os
@@ -17,6 +17,8 @@ from benchctl.load.client import StreamClient
 from benchctl.measure.server.process import Supervised, descendants, is_alive
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.supervise import Launched
+
+SHARED = Path("/dev/shm")
 
 
 def ready(server, how):
@@ -110,6 +112,23 @@ def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
         assert second.warnings == ()
 
 
+def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(tmp_path):
+    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
+    how = launch(tmp_path, "--segment", name)
+    try:
+        with ServerProcess(how) as server:
+            ready(server, how)
+            others.write_bytes(b"not a server's")
+            assert (SHARED / name).exists()
+            psutil.Process(server.pid).kill()
+        assert not (SHARED / name).exists()
+        assert others.exists()
+        assert server.warnings == ()
+    finally:
+        others.unlink(missing_ok=True)
+        (SHARED / name).unlink(missing_ok=True)
+
+
 MEASURE = """
 import sys, asyncio
 from pathlib import Path
@@ -134,7 +153,8 @@ with ServerProcess(how) as server:
 def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tmp_path, is_stopped):
     here = str(Path(__file__).parents[2])
     script = f"import sys; sys.path.insert(0, {here!r})\n{MEASURE}"
-    flags = ["--core", "stay", "--runaway", "--ignore-term"]
+    name = f"psm_guarded_{os.getpid()}_{tmp_path.name}"
+    flags = ["--core", "stay", "--runaway", "--ignore-term", "--segment", name]
     benchctl = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), *flags], stdout=subprocess.PIPE)
     try:
         leader = psutil.Process(int(benchctl.stdout.readline()))
@@ -147,10 +167,12 @@ def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tm
         benchctl.kill()
         gone = lambda: not any(is_alive(process) for process in [*family, supervisor])  # noqa: E731
         wait_until("the end of all", gone, 5)
+        wait_until("the end of shared memory", lambda: not (SHARED / name).exists(), 5)
     finally:
         benchctl.kill()
         benchctl.communicate()
         reap_orphans()
+        (SHARED / name).unlink(missing_ok=True)
 
 
 def test_a_process_whose_first_thread_has_ended_lives_as_long_as_the_others_do(tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from benchctl.measure.server.process import is_alive
+from benchctl.measure.server.supervise import mapped_segments, segments
 
 FRONT_END = "front end"
 MOMENTS = ("start", "warm-up", "load", "stop")
@@ -64,11 +65,13 @@ class Outcome:
 
 @dataclass
 class _Experiment:
-    """A running benchctl, and every process seen below it."""
+    """A running benchctl, every process seen below it, and the shared memory of these by its inodes."""
 
     benchctl: psutil.Process
     results: Path
     seen: set[psutil.Process] = field(default_factory=set)
+    older_segments: set[int] = field(default_factory=lambda: set(segments()))
+    segments: set[int] = field(default_factory=set)
 
     def run_directory(self) -> Path | None:
         return next(iter(self.results.glob("killing/2*/runs/000-*")), None)
@@ -96,6 +99,7 @@ class _Experiment:
         """The process to be killed, when it is there."""
         try:
             self.seen.update(self.benchctl.children(recursive=True))
+            self.segments |= mapped_segments(process.pid for process in self.seen)
             if who == FRONT_END:
                 servers = [server for supervisor in self.benchctl.children() for server in supervisor.children()]
                 return servers[0] if servers else None
@@ -157,6 +161,8 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
             process.terminate()
             process.wait(60)
     alive = [f"{member.pid} {_title(member)[:40]}" for member in experiment.seen if is_alive(member)]
+    new_segments = experiment.segments - experiment.older_segments
+    shared = [str(path) for inode, path in segments().items() if inode in new_segments]
     record = experiment.record()
     failure = record.get("failure") or {}
     return Outcome(
@@ -166,7 +172,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
         message=failure.get("message", ""),
         told_s=told_s,
         exit_code=exit_code,
-        leftovers=tuple(alive),
+        leftovers=(*alive, *shared),
     )
 
 

@@ -35,6 +35,7 @@ class PacedEngine:
     kind: str = "sim"
     is_launched: bool = True
     needs_first_generation: bool = False
+    essential_processes: tuple[str, ...] = ()
     metrics_at: str | None = None
 
     def check_available(self, settings: Any) -> None:

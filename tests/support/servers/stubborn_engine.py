@@ -30,6 +30,7 @@ _SIGNATURES = {
 class StubbornEngine(PacedEngine):
     """The paced engine with habits, and with flags for each variant beside those for all."""
 
+    essential_processes: tuple[str, ...] = (CORE,)
     flags_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def argv(self, settings: Any, site: LaunchSite) -> tuple[str, ...]:
@@ -56,6 +57,7 @@ def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
         argv=engine.argv(None, site),
         env=dict(os.environ),
         diagnose=engine.diagnose,
+        essential_processes=engine.essential_processes,
     )
 
 

@@ -6,6 +6,7 @@ Everything that ``paced_server.py`` takes is taken here, too.
 
 import argparse
 import asyncio
+import mmap
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ def arguments():
     )
     parser.add_argument("--leave-after-s", type=float, default=0.2, help="how long leaving takes")
     parser.add_argument("--runaway", action="store_true", help="a descendant in a session and a family of its own")
+    parser.add_argument("--segment", help="a file in /dev/shm to create and keep mapped")
     parser.add_argument("--port-taken", action="store_true", help="say that the port is taken and live on")
     parser.add_argument("--serve-from-child", choices=["leave", "stay"], help="and leave it an orphan, or stay")
     parser.add_argument("--drain", action="store_true", help="when asked to end, wait for open streams")
@@ -94,6 +96,11 @@ def take_habits(options):
         threading.Thread(target=mourn, args=(core, options), daemon=True).start()
     if options.runaway:
         subprocess.run([sys.executable, "-c", RUNAWAY], check=True)
+    if options.segment:
+        handle = os.open(f"/dev/shm/{options.segment}", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        os.ftruncate(handle, 4096)
+        globals()["kept"] = mmap.mmap(handle, 4096)
+        os.close(handle)
     if options.drain:
         signal.signal(signal.SIGTERM, leave_when_idle)
 
