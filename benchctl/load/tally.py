@@ -41,7 +41,8 @@ class LoadSummary:
     def count(self, record: RequestRecord) -> None:
         self.num_sent += 1
         if record.sent_ns is not None:
-            self.first_send_ns = min(record.sent_ns, self.first_send_ns or record.sent_ns)
+            first_ns = self.first_send_ns
+            self.first_send_ns = record.sent_ns if first_ns is None else min(record.sent_ns, first_ns)
         last_ns = max((choice.chunk_ns[-1] for choice in record.choices if choice.chunk_ns), default=None)
         if last_ns is not None:
             self.last_token_ns = max(last_ns, self.last_token_ns or last_ns)
