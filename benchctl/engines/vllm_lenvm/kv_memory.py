@@ -67,7 +67,7 @@ def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int])
 
     The formula of this module: ``device_bytes * share`` less the largest of ``needed_bytes``, one for each arm.
     """
-    return math.floor(device_bytes * share - max(needed_bytes)) // MIB * MIB
+    return (math.floor(device_bytes * share) - max(needed_bytes)) // MIB * MIB
 
 
 def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> str:
