@@ -1,8 +1,8 @@
 """One size of KV cache for all arms beside a value model: stated, or refused with the one to state."""
 
 import json
-import os
 import math
+import os
 import re
 import stat
 from pathlib import Path
