@@ -69,7 +69,7 @@ class Launch:
     timeouts: Timeouts
     diagnose: Diagnose
     essential_processes: tuple[str, ...] = ()
-    """Parts of the titles of processes, other than the first, without which a server that is ready cannot work."""
+    """Parts of the titles of processes, other than the first, without which the server cannot work."""
     cores: frozenset[int] | None = None
     """Processor cores that the server may use; None for all that we may use."""
     on_log_line: Callable[[str], None] = lambda _line: None
@@ -101,7 +101,10 @@ class ServerProcess:
         self.stop_ns: int | None = None
         self.warnings: tuple[ResultWarning, ...] = ()
         self.redactions: Mapping[str, int] = {}
-        self._essential: list[tuple[psutil.Process, str]] = []
+        self._titled: dict[psutil.Process, str] = {}
+        """Processes that the last look saw under the title of an essential one."""
+        self._essential: dict[psutil.Process, str] = {}
+        """Those that two looks saw so: a child that was just forked has its parent's title for a moment."""
 
     def __enter__(self) -> Self:
         launch = self._launch
@@ -171,10 +174,11 @@ class ServerProcess:
         deadline, pause_s = time.monotonic() + limit_s, _FIRST_POLL_S
         while True:
             answer, asked_ns = await self._ask(client), time.monotonic_ns()
-            if self._has_ended():
+            processes = self._look_at_processes()
+            if self._has_failed():
+                await self._wait_for_crash_log()
                 raise self._start_error(f"{self._ending()} before it was ready")
             if answer == "ready":
-                processes = self.processes()
                 if not any(is_listening(process, self._launch.port) for process in processes):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
@@ -182,8 +186,9 @@ class ServerProcess:
                         cause="port-taken",
                         log_tail=self.log_tail(),
                     )
-                titled = ((process, self._essential_title(process)) for process in processes)
-                self._essential = [(process, title) for process, title in titled if title]
+                if self._titled:
+                    await asyncio.sleep(_WATCH_S)
+                    self._look_at_processes()
                 self._process.is_ready()
                 return asked_ns
             self._follow_log()
@@ -207,6 +212,10 @@ class ServerProcess:
             if number % _LOOKS_APART == 0 and self._lost():
                 break
             await asyncio.sleep(_WATCH_S)
+        await self._wait_for_crash_log()
+
+    async def _wait_for_crash_log(self) -> None:
+        """Wait a moment for a server that lost an essential process to log the cause and to end by itself."""
         deadline = time.monotonic() + _CRASH_LOG_WAIT_S
         while not self._has_ended() and time.monotonic() < deadline:  # noqa: ASYNC110 - told by another process
             await asyncio.sleep(_WATCH_S)
@@ -237,6 +246,14 @@ class ServerProcess:
         if diagnosis is not None and diagnosis.is_final:
             raise self._start_error("the server is alive but will never be ready")
 
+    def _look_at_processes(self) -> list[psutil.Process]:
+        """All living processes, of which the essential ones are kept in mind."""
+        processes = self.processes()
+        titled = {process: title for process in processes if (title := self._essential_title(process))}
+        self._essential |= {process: title for process, title in titled.items() if process in self._titled}
+        self._titled = titled
+        return processes
+
     def _essential_title(self, process: psutil.Process) -> str:
         """The part of its title that makes a process essential; empty for any other."""
         with suppress(psutil.Error):
@@ -246,7 +263,7 @@ class ServerProcess:
 
     def _lost(self) -> list[str]:
         """The essential processes that have gone, by id and title."""
-        return [f"{process.pid} ({title})" for process, title in self._essential if not is_alive(process)]
+        return [f"{process.pid} ({title})" for process, title in self._essential.items() if not is_alive(process)]
 
     def _has_failed(self) -> bool:
         return self._has_ended() or bool(self._lost())

@@ -67,19 +67,20 @@ def test_an_orphan_of_an_earlier_run_that_answers_is_not_taken_for_a_server_that
     assert is_free(orphan.port)
 
 
-def test_a_server_that_leaves_with_its_engine_process_before_it_is_ready_ends_the_start(tmp_path):
-    how = launch(tmp_path, "--core", "leave", "--never-ready", ready_s=60.0)
+def test_an_engine_process_that_dies_before_the_server_is_ready_ends_the_start(tmp_path):
+    how = launch(tmp_path, "--core", "stay", "--never-ready", ready_s=60.0)
 
     async def kill_core(server):
         waiting = asyncio.create_task(wait_ready(server, how))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.5)  # two looks, by which it is known as an engine process
         (core,) = [process for process in server.processes() if CORE in process.cmdline()]
         core.kill()
         await waiting
 
     with ServerProcess(how) as server, pytest.raises(ServerStartError) as caught:
         asyncio.run(kill_core(server))
-    assert "the server ended with exit code 0 before it was ready" in str(caught.value)
+    assert CORE in str(caught.value)
+    assert "has gone before it was ready" in str(caught.value)
     assert "engine core died" in caught.value.log_tail
 
 
