@@ -206,7 +206,7 @@ def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path)
         "        if name == 'benchctl.cli.screen':\n"
         "            import benchctl.measure.run as run\n"
         "            def fail(*_): raise NameError('planted')\n"
-        "            run._ExperimentRun._write_steps = fail\n"
+        "            run._write_steps = fail\n"
         "sys.meta_path.insert(0, Planting())\n"
     )
     done = ended(tmp_path, *SHORT, planted=planted)

@@ -135,7 +135,7 @@ def page_of(states: Sequence[tuple[int, int]]) -> Iterator[str]:
 def first_and_last(url: str) -> tuple[float, float]:
     stopped = Event()
     stopped.set()
-    (last,) = prometheus_samples(url, 1, stopped, settles=True)
+    *_, last = prometheus_samples(url, 1, stopped, settles=True)
     stopped.clear()
     first = next(prometheus_samples(url, 1, stopped, settles=True))
     return first.values["vllm:generation_tokens_total"], last.values["vllm:generation_tokens_total"]
@@ -155,5 +155,5 @@ def test_a_server_that_never_comes_to_rest_is_read_all_the_same() -> None:
     with page_of([(10, 3)]) as url:
         stopped = Event()
         stopped.set()
-        (last,) = prometheus_samples(url, 1, stopped, settles=True)
+        *_, last = prometheus_samples(url, 1, stopped, settles=True)
         assert last.values["vllm:num_requests_running"] == 3
