@@ -76,8 +76,9 @@ class Supervised:
         return self._supervisor.wait(_ANSWER_S) if self._is_over and self._supervisor.stdin is not None else None
 
     def is_ready(self) -> None:
-        """Tell the supervisor that the server is up, and so has the shared memory that it needs."""
+        """Have the supervisor look which shared memory the server uses, now that it is up."""
         self._tell("ready")
+        self._await("looked")
 
     def stop(self, grace_s: float) -> Sequence[int]:
         """End all processes, those that remain after ``grace_s`` with force; returns those that live on.

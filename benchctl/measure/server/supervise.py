@@ -10,7 +10,8 @@ launch, a JSON object with the fields of ``Launched``; each later line is a comm
 
 The kernel closes the pipe however benchctl dies; then all is killed, and the log is freed of its secrets here. The
 standard output has one JSON object a line: ``{"started": pid, "at_ns": time}`` or ``{"refused": errno}``, then
-``{"ended": exit code}`` of the first process, and after ``stop`` ``{"survivors": [pid]}``.
+``{"ended": exit code}`` of the first process, ``{"looked": true}`` after ``ready``, and after ``stop``
+``{"survivors": [pid]}``.
 
 Nothing but the standard library is imported before the end, so that it starts at once.
 """
@@ -125,6 +126,7 @@ class Supervisor:
                 return
             if command == "ready":
                 self._segments |= mapped_segments(family())
+                _report(looked=True)
             if command.startswith("stop"):
                 _report(survivors=self._end(float(command.partition(" ")[2])))
             self._reap()
