@@ -76,7 +76,7 @@ class Supervised:
         return self._supervisor.wait(_ANSWER_S) if self._is_over and self._supervisor.stdin is not None else None
 
     def is_ready(self) -> None:
-        """Have the supervisor look which shared memory the server uses, now that it is up."""
+        """Tell the supervisor that the server is up, and wait until it has looked which shared memory is used."""
         self._tell("ready")
         self._await("looked")
 
