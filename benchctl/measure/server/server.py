@@ -174,12 +174,12 @@ class ServerProcess:
         deadline, pause_s = time.monotonic() + limit_s, _FIRST_POLL_S
         while True:
             answer, asked_ns = await self._ask(client), time.monotonic_ns()
-            processes = self._look_at_processes()
+            self._look_at_essential()
             if self._has_failed():
                 await self._wait_for_crash_log()
                 raise self._start_error(f"{self._ending()} before it was ready")
             if answer == "ready":
-                if not any(is_listening(process, self._launch.port) for process in processes):
+                if not any(is_listening(process, self._launch.port) for process in self.processes()):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
                         "end it (it may be left over from an earlier run), or choose another port",
@@ -188,7 +188,7 @@ class ServerProcess:
                     )
                 if self._titled:
                     await asyncio.sleep(_WATCH_S)
-                    self._look_at_processes()
+                    self._look_at_essential()
                 self._process.is_ready()
                 return asked_ns
             self._follow_log()
@@ -246,13 +246,13 @@ class ServerProcess:
         if diagnosis is not None and diagnosis.is_final:
             raise self._start_error("the server is alive but will never be ready")
 
-    def _look_at_processes(self) -> list[psutil.Process]:
-        """All living processes, of which the essential ones are kept in mind."""
-        processes = self.processes()
-        titled = {process: title for process in processes if (title := self._essential_title(process))}
+    def _look_at_essential(self) -> None:
+        """Keep the essential processes in mind; a server that has none is spared the look."""
+        if not self._launch.essential_processes:
+            return
+        titled = {process: title for process in self.processes() if (title := self._essential_title(process))}
         self._essential |= {process: title for process, title in titled.items() if process in self._titled}
         self._titled = titled
-        return processes
 
     def _essential_title(self, process: psutil.Process) -> str:
         """The part of its title that makes a process essential; empty for any other."""
