@@ -142,7 +142,7 @@ class AttachEngine(Engine):
         when its GPUs are to be sampled and it runs on another host.
         """
         options = own_options(settings, AttachOptions)
-        name, key = options.api_key_env, "".join(_key(options).values())
+        name, key = options.api_key_env, _key(options)
         addresses = (each.address for interface in psutil.net_if_addrs().values() for each in interface)
         problems = (
             (
@@ -190,7 +190,7 @@ class AttachEngine(Engine):
         if not options.send_seed:
             body.pop("seed", None)
         headers = {**_authorization(options), **call.headers}
-        return replace(call, headers=headers, body=encode(body), secrets={**_key(options), **call.secrets})
+        return replace(call, headers=headers, body=encode(body), secrets={**_secrets(options), **call.secrets})
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
@@ -241,15 +241,19 @@ class PlainOpenAi(Engine):
 
 def _authorization(options: AttachOptions) -> dict[str, str]:
     """The header with the key of the server; empty without one."""
-    keys = _key(options).values()
-    return {"Authorization": f"Bearer {''.join(keys)}"} if keys else {}
+    key = _key(options)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _key(options: AttachOptions) -> dict[str, str]:
+def _secrets(options: AttachOptions) -> dict[str, str]:
     """The key of the server by the variable that holds it; empty without one."""
-    name = options.api_key_env or ""
-    key = os.environ.get(name)
-    return {name: key} if key else {}
+    name, key = options.api_key_env, _key(options)
+    return {name: key} if name and key else {}
+
+
+def _key(options: AttachOptions) -> str:
+    """The key of the server; empty without one."""
+    return os.environ.get(options.api_key_env or "", "")
 
 
 def _dialect(settings: VariantSettings) -> Engine:

@@ -51,8 +51,8 @@ def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/de
 def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
     """One entry where an arm of ``profile`` needs a GPU and its server would see none."""
     servers = (variant_settings(profile, variant, cell).server for variant, cell in arms(profile))
-    given: list[dict[str, str]] = [getattr(server, "env", {}) for server in servers if server.uses_gpu]
-    for visible in dict.fromkeys(env.get(VARIABLE, os.environ.get(VARIABLE)) for env in given):
+    environments: list[dict[str, str]] = [getattr(server, "env", {}) for server in servers if server.uses_gpu]
+    for visible in dict.fromkeys(env.get(VARIABLE, os.environ.get(VARIABLE)) for env in environments):
         if (absence := absent_gpu(visible, nvml)) is not None:
             reason, is_certain = absence
             kind = profile.engine.kind

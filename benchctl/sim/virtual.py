@@ -24,8 +24,7 @@ from benchctl.sim.sequences import Sequence, SequenceStatus
 
 _OK: Final = 200
 _BAD_REQUEST: Final = 400
-_WARMUP: Final = Arrival(kind="burst")
-"""Requests of the warm-up are sent at once."""
+_AT_ONCE: Final = Arrival(kind="burst")
 
 
 def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:
@@ -80,9 +79,9 @@ class VirtualServer:
         self._core.engine.check_servable(request)
         return request
 
-    def send(self, requests: Items[PreparedRequest], arrival: Arrival = _WARMUP) -> Iterator[RequestRecord]:
-        """Serve the load on its schedule, or a burst of the warm-up; yields each record as its request ends."""
-        is_warmup = arrival is _WARMUP
+    def send(self, requests: Items[PreparedRequest], schedule: Arrival | None = None) -> Iterator[RequestRecord]:
+        """Serve the load on its schedule, or without one a burst of the warm-up; yields each record at its end."""
+        is_warmup, arrival = schedule is None, schedule or _AT_ONCE
         servable: list[tuple[PreparedRequest, Request]] = []
         for prepared in requests:
             try:

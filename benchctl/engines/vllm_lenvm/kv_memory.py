@@ -118,11 +118,12 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     num_blocks = -(-max_tokens // _BLOCK_TOKENS) + 1  # vLLM keeps one for itself
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in reserve.items() if size)
     reserved = sum(reserve.values())
+    guides = f", value model {value_model}" if value_model else ""
     return ArmMemory(
         beside_cache=weights + (value_model.weights + value_model.prefixes if value_model else 0) + reserved,
         sequence=num_blocks * _BLOCK_TOKENS * shape.kv_bytes_per_token(element) // devices,
-        words=f"{label} needs: base model {weights / GIB:.2f} GiB"
-        f"{f', value model {value_model}' if value_model else ''}, {reserved / GIB:.2f} GiB in reserve ({listed})",
+        words=f"{label} needs: base model {weights / GIB:.2f} GiB{guides}, {reserved / GIB:.2f} GiB in reserve "
+        f"({listed})",
     )
 
 

@@ -46,9 +46,8 @@ def read_checkpoint(directory: Path, device: torch.device, dtype: torch.dtype | 
     config = read_config(directory)
     stored = _read_tensors(directory, device, dtype)
     if (vocabulary_head := stored.pop(_VOCABULARY_HEAD, None)) is not None:
-        stored.setdefault(
-            EMBEDDING, vocabulary_head
-        )  # some tied checkpoints store the embedding by that name alone
+        # Some tied checkpoints store the embedding by that name alone.
+        stored.setdefault(EMBEDDING, vocabulary_head)
     expected = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     _check(directory, stored, expected)
     return Checkpoint(
