@@ -1,13 +1,12 @@
 """The keys of a profile as its models declare them, and validation with every error in their terms."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section
@@ -46,7 +45,7 @@ _MESSAGES: Final = {
 _NOT_A_NAME: Final = (
     "{value} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
 )
-_Details: TypeAlias = dict[Steps, list[tuple[Any, ErrorDetails]]]
+_Details: TypeAlias = dict[Steps, list[tuple[Any, Mapping[str, Any]]]]
 """Errors of pydantic by the path of the nearest value that exists, or of a missing key, each with that value."""
 
 
@@ -155,7 +154,7 @@ def _wrong_type(expected: list[str], value: object) -> str:
 
 
 def _problem(
-    section: type[Section] | None, steps: Steps, raw: object, error: ErrorDetails, types: Sequence[str]
+    section: type[Section] | None, steps: Steps, raw: object, error: Mapping[str, Any], types: Sequence[str]
 ) -> str:
     """The problem of a value or key in words; values of ``types`` would have been right as well."""
     kind, context, key = error["type"], error.get("ctx", {}), str(steps[-1]) if steps else ""
