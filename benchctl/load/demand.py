@@ -17,8 +17,8 @@ from benchctl.units import NS_PER_S
 TOKEN_S: Final = 0.010
 """Seconds from one token of a stream to the next, where the server sets the pace."""
 CPU_NS_PER_TOKEN: Final = 11_500
-"""Processor time of the client for an event of one token, with 512 streams and a token every 10 ms, as
-``benchmarks/load/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
+"""Processor time of the client for an event of one token, with 512 streams and a token every 10 ms, by
+``docs/measurements/load-generator.md``."""
 
 WORKER_CORES: Final = 0.5
 """Share of its core that ``auto`` lets a process use on average; the rest is for bursts of arrivals."""

@@ -27,7 +27,7 @@ one-shot   each of n devices reads the message of every other:   f + p (n - 1) +
 two-shot   each reduces its part and reads the others':          f + p (n - 1) + e 2 (n - 1) / n m / link
 ring       NCCL beyond 8 MiB, the same bytes with a larger floor
 
-f, p and e of H100 and A100 are fitted to measured times of vLLM 0.14 in CUDA graphs (``benchmarks/steptime``),
+f, p and e of H100 and A100 are fitted to measured times of vLLM 0.14 in CUDA graphs,
 which they meet within 6 %; other devices have the H100's, with their own links.
 """
 

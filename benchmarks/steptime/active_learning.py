@@ -1,15 +1,13 @@
-"""The loop fit, diagnose, run, fit: does it find planted coefficients sooner than random runs of the same cost?
+"""The loop fit, diagnose, run, fit: does it find planted coefficients?
 
-    python -m benchmarks.steptime.active_learning [--rounds 4] [--seeds 10] [--noise 0.02] [--picture PNG]
+    python -m benchmarks.steptime.active_learning [--rounds 4] [--seeds 10] [--noise 0.02]
 
 A step-time model with planted coefficients drives the simulator, which stands for the engine; each step's time then
-gets log-normal noise. Both ways begin with the same three short runs, one for each deployment. Then each round adds
-the runs that ``diagnose`` asks for, or as many GPU seconds of runs drawn at random from the same grid. The error is
-that of the coefficients, and of predictions for runs of the grid without noise.
+gets log-normal noise. The loop begins with three short runs, one for each deployment; then each round adds the runs
+that ``diagnose`` asks for. Errors are those of the coefficients, and of predictions for runs without noise.
 """
 
 import argparse
-import random
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -29,7 +27,6 @@ from benchctl.steptime.model import StepTimeModel, write_model
 from benchctl.steptime.work import Coefficient, Deployment, ObservedSteps
 from benchctl.units import NS_PER_US, s_from_ns
 from benchmarks.common.table import show
-from benchmarks.steptime.active_learning_picture import draw
 
 PLANTED = {
     "compute": 1.45,
@@ -62,10 +59,6 @@ class Round:
     @property
     def worst(self):
         return max(self.errors.values())
-
-    @property
-    def mean(self):
-        return float(np.mean(list(self.errors.values())))
 
 
 class Engine:
@@ -178,69 +171,32 @@ def active(options):
     return lambda _, __, model, observed: list(diagnose(model, observed, options).runs_to_add)
 
 
-def at_random(engine, costs_s, seed):
-    """Runs drawn from the grid until their cost is that of the active way after the next round."""
-    stream, runs = random.Random(seed), grid()
-
-    def choose(number, cost_s, _, __):
-        chosen = []
-        while number + 1 < len(costs_s) and cost_s < costs_s[number + 1]:
-            chosen.append(stream.choice(runs))
-            cost_s += engine.simulated(chosen[-1])[2]
-        return chosen
-
-    return choose
-
-
-def both_ways(engine, rounds, seeds):
-    """For each seed the rounds of the active way, and of the random one with the cost of each of those."""
-    options, ways = FitOptions(ridge=RIDGE), []
-    for seed in range(seeds):
-        states = learn(engine, rounds, active(options), seed, options)
-        costs_s = [state.cost_s for state in states]
-        others = learn(engine, rounds, at_random(engine, costs_s, seed), 1000 + seed, options)
-        ways.append((states, others))
-    return ways
-
-
-def rows_of(ways):
-    """A row for each round that all repetitions have: medians, and the worst tenth of the largest errors."""
-    rows = []
-    for number in range(min(len(states) for states, _ in ways)):
-        chosen, drawn = ([way[side][number] for way in ways] for side in (0, 1))
-        row = {"round": number, "runs": int(np.median([state.num_runs for state in chosen]))}
-        for name, states in (("diagnose", chosen), ("random", drawn)):
-            worst = [state.worst for state in states]
-            row[f"{name}: GPU s"] = float(np.median([state.cost_s for state in states]))
-            row[f"{name}: worst coefficient"] = f"{np.median(worst):.1%}"
-            row[f"{name}: p90"] = f"{np.percentile(worst, 90):.1%}"
-            row[f"{name}: predictions"] = f"{np.median([state.mape for state in states]):.2%}"
-        rows.append(row)
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="rounds after the first runs")
     parser.add_argument("--seeds", type=int, default=10, help="repetitions")
     parser.add_argument("--noise", type=float, default=0.02, help="standard deviation of a step's logarithm")
-    parser.add_argument("--picture", type=Path, help="write errors by GPU seconds to this PNG")
     arguments = parser.parse_args()
+    options = FitOptions(ridge=RIDGE)
     with tempfile.TemporaryDirectory() as folder:
-        ways = both_ways(Engine(Path(folder), arguments.noise), arguments.rounds, arguments.seeds)
-    title = f"Planted coefficients, noise of {arguments.noise:.0%} on every step, {arguments.seeds} repetitions"
-    show(rows_of(ways), f"{title}: medians, and the worst tenth")
-    at_end = {name: [states[-1].errors[name] for states, _ in ways] for name in PLANTED}
-    show(
-        [
-            {"coefficient": name, "planted": value, "error at the end, median": f"{np.median(at_end[name]):.1%}"}
-            for name, value in PLANTED.items()
-        ]
-    )
-    worst = float(np.median([states[-1].worst for states, _ in ways]))
+        engine = Engine(Path(folder), arguments.noise)
+        loops = [learn(engine, arguments.rounds, active(options), seed, options) for seed in range(arguments.seeds)]
+    rows = []
+    for number, states in enumerate(zip(*loops, strict=False)):  # rounds that all repetitions have
+        worst = [state.worst for state in states]
+        rows.append(
+            {
+                "round": number,
+                "runs": int(np.median([state.num_runs for state in states])),
+                "GPU s": float(np.median([state.cost_s for state in states])),
+                "worst coefficient": f"{np.median(worst):.1%}",
+                "p90": f"{np.percentile(worst, 90):.1%}",
+                "predictions": f"{np.median([state.mape for state in states]):.2%}",
+            }
+        )
+    show(rows, f"Planted coefficients, noise of {arguments.noise:.0%} on every step: medians of {len(loops)}")
+    worst = float(np.median([states[-1].worst for states in loops]))
     print(f"\nlargest error at the end, median: {worst:.1%} (goal: at most {GOAL:.0%})")
-    if arguments.picture:
-        arguments.picture.write_bytes(draw(ways, GOAL))
     return 0 if worst <= GOAL else 1
 
 

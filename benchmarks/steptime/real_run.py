@@ -1,6 +1,6 @@
 """A real vLLM run, predicted from measured layer tables and the engine's settings, beside what happened.
 
-    python -m benchmarks.steptime.real_run DIR [--dataset FILE] [--model NAME] [--layer-profile DIR] [--picture PNG]
+    python -m benchmarks.steptime.real_run DIR [--dataset FILE] [--model NAME] [--layer-profile DIR]
 
 DIR holds meta.json, requests.jsonl and timeseries.csv of the run, and a layer profile of the same model and
 device; ``benchmarks/steptime/run_folder.py`` describes the files. Nothing is fitted to the run: its times are read
@@ -17,7 +17,6 @@ import numpy as np
 from benchctl.errors import UsageError
 from benchctl.sim.core import SimLoad, simulate
 from benchmarks.common.table import show, text
-from benchmarks.steptime.real_run_picture import draw
 from benchmarks.steptime.run_folder import LoadCurve, RequestTimes, read_run
 
 GOALS = {("e2el", "mean"): 0.03, ("ttft", "mean"): 0.08, ("e2el", "P99"): 0.08}
@@ -104,7 +103,6 @@ def main() -> int:
     parser.add_argument(
         "--layer-profile", type=Path, metavar="DIR", help="folder of tables; looked for in DIR without it"
     )
-    parser.add_argument("--picture", type=Path, help="write measured and predicted curves to this PNG")
     options = parser.parse_args()
     try:
         run = read_run(
@@ -125,8 +123,6 @@ def main() -> int:
     print(f"simulated {len(requests)} requests, {len(simulation.step_columns())} steps in {text(spent_s)} CPU s")
     for remark in run.remarks:
         print(f"note: {remark}")
-    if options.picture:
-        options.picture.write_bytes(draw(run.config.model, (run.times, run.curve), (predicted, curve)))
     return 0 if all(row["holds"] != "NO" for row in rows) else 1
 
 

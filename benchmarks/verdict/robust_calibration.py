@@ -1,4 +1,4 @@
-"""Compute the table ``CALIBRATION`` of ``statistics/robust.py`` by simulation, and print it as source.
+"""Compute the table ``CALIBRATION`` of ``analysis/statistics/robust.py`` by simulation, and print it as source.
 
 For normal noise and a given number of blocks: the largest r with which intervals of 95, 98.75 and 99.5 % miss
 the truth in at most 1.05 times what they say. Once with the effect of the position estimated from the same

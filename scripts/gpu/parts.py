@@ -202,10 +202,6 @@ QUICK = (
         name="sweep", title="Guided step at other batch sizes", estimate_s=120, limit_s=135, writes_markdown=True,
         commands=_program("sweep", "guided_step.py", "sweep", "--seconds", "100"),
     ),
-    Part(
-        name="fields", title="NVML and nvidia-smi", estimate_s=25, limit_s=35, writes_markdown=True,
-        commands=_program("fields", "gpu_fields.py"),
-    ),
 )  # fmt: skip
 """Those that need torch and numpy alone."""
 

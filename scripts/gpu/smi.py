@@ -5,7 +5,7 @@ Standard library only.
 
 import statistics
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,14 +35,6 @@ def said(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
-
-
-def asked(fields: Sequence[str], gpu: str) -> dict[str, str] | None:
-    """Answers by field; ``gpu`` is an index or an identity."""
-    lines = said("-i", gpu, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    if not lines or not lines.strip():
-        return None
-    return dict(zip(fields, (part.strip() for part in lines.splitlines()[0].split(",")), strict=False))
 
 
 def number(text: str) -> float | None:

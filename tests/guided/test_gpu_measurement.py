@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 from support.gpu_scripts import SCRIPTS, importable
 from support.guided.tensors import torch
-from support.nvidia_smi import FakeSmi
 
 ROOT = Path(__file__).parents[2]
 ABSENT = (
@@ -60,12 +59,11 @@ def test_the_quick_measurement_runs_whole_with_nothing_but_torch_and_numpy(tmp_p
     done = measure(tmp_path / "out", "--quick", PYTHONPATH=str(tmp_path / "bare"))
     assert done.returncode == 0, done.stderr + (tmp_path / "out/gpu.md").read_text()
     page = (tmp_path / "out/gpu.md").read_text()
-    assert page.count("\n## ") == 5
+    assert page.count("\n## ") == 4
     for arm in ("everything on", "without reuse", "without kernels", "without graphs", "two passes"):
         assert f"| {arm} | 4 | 5 |" in page
     assert "kernels need a GPU" in page
     assert "| 70% | 2 | 100.0% | 0 | 0.0% |" in page
-    assert "NVML cannot be asked (ModuleNotFoundError: No module named 'pynvml')" in page
     numbers = json.loads((tmp_path / "out/parts/goal.numbers.json").read_text())
     for line in numbers["lines"]:
         pairs = zip(line["paired"]["guided_ms"], line["paired"]["base_ms"], strict=True)
@@ -84,20 +82,20 @@ def until(condition):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_call_that_is_interrupted_goes_on_with_the_part_that_it_was_in(tmp_path, ending):
-    options = ("--quick", "--only", "kernels,fields")
+    options = ("--quick", "--only", "kernels,graphs")
     argv = [sys.executable, SCRIPTS / "measure_all.py", "--tiny", "--device", "cpu", *options, tmp_path]
     began = subprocess.Popen(argv, env=environment(), stderr=subprocess.PIPE, text=True)
-    until((tmp_path / "parts/fields.md").exists)
+    until((tmp_path / "parts/graphs.md").exists)
     began.send_signal(ending)
     _, said = began.communicate(timeout=60)
     assert began.returncode == 130
     assert "the same call goes on from there" in said
-    assert "## NVML and nvidia-smi\n\nNot measured yet." in (tmp_path / "gpu.md").read_text()
+    assert "## CUDA graphs: share, time and memory\n\nNot measured yet." in (tmp_path / "gpu.md").read_text()
     measured = (tmp_path / "parts/kernels.json").stat().st_mtime_ns
     again = measure(tmp_path, *options)
     assert again.returncode == 0, again.stderr
     assert "1/2 kernels: done in an earlier call, skipped" in again.stderr
-    assert "2/2 fields: up to" in again.stderr
+    assert "2/2 graphs: up to" in again.stderr
     assert (tmp_path / "parts/kernels.json").stat().st_mtime_ns == measured
     assert "Not measured yet" not in (tmp_path / "gpu.md").read_text()
 
@@ -175,70 +173,6 @@ def test_guidance_without_a_value_model_still_leaves_candidates_alone(decode):
     guided.round_ms()
     assert scorer.counters.steps == 0
     assert len(guided.rows[0].tokens) == 12 + 7
-
-
-PYNVML = """
-class NVMLError(Exception):
-    pass
-
-NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU = range(4)
-
-def nvmlInit():
-    pass
-
-nvmlShutdown = nvmlInit
-
-def nvmlDeviceGetCount():
-    return 1
-
-def nvmlDeviceGetUUID(handle):
-    return "GPU-aa"
-
-def nvmlDeviceGetName(handle):
-    return "NVIDIA H200"
-
-def nvmlDeviceGetHandleByIndex(index):
-    return index
-
-def nvmlDeviceGetClockInfo(handle, clock):
-    return 1950
-
-def nvmlDeviceGetPowerUsage(handle):
-    return 698_250
-
-def nvmlDeviceGetTotalEnergyConsumption(handle):
-    return 5_000_000
-
-def __getattr__(name):
-    if not name.startswith("nvml"):
-        raise AttributeError(name)
-
-    def unknown(*_):
-        raise NVMLError(name)
-
-    return unknown
-"""
-
-
-def test_every_field_of_both_ways_to_read_a_gpu_is_compared_and_what_one_lacks_is_a_dash(tmp_path):
-    FakeSmi(tmp_path / "bin")
-    (tmp_path / "pynvml.py").write_text(PYNVML)
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "gpu_fields.py", "--tiny", "--device", "cpu"],
-        capture_output=True, text=True, check=False, timeout=120,
-        env=environment(PATH=path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", CUDA_VISIBLE_DEVICES="0"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = {line.split(" | ")[0]: line for line in done.stdout.splitlines()}
-    assert rows["| clocks.sm, MHz"] == "| clocks.sm, MHz | 1980 | 1950 | 30 | 1980 | 1950 | 30 |"
-    assert rows["| power.draw, W"] == "| power.draw, W | 700.25 | 698.25 | 2 | 700.25 | 698.25 | 2 |"
-    assert rows["| total_energy_consumption, J"].startswith("| total_energy_consumption, J | - | 5000 | - |")
-    assert rows["| temperature.gpu, °C"].startswith("| temperature.gpu, °C | 55 | - | - |")
-    assert rows["| sm_clock_hz"].startswith("| sm_clock_hz | 1.98e+09 | 1.95e+09 | 3e+07 |"), (
-        "of benchctl's readers"
-    )
-    assert rows["| energy_j"].startswith("| energy_j | - | 5000 | - |")
 
 
 def test_beside_a_ratio_stand_the_floor_of_the_device_and_what_became_of_the_marks(gpu_scripts):

@@ -1,8 +1,6 @@
 """Times of guided steps: a line for each step, sections within sections, nothing at all when off."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -204,23 +202,3 @@ def test_taking_times_of_the_device_does_not_wait_for_it(tmp_path):
     timer.close()
     (line,) = lines(tmp_path / "steps.jsonl")
     assert line["sections_ns"]["lvm_forward"] > line["host_sections_ns"]["lvm_forward"]
-
-
-def run_script(path, *arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / path), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
-    )
-
-
-@pytest.mark.slow
-def test_the_bench_of_the_timer_says_what_it_costs():
-    done = run_script("benchmarks/guided/step_timer.py", "--rounds", 3, "--steps", 2)
-    assert done.returncode == 0, done.stderr
-    section, step = done.stdout.splitlines()
-    assert section.startswith("one section, off: ")
-    assert "on / off: " in step

@@ -257,11 +257,6 @@ def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
     assert ours["sent late max"] >= ours["sent late p50"] >= 0
 
 
-def test_the_launch_rate_bench_says_what_each_limit_lets_pass():
-    said = run_script("load.launch_rate", "--seconds", 0.1, "--rates", "200,1000")
-    assert [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()] == ["200.0", "1000.0"]
-
-
 def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(tmp_path):
     said = run_script(
         "analysis.compare_speed",

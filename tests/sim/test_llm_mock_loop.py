@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cli import benchctl
+from support.llm_mock_loop import cached_lengths, serve
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.http.api import CompletionBody, request_from
 from benchctl.sim.requests import Prompt, Request
-from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 
 PROMPTS = st.lists(st.integers(1, 600), min_size=1, max_size=14)
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=4)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchctl.analysis.bonus import bonus_design, decode_point, judge_backfill, verdict_sentences
-from benchmarks.verdict.planted_passes import Planted
+from benchmarks.verdict.bonus_truth import Planted
 
 CONTEXT = 256
 

@@ -15,7 +15,7 @@ from benchctl.analysis.bonus import (
     points_of,
 )
 from benchctl.errors import UsageError
-from benchmarks.verdict.planted_passes import ROW_NS, Planted, events_of, modes_of, true_ns, verdicts
+from benchmarks.verdict.bonus_truth import ROW_NS, Planted, events_of, modes_of, true_ns, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, row
 
 BOTH = ("eager", "graph")
