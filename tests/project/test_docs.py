@@ -175,10 +175,13 @@ def test_the_readme_fits_on_three_screens_and_links_every_task() -> None:
         assert f"docs/tasks/{task.name}" in readme, task.name
 
 
-def test_every_link_between_documents_leads_to_a_file() -> None:
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)}: {target}"
+def test_every_link_and_path_in_a_document_leads_to_a_file() -> None:
+    for document in [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = document.read_text(encoding="utf-8")
+        paths = re.findall(r"(?<![\w/.])((?:benchmarks|docs|scripts|tests)/[\w./-]*\w)", text)
+        targets = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
+        for target in [*targets, *(ROOT / path for path in paths)]:
+            assert target.exists(), f"{document.relative_to(ROOT)}: {target}"
 
 
 def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines() -> None:
