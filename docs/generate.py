@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import COMMANDS, load_command
+from benchctl.cluster.progress import Progress
 from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import flag_of
 from benchctl.profile.engine_table import ENGINES
@@ -326,6 +327,11 @@ refused.
   follow the step's own `clock`. Fields that end in `_frac` are fractions, 1 for the whole.
 * Failed requests stay in the data. A run that failed keeps all files that it has.
 """
+_WATCH: Final = """\
+## The document of `benchctl watch`
+
+What `--json` prints, in one line after each change. Fields that are not known are null.
+"""
 _SECTIONS: Final = """\
 ## Sections of a step
 
@@ -359,7 +365,7 @@ _UNITS: Final = {
 
 def result_format_reference() -> str:
     """``docs/reference/result-format.md``: every file of a result directory, and every field of every record."""
-    described: set[type[Record]] = set()
+    described: set[type[msgspec.Struct]] = set()
     parts = [_RESULT_INTRODUCTION.format(version=SCHEMA_VERSION)]
     parts += ["## Files of an experiment\n", _file_table(_EXPERIMENT_FILES)]
     parts += ["## Files of a run\n", _file_table(_RUN_FILES)]
@@ -369,7 +375,8 @@ def result_format_reference() -> str:
                 parts.append(f"## `{title}{file.name}`\n")
                 parts += _record_sections(file.record, described, is_nested=False)
     rows = [f"| `{name}` | {f'`{parent}`' if parent else 'the step'} |" for name, parent in SECTION_PARENT.items()]
-    return "\n".join([*parts, _SECTIONS + "\n".join(rows) + "\n"])
+    parts += [_SECTIONS + "\n".join(rows) + "\n", _WATCH, *_record_sections(Progress, described, is_nested=False)]
+    return "\n".join(parts)
 
 
 def _file_table(files: tuple[_File, ...]) -> str:
@@ -377,7 +384,9 @@ def _file_table(files: tuple[_File, ...]) -> str:
     return "\n".join(["| file | content |", "|---|---|", *rows]) + "\n"
 
 
-def _record_sections(record: type[Record], described: set[type[Record]], *, is_nested: bool) -> Iterator[str]:
+def _record_sections(
+    record: type[msgspec.Struct], described: set[type[msgspec.Struct]], *, is_nested: bool
+) -> Iterator[str]:
     """The table of a record type, then those of the types in its fields that were not described before."""
     described.add(record)
     if is_nested:
@@ -403,8 +412,8 @@ def _field_row(field: msgspec.structs.FieldInfo, meaning: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _records_in(annotation: Any) -> Iterator[type[Record]]:  # annotations have no type
-    if isinstance(annotation, type) and issubclass(annotation, Record):
+def _records_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:  # annotations have no type
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
     for argument in get_args(annotation):
         yield from _records_in(argument)
@@ -415,7 +424,7 @@ def _field_type(annotation: Any) -> str:
     arguments, origin = get_args(annotation), get_origin(annotation)
     if annotation in _RECORD_WORDS:
         return _RECORD_WORDS[annotation]
-    if isinstance(annotation, type) and issubclass(annotation, Record):
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return f"`{annotation.__name__}`"
     if origin is Annotated:
         return _field_type(arguments[0])
@@ -423,7 +432,7 @@ def _field_type(annotation: Any) -> str:
         return "one of " + ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
         return f"list of {_field_type(arguments[0])}".replace("number", "numbers")
-    if origin is dict:
+    if origin in {dict, Mapping}:
         return f"mapping of names to {_field_type(arguments[1])}"
     if origin in {Union, UnionType}:
         return " or ".join(_field_type(argument) for argument in arguments if argument is not NoneType)

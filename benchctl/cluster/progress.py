@@ -42,8 +42,11 @@ class CurrentRun(Struct, frozen=True, kw_only=True):
     """The run of a block that goes on."""
 
     run_id: str
+    """Name of the run."""
     arm: str
+    """Its arm."""
     phase: Phase
+    """Phase of the run."""
     elapsed_s: float | None
     """Seconds since it began, by the clocks of two hosts where another one measures; None where unknown."""
 
@@ -52,8 +55,11 @@ class BlockProgress(Struct, frozen=True, kw_only=True):
     """One block."""
 
     block: int
+    """Its number, from 0."""
     state: BlockState
+    """Its state."""
     num_runs: int
+    """Its planned runs."""
     num_ended: int
     """Runs that need not be measured again before the block has ended: done, suspect or failed."""
     node: str | None
@@ -63,34 +69,44 @@ class BlockProgress(Struct, frozen=True, kw_only=True):
     job: str | None
     """Job of the scheduler, such as ``slurm 17_3``."""
     current: CurrentRun | None
+    """The run that goes on."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
     """One thing that is not well."""
 
     block: int
+    """The block."""
     kind: Literal["lost", "interrupted", "failed", "suspect"]
+    """What is not well."""
     run_id: str | None = None
     """None where it concerns the whole block."""
     message: str
+    """The reason."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """State of an experiment at one moment; as JSON, ``docs/tasks/watch-an-experiment.md`` describes it."""
+    """State of an experiment at one moment, which ``benchctl watch --json`` prints."""
 
     directory: str
+    """The path as given."""
     profile: str
+    """Name of the profile."""
     state: ExperimentState
+    """State as ``benchctl list`` shows it."""
     is_shared: bool
     """Each block has a directory of its own, and is measured by a process of its own."""
     num_runs: int
+    """Planned runs."""
     runs: Mapping[str, int]
     """Runs by state, without those that were not begun."""
     time_left_s: float | None
     """Zero when every run has ended; None before a run has, and where nobody knows how many blocks are measured at
     a time."""
     blocks: tuple[BlockProgress, ...]
+    """The blocks, in order."""
     problems: tuple[Problem, ...]
+    """What is not well."""
 
     @property
     def num_ended(self) -> int:

@@ -1,10 +1,10 @@
 """Does the cost of guidance depend on k? One baseline for each k says yes, blocks say no, on the same server.
 
     for k in 1 2 3 4 5; do
-        benchctl run --profile topk-sweep --set "sweep.top_k=[$k]" --seed $k --blocks 1 --output-dir results/single
+        benchctl simulate --profile topk-sweep --set "sweep.top_k=[$k]" --seed $k --blocks 1 -o results/single/k$k
     done
-    benchctl run --profile topk-sweep --seed 6 --output-dir results/blocked
-    python scripts/examples/baseline_noise.py results/single/topk-sweep results/blocked/topk-sweep/latest
+    benchctl simulate --profile topk-sweep --seed 6 --blocks 12 -o results/blocked
+    python scripts/examples/baseline_noise.py results/single results/blocked
 
 The first loop is the design of a published table: one guided run for each k, and for each a baseline of its own,
 run once. The second is the same sweep in blocks. Both are read here as benchctl itself reads them.
@@ -58,7 +58,7 @@ def value(run: LoadedRun) -> float:
 def read_single(path: Path) -> dict[int, tuple[float, float]]:
     """By k: the one baseline and the one guided run of each directory below ``path``."""
     found = {}
-    for manifest in sorted(path.glob("2*/manifest.json")):
+    for manifest in sorted(path.glob("*/manifest.json")):
         runs = load_results(manifest.parent).runs
         baseline = next(run for run in runs if not run.record.cell)
         guided = next(run for run in runs if run.record.cell)

@@ -11,7 +11,6 @@ import sys
 import termios
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from support.cli import benchctl
@@ -26,7 +25,6 @@ from benchctl.records.schema import ResultWarning
 
 OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory: choose a smaller model")
 LATE = ResultWarning(code="client-late", message="requests were sent late")
-PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "watch-an-experiment.md"
 
 
 def large_experiment(path):
@@ -215,26 +213,6 @@ def test_names_of_strangers_reach_a_terminal_without_their_control_characters(tm
     shown = benchctl("watch", results.path, "--once")
     assert "\x1b" not in shown.stdout
     assert "[red]x" in shown.stdout
-
-
-def test_every_field_of_the_document_is_described_and_no_other(tmp_path):
-    document = progress_once(large_experiment(tmp_path / "results").path)
-    described = set(re.findall(r"^\| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    assert fields_of(document) == described
-
-
-def fields_of(document):
-    """Names of all fields, those of lists and objects behind a dot."""
-    fields = set()
-    for name, value in document.items():
-        fields.add(name)
-        inner = value if isinstance(value, list) else [value]
-        if name in {"blocks", "problems"}:
-            fields |= {f"{name}.{field}" for entry in inner for field in entry}
-        if name == "blocks":
-            currents = [entry["current"] for entry in inner if entry["current"] is not None]
-            fields |= {f"blocks.current.{field}" for current in currents for field in current}
-    return fields
 
 
 def test_what_is_no_result_directory_is_refused_with_the_remedy(tmp_path):
