@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.common.harness import FailedError
+
 SAMPLE_S = 0.05
 TAIL_LINES = 8
 
@@ -20,12 +22,10 @@ TAIL_LINES = 8
 @dataclass(frozen=True, slots=True)
 class Cost:
     """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the largest sum of their
-    resident sizes in a sample, in which memory that processes share counts for each of them. ``peak_pss_bytes``:
-    that with shared memory divided among all that share it, also those outside; 0 unless it was asked for."""
+    resident sizes in a sample, in which memory that processes share counts for each of them."""
 
     cpu_s: float
     peak_bytes: int
-    peak_pss_bytes: int
     wall_s: float
     most_processes: int
     returncode: int
@@ -38,31 +38,22 @@ class Family:
     """What was seen of a process and its descendants so far."""
 
     pid: int
-    knows_shares: bool = False
-    """Whether shared memory is looked into, which holds the process up for a moment each time."""
     cpu_s: dict[int, float] = field(default_factory=dict)
     """Of each process, when last seen."""
     peak_bytes: int = 0
-    peak_pss_bytes: int = 0
     most_processes: int = 0
 
     def look(self) -> None:
-        sizes: list[tuple[int, int]] = []
-        pss_bytes = 0
+        sizes: list[int] = []
         for process in self.members():
             try:
                 with process.oneshot():
                     times = process.cpu_times()
                     self.cpu_s[process.pid] = times.user + times.system
-                    size = process.memory_info()
-                    # One that has not begun a program of its own yet (vfork) has its parent's memory, not more.
-                    if self.knows_shares and (size.rss, size.vms) not in sizes:
-                        pss_bytes += process.memory_full_info().pss
-                    sizes.append((size.rss, size.vms))
+                    sizes.append(process.memory_info().rss)
             except psutil.Error:  # it has just ended
                 continue
-        self.peak_bytes = max(self.peak_bytes, sum(rss for rss, _ in sizes))
-        self.peak_pss_bytes = max(self.peak_pss_bytes, pss_bytes)
+        self.peak_bytes = max(self.peak_bytes, sum(sizes))
         self.most_processes = max(self.most_processes, len(sizes))
 
     def members(self) -> list[psutil.Process]:
@@ -79,26 +70,15 @@ class Family:
         return found
 
 
-def best_of(
-    name: str, argv: Sequence[str], work: Path, repeats: int, good_codes: Sequence[int] = (0,)
-) -> dict[str, str | float]:
-    """The quickest of some runs of a command of benchctl's and the largest peak, its modules compiled beforehand.
-
-    Files go to ``work``. Raises SystemExit when a run fails.
-    """
+def spent(argv: Sequence[str], work: Path, good_codes: Sequence[int] = (0,)) -> dict[str, float]:
+    """What a command takes that nobody watches, its modules compiled beforehand. Raises FailedError."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(work / "bytecode")}
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
-    log = work / f"{name}.log"
-    costs = [
-        run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False, good_codes=good_codes)
-        for _ in range(repeats)
-    ]
-    for cost in costs:
-        if cost.failure:
-            raise SystemExit(f"{name} {cost.failure}")
-    best = min(costs, key=lambda cost: cost.wall_s)
-    peak_mib = max(cost.peak_bytes for cost in costs) / 2**20
-    return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
+    log = work / "command.log"
+    cost = run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False, good_codes=good_codes)
+    if cost.failure:
+        raise FailedError(cost.failure)
+    return {"wall s": cost.wall_s, "cpu s": cost.cpu_s, "peak MiB": cost.peak_bytes / 2**20}
 
 
 def run_measured(
@@ -108,7 +88,6 @@ def run_measured(
     timeout_s: float,
     environment: Mapping[str, str],
     is_watched: bool = True,
-    knows_shares: bool = False,
     good_codes: Sequence[int] = (0,),
 ) -> Cost:
     """Run ``argv`` to its end; its output goes to ``log``. Whatever it leaves behind in its session is ended.
@@ -128,7 +107,7 @@ def run_measured(
             start_new_session=True,
             env={**os.environ, **environment},
         )
-        family = Family(process.pid, knows_shares)
+        family = Family(process.pid)
         try:
             status, used = wait(family, began_s + timeout_s, is_watched=is_watched)
         finally:
@@ -137,7 +116,6 @@ def run_measured(
     return Cost(
         cpu_s=max(used.ru_utime + used.ru_stime, sum(family.cpu_s.values())),
         peak_bytes=max(family.peak_bytes, used.ru_maxrss * 1024),
-        peak_pss_bytes=family.peak_pss_bytes,
         wall_s=time.perf_counter() - began_s,
         most_processes=family.most_processes,
         returncode=code,

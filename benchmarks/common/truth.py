@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.common.paced_answer import Truth
+from benchmarks.common.paced_server import Truth
 
 ROOT = Path(__file__).parents[2]
 STOP_S = 10.0

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from benchctl.records.loaded import load_results
+from benchmarks.common.harness import show, write
 from benchmarks.common.measured_process import Family
-from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server
 
 MOST_GROWTH_BYTES = 20_000_000

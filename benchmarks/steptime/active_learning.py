@@ -26,7 +26,7 @@ from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel, write_model
 from benchctl.steptime.work import Coefficient, Deployment, ObservedSteps
 from benchctl.units import NS_PER_US, s_from_ns
-from benchmarks.common.table import show
+from benchmarks.common.harness import show
 
 PLANTED = {
     "compute": 1.45,

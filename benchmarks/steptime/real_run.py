@@ -16,7 +16,7 @@ import numpy as np
 
 from benchctl.errors import UsageError
 from benchctl.sim.core import SimLoad, simulate
-from benchmarks.common.table import show, text
+from benchmarks.common.harness import show, text
 from benchmarks.steptime.run_folder import LoadCurve, RequestTimes, read_run
 
 GOALS = {("e2el", "mean"): 0.03, ("ttft", "mean"): 0.08, ("e2el", "P99"): 0.08}

@@ -22,7 +22,7 @@ from benchctl.analysis.bonus import (
     points_of,
 )
 from benchctl.profile.choices import ForwardPoint, Mode, Phase
-from benchmarks.common.table import show
+from benchmarks.common.harness import show
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Row, row
 
 LAUNCH_NS: Final[Mapping[tuple[Phase, Mode], float]] = {

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixture
-from benchmarks.common.table import show
+from benchmarks.common.harness import show
 from benchmarks.verdict.known_truth import named_stream
 
 NUMBERS: Final = (6, 7, 8, 9, 10, 12, 15, 20, 30, 50)

@@ -17,10 +17,11 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.common.harness import FailedError, compared
 from benchmarks.common.measured_process import run_measured
-from benchmarks.common.paced_answer import Truth
+from benchmarks.common.paced_server import Truth
 from benchmarks.common.truth import Seen, arrivals_ns, errors, paced_server
-from benchmarks.load.schedule_accuracy import ks_distance
+from benchmarks.load.clients import ks_distance
 
 ROOT = Path(__file__).parents[2]
 NO_PEERS = {"BENCHCTL_PEERS": "/nonexistent", "BENCHCTL_ENGINES_DIR": "/nonexistent"}
@@ -219,87 +220,84 @@ def failing_peer(directory):
     return {**NO_PEERS, "BENCHCTL_PEERS": str(directory)}
 
 
-def test_the_cost_bench_names_what_is_not_installed_and_what_failed_beside_what_it_measured(tmp_path):
-    env = failing_peer(tmp_path / "peers")
-    small = ["--streams", 2, "--phases", "common", "--output-len", 2, 12, "--rounds", 1, "--tick-ms", 1]
-    tools = ["--tools", "limit", "benchctl", "guidellm", "aiperf", "--json", tmp_path / "cost.json"]
-    said = run_script("load.client_cost", *small, *tools, env=env)
-    assert "AIPerf: not installed" in said
-    assert "GuideLLM: ended with 3: out of luck" in said
-    found = json.loads((tmp_path / "cost.json").read_text())
-    (tokens, smallest) = found["cases"].values()
-    assert [row["tool"] for row in tokens if "us/token" in row] == ["limit (uvloop)", "benchctl"]
-    assert [row["tool"] for row in smallest if "wall s" in row] == ["limit (uvloop)", "benchctl"]
-    assert [run["server"]["tokens"] for run in found["runs"] if run["tool"] == "limit"] == [4, 24, 1]
+def test_ways_take_turns_and_the_table_has_their_ratios_and_why_one_is_missing(capsys):
+    order = []
+
+    def way(name, seconds):
+        order.append(name)
+        if seconds is None:
+            raise FailedError("not installed")
+        return {"wall s": seconds * len(order), "said": name}
+
+    ways = {"limit": lambda: way("limit", 1.0), "ours": lambda: way("ours", 2.0), "peer": lambda: way("peer", None)}
+    rows = compared("a title", ways, rounds=2, ratios=["wall s"])
+    assert order == ["limit", "ours", "peer", "peer", "ours", "limit"]
+    assert [row.get("wall s") for row in rows] == [3.5, 7.0, None]
+    assert [row.get("x wall s") for row in rows] == [1.0, 2.0, None]
+    assert "peer: not installed" in capsys.readouterr().out
 
 
-def test_the_accuracy_bench_matches_every_request_in_every_scenario(tmp_path):
-    small = ["--scale", 0.05, "--output-len", 8, "--tick-ms", 2, "--tools", "limit-stamps", "benchctl", "vllm"]
-    said = run_script("load.client_accuracy", *small, "--json", tmp_path / "accuracy.json", env=NO_PEERS)
-    assert said.count("vllm bench serve: not installed") == 5
-    found = json.loads((tmp_path / "accuracy.json").read_text())
-    streams = {"plain": 3, "busy-core": 3, "burst": 13, "multi-token": 3, "coalesced": 3}
-    for scenario, num_streams in streams.items():
-        measured = [row for row in found[scenario] if "failed" not in row]
-        assert {row["tool"] for row in measured} >= {"limit (uvloop)", "benchctl"}
-        assert {row["matched"] for row in measured} == {f"{num_streams}/{num_streams}"}
-        assert {row["wrong tokens"] for row in measured} == {None, 0}  # the limit counts none
-        assert all(row["ttft max"] > 0 for row in measured)
+def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed(tmp_path):
+    small = [
+        "--scale",
+        0.04,
+        "--sections",
+        "smallest",
+        "accuracy",
+        "coalescing",
+        "--json",
+        tmp_path / "clients.json",
+    ]
+    tools = ["--tools", "limit", "benchctl", "guidellm", "aiperf"]
+    said = run_script("load.clients", *small, *tools, env=failing_peer(tmp_path / "peers"))
+    assert "aiperf: not installed" in said
+    assert "guidellm: ended with 3: out of luck" in said
+    tables = json.loads((tmp_path / "clients.json").read_text())
+    assert [title.partition(":")[0] for title in tables] == ["smallest", *["accuracy"] * 5, "coalescing"]
+    measured = {title: [row for row in rows if "failed" not in row] for title, rows in tables.items()}
+    assert all([row["way"] for row in rows] == ["limit", "benchctl"] for rows in measured.values())
+    for title, (limit, ours) in measured.items():
+        if title.startswith("accuracy"):
+            count = 10 if "256" in title else 3
+            assert limit["matched"] == ours["matched"] == f"{count}/{count}"
+            assert ours["wrong tokens"] == 0
+            assert ours["ttft max"] > 0
+    (slots,) = (rows for title, rows in measured.items() if title.startswith("coalescing"))
+    assert [0 < row["open"] <= 3 for row in slots] == [True, True]
+    assert slots[1]["by itself"].split()[0] in {"done", "suspect"}
 
 
-def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
-    small = ["--rate", 100, "--duration-s", 0.2, "--output-len", 2, "--tick-ms", 1, "--tools", "benchctl", "aiperf"]
-    said = run_script("load.schedule_accuracy", *small, "--json", tmp_path / "schedule.json", env=NO_PEERS)
-    assert "AIPerf: not installed" in said
-    ours, _ = json.loads((tmp_path / "schedule.json").read_text())
-    assert ours["requests"] == 20
+def test_the_client_bench_finds_every_request_of_a_poisson_process(tmp_path):
+    small = [
+        "--scale",
+        0.005,
+        "--sections",
+        "schedule",
+        "--tools",
+        "benchctl",
+        "--json",
+        tmp_path / "schedule.json",
+    ]
+    run_script("load.clients", *small)
+    ((ours,),) = json.loads((tmp_path / "schedule.json").read_text()).values()
+    assert ours["requests"] == 30
     assert 0 < ours["KS distance"] < 1
     assert ours["sent late max"] >= ours["sent late p50"] >= 0
 
 
-def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(tmp_path):
-    said = run_script(
-        "analysis.compare_speed",
-        "--steps",
-        3000,
-        "--blocks",
-        6,
-        "--repeats",
-        1,
-        "--json",
-        tmp_path / "compare.json",
-    )
-    assert "what it found: " in said
-    found = json.loads((tmp_path / "compare.json").read_text())
-    assert [row["what"] for row in found["rows"]] == [
-        "benchctl compare",
-        "limit: decoding alone",
-    ]
-    assert found["rows"][1]["of limit"] == 1
-    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
-    assert "INVALID" not in found["said"]
-    assert "b against a" in found["said"]
-
-
-def test_the_show_bench_reads_many_runs_twice_and_says_what_both_take(tmp_path):
-    small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--repeats", 1, "--json", tmp_path / "show.json"]
-    assert "a directory of 12 runs and 768 tokens" in run_script("analysis.show_speed", *small)
-    found = json.loads((tmp_path / "show.json").read_text())
-    assert [row["what"] for row in found["rows"]] == ["first reading", "benchctl show"]
-    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
-
-
-def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_vega_alone(tmp_path):
-    small = ["--runs", 16, "--steps", 50, "--repeats", 1, "--json", tmp_path / "report.json"]
-    said = run_script("analysis.report_speed", *small)
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert (found["runs"], found["steps"]) == (16, 800)
-    assert found["vega.js bytes"] > 500_000
-    assert 500_000 < found["bytes"] < 2_000_000
-    assert "size / vega.js" in said
-    if "failed" not in found:
-        assert 0 < found["verdict s"] <= found["first charts s"] <= found["all charts s"]
-        assert "open / vega.js" in said
+def test_the_analysis_bench_reads_large_directories_beside_the_least_that_it_would_take(tmp_path):
+    small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--steps", 3200, "--runs", 16, "--run-steps", 50]
+    said = run_script("analysis.speed", *small, "--rounds", 1, "--json", tmp_path / "speed.json")
+    assert "show: 12 runs and 768 tokens" in said
+    tables = json.loads((tmp_path / "speed.json").read_text())
+    assert [row["way"] for row in tables["show"]] == ["first reading", "benchctl show"]
+    assert [row["way"] for row in tables["compare"]] == ["limit: decoding alone", "benchctl compare"]
+    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in tables["show"] + tables["compare"])
+    built, *opened = tables["report"]
+    assert (built["runs"], built["vega.js bytes"] > 500_000) == (16, True)
+    assert 500_000 < built["bytes"] < 2_000_000
+    for row in opened:
+        assert 0 < row["verdict s"] <= row["first charts s"] <= row["all charts s"]
 
 
 def test_the_verdict_bench_says_the_same_every_time_and_demands_something_of_every_section():
