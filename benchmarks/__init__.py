@@ -1,1 +1,1 @@
-"""Benchmarks of benchctl itself, listed in README.md; from the root: ``python -m benchmarks.load.client_cost``."""
+"""Benchmarks of benchctl itself, listed in README.md; from the root: ``python -m benchmarks.load.clients``."""

@@ -8,8 +8,8 @@
 Directories are made up, in blocks of a baseline and guided runs. ``show``: whoever reads long requests first leaves
 a copy of their numbers, which is the row "first reading". ``compare``: the limit is what msgspec takes for the
 records of the same step logs, kept by nobody; tokens have lateness, characters and text. ``report``: seconds to
-read, to build the page, and to open it in headless Chromium until the verdict is in a frame, the charts of the first
-window are drawn, and all charts are, beside a page that holds vega.js alone. Goals: 4 MB, 3 s to the first charts.
+read, to build the page, and to open it in headless Chromium until the verdict is in a frame, the charts of the
+first window are drawn, and all charts are, beside a page with vega.js alone. Goals: 4 MB, 3 s to the first charts.
 """
 
 import json
