@@ -26,50 +26,35 @@ def make_environment(directory: Path) -> Path:
     return python
 
 
-def test_the_named_interpreter_comes_before_everything(tmp_path):
-    make_environment(engines_directory() / "pytest-engine")
+def test_the_named_interpreter_comes_first_then_the_installed_environment_then_our_own(tmp_path):
+    installed = make_environment(engines_directory() / "pytest-engine")
     named = make_environment(tmp_path / "mine")
     assert interpreter_for("pytest-engine", str(named), ["pytest"]) == named
-
-
-def test_an_installed_environment_comes_before_our_own():
-    installed = make_environment(engines_directory() / "pytest-engine")
     assert interpreter_for("pytest-engine", None, ["absent-package", "pytest"]) == installed
     assert interpreter_for("other-engine", None, ["pytest"]) == HERE
-
-
-def test_an_engine_that_is_nowhere_is_told_with_what_brings_it():
-    with pytest.raises(
-        EngineUnavailableError, match=r"neither .*abacus nor .* run 'benchctl engines install abacus'"
-    ):
-        interpreter_for("abacus", None, ["absent-package"])
 
 
 @pytest.mark.parametrize(
     ("named", "problem"),
     [
-        ("/no/such/python", "cannot be executed"),
-        (str(HERE.parent), "cannot be executed"),
-        (sys.executable, "has no absent-package; install it there"),
+        (None, "neither .*abacus nor .* run 'benchctl engines install abacus'"),
+        ("/no/such/python", "engine.python is '/no/such/python', which cannot be executed"),
+        (str(HERE.parent), "which cannot be executed"),
+        (sys.executable, "which has no absent-package; install it there"),
     ],
 )
-def test_a_named_interpreter_without_the_engine_is_refused(named, problem):
-    with pytest.raises(EngineUnavailableError, match=f"engine.python is '{named}', which {problem}"):
+def test_an_engine_that_is_nowhere_or_not_where_it_was_named_is_told_with_what_brings_it(named, problem):
+    with pytest.raises(EngineUnavailableError, match=problem):
         interpreter_for("abacus", named, ["absent-package"])
 
 
-def test_versions_are_asked_of_the_environment_itself():
+def test_versions_are_asked_of_the_environment_itself(tmp_path, monkeypatch):
     assert installed_versions(HERE, ("pytest", "absent-package")) == {"pytest": pytest.__version__}
-
-
-def test_an_interpreter_that_does_not_work_has_nothing(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     assert installed_versions(broken, ("pytest",)) == {}
-
-
-def test_what_a_shell_puts_on_the_path_of_modules_does_not_count(tmp_path, monkeypatch):
+    # What a shell puts on the path of modules does not count.
     information = tmp_path / "ghost-1.0.dist-info" / "METADATA"
     information.parent.mkdir()
     information.write_text("Metadata-Version: 2.1\nName: ghost\nVersion: 1.0\n")

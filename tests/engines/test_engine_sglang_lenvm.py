@@ -10,13 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.cli import benchctl
 from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 from support.steps import records_of
 
 from benchctl.analysis.validity.launch import launch_settings, names_of
-from benchctl.engines.engine import LaunchSite, engine_for
+from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
 from benchctl.engines.sglang_lenvm import (
     SglangLenvmEngine,
@@ -27,7 +26,7 @@ from benchctl.engines.sglang_lenvm import (
 )
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.model import Guidance, Sampling
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
@@ -60,8 +59,11 @@ def problem(guidance: Guidance | None, sampling: Sampling | None = None, *, n: i
     return ""
 
 
+TILT = "centered_exp"
+
+
 def tilted(**changes: Any) -> Guidance:
-    return Guidance(mode="centered_exp", **{"value_scale": -10.0, **changes})
+    return Guidance(**{"mode": TILT, "value_scale": -10.0, **changes})
 
 
 def test_a_guided_server_is_started_as_the_fork_s_authors_start_it(python: str, tmp_path: Path) -> None:
@@ -84,13 +86,6 @@ def test_a_guided_server_is_started_as_the_fork_s_authors_start_it(python: str, 
         "--lvm-guided-inproc-mem-fraction-static", "0.4",
         "--lvm-guided-fn", "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance",
     ]  # fmt: skip
-
-
-def test_a_server_without_a_value_model_has_none_of_its_flags(python: str, tmp_path: Path) -> None:
-    base = lenvm_fork.model(tmp_path, "base")
-    argv = ENGINE.argv(settings_of(model=base, python=python, revision="V1"), SITE)
-    assert not [word for word in argv if "lvm" in word]
-    assert "--disable-overlap-schedule" not in argv
 
 
 @pytest.mark.parametrize(
@@ -124,81 +119,60 @@ def test_each_revision_records_its_steps_as_it_can(
     assert any("stamped.py" in word for word in ENGINE.argv(settings, SITE)) is has_lines
 
 
+def test_custom_params_are_sent_with_guidance_a_target_takes_the_place_of_mode_and_scale() -> None:
+    body = json.loads(ENGINE.request_call(asked(), settings_of(tilted(value_entropy_threshold=0.5))).body)
+    assert body["custom_params"] == {
+        "mode": TILT, "value_scale": -10.0, "gamma": 0.997, "value_entropy_threshold": 0.5,
+    }  # fmt: skip
+    assert "custom_params" not in json.loads(ENGINE.request_call(asked(), settings_of()).body)
+    target = {"target_length": 300.0, "target_length_mode": "total", "value_constraint": "le"}
+    assert custom_params(Guidance(**target)) == {"gamma": 0.997, **target}
+
+
 def test_options_that_no_revision_has_together_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="stride is 2 with revision V2; only some commits of V1 and V3 know strides"
-    ):
+    with pytest.raises(ValueError, match="stride is 2 with revision V2; only some commits of V1 and V3 know"):
         SglangLenvmOptions(revision="V2", stride=2)
     with pytest.raises(ValueError, match="only V2 prints averages"):
         SglangLenvmOptions(revision="V3", synchronised_timing_interval=10)
 
 
-def test_custom_params_are_sent_with_guidance_and_left_out_altogether_without() -> None:
-    body = json.loads(ENGINE.request_call(asked(), settings_of(tilted(value_entropy_threshold=0.5))).body)
-    assert body["custom_params"] == {
-        "mode": "centered_exp", "value_scale": -10.0, "gamma": 0.997, "value_entropy_threshold": 0.5,
-    }  # fmt: skip
-    assert "custom_params" not in json.loads(ENGINE.request_call(asked(), settings_of()).body)
+ALL, FEW = Sampling(top_k=-1), Sampling(top_k=15)
+MUL, TARGET, BIAS = Guidance(mode="mul", value_scale=0.5), Guidance(target_length=100.0), "value_bias"
+LENGTHS = {"mode": "length_mul", "value_scale": 0.5}
+DETERMINISTIC = {"extra_args": ("--enable-deterministic-inference",)}
+REFUSED: list[tuple[Guidance | None, Sampling | None, dict[str, Any], str]] = [
+    *((tilted(mode=mode), ALL, {"revision": "V2"}, "no path; set sampling.top_k to 2") for mode in (TILT, BIAS)),
+    (TARGET, FEW, {"revision": "V4"}, "dies of a target, for which V4 has no path"),
+    (MUL, ALL, {"revision": "V4"}, "dies of guidance with top_k -1 on V4"),
+    (tilted(value_min=0.2), None, {}, "ignores value_min where top_k is finite"),
+    (
+        Guidance(**LENGTHS, gamma=0.9998),
+        None,
+        {},
+        "computes lengths with gamma 0.997 with a finite",
+    ),
+    (tilted(), None, {"overlap_schedule": True}, "set overlap_schedule: false"),
+    (tilted(), None, {"n": 4, **DETERMINISTIC}, "one seed"),
+    *((who, None, {"revision": None}, "revision=V0 for the released code, V1 to V4") for who in (None, tilted())),
+]
+SERVED: list[tuple[Guidance | None, Sampling | None, dict[str, Any]]] = [
+    *((tilted(mode=mode), Sampling(top_k=k), {"revision": "V2"}) for mode in (TILT, BIAS) for k in (2, 1)),
+    (TARGET, FEW, {}),
+    (TARGET, ALL, {"revision": "V2"}),
+    (MUL, ALL, {"revision": "V0"}),
+    (Guidance(mode="mul", value_scale=0.5, value_min=0.2), ALL, {}),
+    (tilted(gamma=0.9998), None, {}),  # this mode does not use it
+    (None, None, {"value_model": "qwen2.5-1.5b", "overlap_schedule": True}),
+    (tilted(), None, {"n": 4}),
+    (tilted(), None, DETERMINISTIC),
+]
 
 
-def test_a_target_takes_the_place_of_mode_and_scale() -> None:
-    params = custom_params(Guidance(target_length=300.0, target_length_mode="total", value_constraint="le"))
-    assert params == {
-        "gamma": 0.997, "target_length": 300.0, "target_length_mode": "total", "value_constraint": "le",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("mode", ["centered_exp", "value_bias"])
-def test_a_mode_that_would_end_the_scheduler_is_refused(mode: str) -> None:
-    guidance = Guidance(mode=mode, value_scale=-1.0)  # type: ignore[arg-type]
-    for revision in ("V0", "V1", "V2", "V3", "V4"):
-        assert "no path; set sampling.top_k to 2 or more" in problem(
-            guidance, Sampling(top_k=-1), revision=revision
-        )
-        assert not problem(guidance, Sampling(top_k=2), revision=revision)
-        assert not problem(guidance, Sampling(top_k=1), revision=revision), "greedy decoding is a control"
-
-
-def test_targets_are_refused_on_v4() -> None:
-    target = Guidance(target_length=100.0)
-    assert not problem(target, Sampling(top_k=15), revision="V1")
-    assert not problem(target, Sampling(top_k=-1), revision="V2")
-    assert "dies of a target, for which V4 has no path" in problem(target, Sampling(top_k=15), revision="V4")
-
-
-def test_v4_refuses_guidance_over_the_whole_vocabulary_in_every_mode() -> None:
-    guidance = Guidance(mode="mul", value_scale=0.5)
-    assert not problem(guidance, Sampling(top_k=-1), revision="V0")
-    assert "dies of guidance with top_k -1 on V4" in problem(guidance, Sampling(top_k=-1), revision="V4")
-
-
-def test_what_the_server_would_pass_over_in_silence_is_refused() -> None:
-    ignored = problem(tilted(value_min=0.2), revision="V1")
-    assert "ignores value_min where top_k is finite" in ignored
-    assert not problem(Guidance(mode="mul", value_scale=0.5, value_min=0.2), Sampling(top_k=-1), revision="V1")
-    gamma = problem(Guidance(mode="length_mul", value_scale=0.5, gamma=0.9998), revision="V1")
-    assert "computes lengths with gamma 0.997 with a finite top_k, not with 0.9998" in gamma
-    assert not problem(tilted(gamma=0.9998), revision="V1"), "this mode does not use it"
-
-
-def test_guidance_with_an_overlapping_scheduler_is_refused() -> None:
-    assert "set overlap_schedule: false" in problem(tilted(), revision="V1", overlap_schedule=True)
-    assert not problem(None, revision="V1", value_model="qwen2.5-1.5b", overlap_schedule=True)
-
-
-def test_several_choices_of_a_deterministic_server_are_refused_because_they_are_one() -> None:
-    deterministic = ("--enable-deterministic-inference",)
-    assert "one seed" in problem(tilted(), n=4, revision="V1", extra_args=deterministic)
-    assert not problem(tilted(), n=1, revision="V1", extra_args=deterministic)
-    assert not problem(tilted(), n=4, revision="V1")
-
-
-def test_a_fork_of_an_unknown_revision_is_refused_with_the_option_that_names_it() -> None:
-    for guidance in (None, tilted()):
-        refused = problem(guidance)
-        assert "variant 'guided'" in refused or "variant" in refused
-        assert "--set engine.options.revision=V0 for the released code, V1 to V4" in refused
-        assert not problem(guidance, revision="V0")
+def test_what_the_server_dies_of_ignores_or_computes_otherwise_is_refused_and_nothing_else() -> None:
+    for guidance, sampling, options, message in REFUSED:
+        assert message in problem(guidance, sampling, **{"revision": "V1", **options}), message
+    for guidance, sampling, options in SERVED:
+        assert not problem(guidance, sampling, **{"revision": "V1", **options}), options
 
 
 def test_published_value_models_go_by_their_size_and_others_by_directory_or_repository(tmp_path: Path) -> None:
@@ -209,57 +183,31 @@ def test_published_value_models_go_by_their_size_and_others_by_directory_or_repo
         value_checkpoint("qwen2.5-3b")
 
 
-@pytest.mark.parametrize(
-    ("family", "architecture"),
-    [
-        ("qwen2", "Qwen2ForLengthValueModel"),
-        ("qwen3", "Qwen3ForLengthValueModel"),
-        ("qwen2_5_vl", "Qwen2_5_VLForLengthValueModel"),
-    ],
-)
-def test_the_class_of_a_value_model_follows_its_backbone(
-    family: str, architecture: str, python: str, tmp_path: Path
-) -> None:
-    value_model = lenvm_fork.model(tmp_path, "value", model_type=family)
+def test_the_class_of_a_value_model_follows_its_backbone_unless_it_is_named(python: str, tmp_path: Path) -> None:
     base = lenvm_fork.model(tmp_path, "base")
-    argv = ENGINE.argv(settings_of(model=base, python=python, value_model=value_model), SITE)
-    assert f'{{"architectures": ["{architecture}"]}}' in argv
-    named = settings_of(
-        model=base, python=python, value_model=value_model, value_architecture="Qwen2ForLengthValueModel"
-    )
-    assert '{"architectures": ["Qwen2ForLengthValueModel"]}' in ENGINE.argv(named, SITE)
+
+    def classes(family: str, **named: str) -> list[str]:
+        value_model = str(tmp_path / family)
+        argv = ENGINE.argv(settings_of(model=base, python=python, value_model=value_model, **named), SITE)
+        return [word for word in argv if "architectures" in word]
+
+    for family, prefix in (("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("qwen2_5_vl", "Qwen2_5_VL")):
+        lenvm_fork.model(tmp_path, family, model_type=family)
+        assert classes(family) == [f'{{"architectures": ["{prefix}ForLengthValueModel"]}}']
+    assert classes("qwen3", value_architecture="Qwen2ForLengthValueModel") == classes("qwen2")
 
 
-def test_stock_sglang_is_not_taken_for_the_fork(tmp_path: Path) -> None:
+def test_stock_sglang_is_not_taken_for_the_fork_and_no_environment_is_refused_with_what_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork_interpreter.cache_clear()
     python = lenvm_fork.environment(tmp_path, has_fork=False)
     settings = settings_of(model=lenvm_fork.model(tmp_path, "base"), python=python)
     with pytest.raises(EngineUnavailableError, match="is not the LenVM fork: it has no sglang/srt/lvm"):
         ENGINE.check_available(settings)
-
-
-def test_an_environment_that_is_not_there_is_refused_with_what_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "none"))
     with pytest.raises(EngineUnavailableError, match=r"pip install -e sglang-LenVM/python in a checkout"):
         ENGINE.check_available(settings_of(model="qwen2.5-7b"))
-
-
-@pytest.mark.parametrize(
-    ("log_tail", "cause"),
-    [
-        ("Exception: Not implemented, cpu should not be used", "unguidable-request"),
-        ("RuntimeError: Missing key(s): v_head.fc.weight", "bad-value-model"),
-        ("ValueError: Failed to load guidance function from file: /x.py", "bad-flag"),
-        ("RuntimeError: LenVM GPU guidance path failed", "guidance-failed"),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "out-of-memory"),
-    ],
-)
-def test_the_end_of_a_log_tells_the_cause(log_tail: str, cause: str) -> None:
-    known = ENGINE.diagnose(f"[2026-01-01 00:00:00] Scheduler hit an exception: Traceback\n{log_tail}\n")
-    assert known is not None
-    assert known.cause == cause
 
 
 class Forked:
@@ -288,9 +236,11 @@ def _forked(tmp_path: Path, python: str) -> Forked:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("revision", ["V1", "V3", "V4"])
-def test_a_guided_run_has_the_fork_s_steps_each_with_its_time(forked: Forked, revision: str) -> None:
-    run = forked.run({"revision": revision}, options={"revision": revision})
+@pytest.mark.parametrize("revision", ["V1", "V4"])
+def test_a_guided_run_has_the_fork_s_steps_each_with_its_time_and_loads_its_value_model_in_the_warm_up(
+    forked: Forked, revision: str
+) -> None:
+    run = forked.run({"revision": revision, "load_s": 0.5}, options={"revision": revision})
     assert (run.record.state, run.record.failure) == ("done", None), run.codes
     assert run.record.effective_config["server.revision"] == revision
     steps = [step for step in records_of(run.loaded) if not step.is_warmup]
@@ -300,94 +250,57 @@ def test_a_guided_run_has_the_fork_s_steps_each_with_its_time(forked: Forked, re
         assert after.start_ns >= before.start_ns + before.dur_ns
     assert all(step.dur_ns >= step.sections_ns["sampler_total"] for step in steps)
     assert all(step.clock == "host" and step.guided_rows == step.num_seqs for step in steps)
-    assert {step.fused for step in steps} == {"V1": {None}, "V3": {True}, "V4": {True}}[revision]
+    assert {step.fused for step in steps} == {{"V1": None, "V4": True}[revision]}
     assert {step.candidates is None for step in steps} == {revision != "V4"}
-    assert all(body["custom_params"]["mode"] == "centered_exp" for body in run.bodies)
-
-
-@pytest.mark.slow
-def test_the_value_model_is_loaded_before_anything_is_measured(forked: Forked) -> None:
-    run = forked.run({"revision": "V1", "load_s": 0.5}, options={"revision": "V1"})
+    assert all(body["custom_params"]["mode"] == TILT for body in run.bodies)
     loads = [step for step in records_of(run.loaded) if "value_model_load" in step.sections_ns]
     assert [step.is_warmup for step in loads] == [True]
     assert loads[0].sections_ns["value_model_load"] >= 490_000_000
-    assert run.record.state == "done", run.codes
 
 
 @pytest.mark.slow
-def test_a_baseline_run_asks_for_no_guidance_and_its_steps_say_so(forked: Forked) -> None:
+def test_a_baseline_run_asks_for_no_guidance_and_a_revision_that_writes_no_lines_has_no_steps(
+    forked: Forked,
+) -> None:
     run = forked.run({"revision": "V1"}, variant="baseline", options={"revision": "V1"})
     assert run.record.state == "done", run.codes
     assert not any("custom_params" in body for body in run.bodies)
     assert {step.guided_rows for step in records_of(run.loaded)} == {0}
     assert not any("lvm" in word for word in run.record.argv)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("revision", ["V0", "V2"])
-def test_a_revision_that_writes_no_lines_has_no_steps(forked: Forked, revision: str) -> None:
-    options: dict[str, Any] = {"revision": revision}
-    if revision == "V2":
-        options["synchronised_timing_interval"] = 5
-    run = forked.run({"revision": revision}, options=options)
+    run = forked.run({"revision": "V2"}, options={"revision": "V2", "synchronised_timing_interval": 5})
     assert run.record.state == "done", run.codes
     assert "steps-unknown" in run.codes
-    assert (
-        "[sampler_timing] calls=5 " in RunDirectory(forked.directory / "000-b0-guided").server_log.read_text()
-    ) is (revision == "V2")
+    log = RunDirectory(forked.directory / "000-b0-guided").server_log.read_text()
+    assert "[sampler_timing] calls=5 " in log
 
 
 @pytest.mark.slow
-def test_a_server_of_another_revision_than_declared_is_found_out(forked: Forked) -> None:
-    with pytest.raises(UnsupportedError, match="the server is not V4: its output fits V1 or V3"):
-        forked.run({"revision": "V1"}, options={"revision": "V4"})
-
-
-@pytest.mark.slow
-def test_a_server_with_another_value_model_than_asked_for_is_found_out(forked: Forked) -> None:
-    with pytest.raises(UnsupportedError, match="reports the value model /elsewhere"):
-        forked.run({"revision": "V1", "told": "/elsewhere"}, options={"revision": "V1"})
-
-
 @pytest.mark.parametrize(
-    ("profile", "cells"),
+    ("how", "declared", "message"),
     [
-        ("topk-sweep", ["top_k=1", "top_k=2", "top_k=3", "top_k=4", "top_k=5"]),
-        ("lenvm-model-sizes", ["value_model=qwen2.5-0.5b", "value_model=qwen2.5-1.5b"]),
+        ({"revision": "V1"}, "V4", "the server is not V4: its output fits V1 or V3"),
+        ({"revision": "V1", "told": "/elsewhere"}, "V1", "reports the value model /elsewhere"),
     ],
 )
-def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_said(
-    profile: str, cells: list[str], python: str, tmp_path: Path
+def test_a_server_that_is_not_what_was_declared_is_found_out(
+    forked: Forked, how: dict[str, Any], declared: str, message: str
 ) -> None:
-    command = ["run", "--profile", profile, "--engine", "sglang-lenvm", "--set", f"engine.python={python}"]
-    refused = benchctl(*command, "--dry-run", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--set engine.options.revision=V0 for the released code" in refused.stderr
-    planned = benchctl(*command, "--set", "engine.options.revision=V1", "--dry-run", cwd=tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
-    for cell in cells:
-        assert cell in planned.stdout
-    assert f" blocks of {1 + len(cells)}, " in planned.stdout
+    with pytest.raises(UnsupportedError, match=message):
+        forked.run(how, options={"revision": declared})
 
 
 def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: str, tmp_path: Path) -> None:
     base = lenvm_fork.model(tmp_path, "base")
-    plain, guided = (
-        launch_settings(launched(settings_of(guidance, model=base, python=python, overlap_schedule=False)))
-        for guidance in (None, tilted())
-    )
+    launches = []
+    for guidance in (None, tilted()):
+        settings = settings_of(guidance, model=base, python=python, revision="V1", overlap_schedule=False)
+        run = RunRecord(
+            schema_version=3, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
+            argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
+        )  # fmt: skip
+        launches.append(launch_settings(run))
+    plain, guided = launches
+    assert not [key for key in plain if "lvm" in key]
     differing = [key for key in plain.keys() | guided.keys() if plain.get(key) != guided.get(key)]
     assert len(differing) == 5
     assert all("server.value_model" in names_of(key) for key in differing)
-
-
-def launched(settings: VariantSettings) -> RunRecord:
-    return RunRecord(
-        schema_version=3, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
-        argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
-    )  # fmt: skip
-
-
-def test_the_engine_goes_by_its_name() -> None:
-    assert isinstance(engine_for("sglang-lenvm"), SglangLenvmEngine)

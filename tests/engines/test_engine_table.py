@@ -2,37 +2,31 @@
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 from benchctl.engines.engine import engine_for
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, dialects, guiding_kinds
+from benchctl.profile.model import EngineKind
 
 METHODS = ("argv", "env", "request_call", "effective_config", "check_available", "check_requests", "diagnose")
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_a_spec_names_classes_that_exist_and_agree_on_the_kind(kind: str) -> None:
-    spec = ENGINES[kind]
-    engine = engine_for(kind)
-    assert spec.kind == engine.kind == kind
-    assert issubclass(spec.options_class, ServerOptions)
-    assert all(callable(getattr(engine, method)) for method in METHODS)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_an_engine_guides_exactly_when_it_has_options_of_a_value_model(kind: str) -> None:
-    options = ENGINES[kind].options_class
-    assert bool(options.VALUE_MODEL_OPTIONS) == ENGINES[kind].guides == (kind in guiding_kinds())
-    assert options.model_fields.keys() >= options.VALUE_MODEL_OPTIONS
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_options_behind_flags_and_variables_exist(kind: str) -> None:
-    spec = ENGINES[kind]
-    coded = {option for options in spec.coded_options.values() for option in options}
-    assert coded | spec.options_class.flags().keys() <= spec.options_class.model_fields.keys()
+def test_a_spec_names_classes_and_options_that_exist_and_guides_when_it_has_options_of_a_value_model() -> None:
+    assert set(get_args(EngineKind)) == set(ENGINES)
+    for kind, spec in ENGINES.items():
+        options, engine = spec.options_class, engine_for(kind)
+        assert spec.kind == engine.kind == kind
+        assert issubclass(options, ServerOptions)
+        assert all(callable(getattr(engine, method)) for method in METHODS)
+        assert bool(options.VALUE_MODEL_OPTIONS) == spec.guides == (kind in guiding_kinds())
+        coded = {option for options in spec.coded_options.values() for option in options}
+        assert coded | options.flags().keys() | options.VALUE_MODEL_OPTIONS <= options.model_fields.keys()
+    with pytest.raises(EngineUnavailableError, match="unknown engine 'abacus'; choose one of sim"):
+        engine_for("abacus")
 
 
 def test_a_dialect_can_state_the_configuration_of_a_server() -> None:

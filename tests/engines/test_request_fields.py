@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support import engine_settings
 from support.servers.recording_server import SentRequest, recording_server
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Message, PreparedRequest
@@ -30,10 +30,8 @@ def settings_of(kind: str, request: dict[str, Any], **sampling: float) -> Varian
     own = {"url": "http://127.0.0.1:1"} if kind == "attach" else {}
     own |= {"value_model": "value"} if kind == "vllm-lenvm" else {}
     own |= {"python": sys.executable} if kind in {"transformers", "vllm", "vllm-lenvm"} else {}
-    return VariantSettings(
-        variant="v", model="base", server=options_class(kind)(**own), sampling=Sampling(**sampling),
-        request=RequestOptions(**request), guidance=None,
-    )  # fmt: skip
+    settings = engine_settings.settings_of(kind, "base", sampling=Sampling(**sampling), **own)
+    return settings.model_copy(update={"request": RequestOptions(**request)})
 
 
 def sent(kind: str, request: dict[str, Any], *, asked: PreparedRequest = REQUEST, **sampling: float) -> SentRequest:
@@ -46,19 +44,20 @@ def sent(kind: str, request: dict[str, Any], *, asked: PreparedRequest = REQUEST
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fields_of_the_profile_go_over_those_of_benchctl_and_leave_the_measurement_alone(kind):
-    own = {"repetition_penalty": 1.25, "cache_prompt": True, "priority": {"level": 2}}
-    body = sent(kind, {"model": "adapter", "extra_body": own}).body
-    assert {name: body[name] for name in own} == own
-    assert (body["model"], body["max_tokens"], body["stream"], body["prompt"]) == ("adapter", 3, True, "Hi")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_headers_are_sent_with_their_variables_and_the_request_keeps_its_own_id(kind, monkeypatch):
+def test_fields_and_headers_of_the_profile_go_over_those_of_benchctl_and_leave_the_measurement_alone(
+    kind, monkeypatch
+):
     monkeypatch.setenv("TEAM_KEY", "s3cret-4711")
-    received = sent(kind, {"headers": {"Authorization": "Bearer ${TEAM_KEY}", "X-Team": "blue"}})
-    assert received.headers["authorization"] == "Bearer s3cret-4711"
-    assert (received.headers["x-team"], received.headers["x-request-id"]) == ("blue", "r0")
+    own = {"repetition_penalty": 1.25, "cache_prompt": True, "priority": {"level": 2}}
+    headers = {"Authorization": "Bearer ${TEAM_KEY}", "X-Team": "blue"}
+    received = sent(kind, {"model": "adapter", "extra_body": own, "headers": headers})
+    expected = {**own, "model": "adapter", "max_tokens": 3, "stream": True, "prompt": "Hi"}
+    assert {name: received.body[name] for name in expected} == expected
+    expected = {"authorization": "Bearer s3cret-4711", "x-team": "blue", "x-request-id": "r0"}
+    assert {name: received.headers[name] for name in expected} == expected
+    settings = settings_of(kind, {"chat_template_kwargs": {"thinking": True}})
+    with pytest.raises(UnsupportedError, match="requests are plain prompts, which no chat template renders"):
+        engine_for(kind).check_requests([REQUEST], settings)
 
 
 @pytest.mark.parametrize(
@@ -103,20 +102,11 @@ def test_penalties_are_sent_only_where_they_change_something():
     assert (body["repeat_penalty"], body["frequency_penalty"], body["repeat_last_n"]) == (1.1, 0.5, 5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_variables_of_a_chat_template_need_chats(kind):
-    settings = settings_of(kind, {"chat_template_kwargs": {"thinking": True}})
-    with pytest.raises(UnsupportedError, match="requests are plain prompts, which no chat template renders"):
-        engine_for(kind).check_requests([REQUEST], settings)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"), [(None, "KEY is not set in the environment; export KEY"), ("a\nb", "holds line breaks")]
-)
-def test_a_variable_that_cannot_be_sent_is_refused_without_its_value(value, message, monkeypatch):
+def test_a_variable_that_cannot_be_sent_is_refused_without_its_value(monkeypatch):
     monkeypatch.delenv("KEY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("KEY", value)
-    with pytest.raises(EngineUnavailableError, match=message) as error:
+    with pytest.raises(EngineUnavailableError, match="KEY is not set in the environment; export KEY"):
+        RequestOptions(headers={"X-Key": "${KEY}"}).sent_headers()
+    monkeypatch.setenv("KEY", "a\nb")
+    with pytest.raises(EngineUnavailableError, match="holds line breaks") as error:
         RequestOptions(headers={"X-Key": "${KEY}"}).sent_headers()
     assert "a\nb" not in str(error.value)

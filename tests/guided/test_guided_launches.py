@@ -35,27 +35,28 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def launches(profile: Profile, models: Path) -> dict[str, dict[str, str]]:
-    """What each arm's server is started with, all with the models that exist here."""
-    engine, found = engine_for(profile.engine.kind), {}
-    for label, settings in settings_by_arm(profile, models).items():
-        site = LaunchSite(port=8123, directory=models / "000-b0-a")
-        run = RunRecord(
-            schema_version=3, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
-            argv=engine.argv(settings, site), env=engine.env(settings, site),
-        )  # fmt: skip
-        found[label] = launch_settings(run)
-    return found
+def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
+    value_model = str(models / "value") if settings.server.guides_with else None
+    server = settings.server.model_copy(update={"value_model": value_model})
+    return settings.model_copy(update={"model": str(models / "base"), "server": server})
 
 
 def settings_by_arm(profile: Profile, models: Path) -> dict[str, VariantSettings]:
     return {arm_label(*arm): with_models(variant_settings(profile, *arm), models) for arm in arms(profile)}
 
 
-def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
-    value_model = str(models / "value") if settings.server.guides_with else None
-    server = settings.server.model_copy(update={"value_model": value_model})
-    return settings.model_copy(update={"model": str(models / "base"), "server": server})
+def launches(profile: Profile, models: Path) -> dict[str, dict[str, str]]:
+    """What each arm's server is started with, all with the models that exist here."""
+    engine, site = engine_for(profile.engine.kind), LaunchSite(port=8123, directory=models / "000-b0-a")
+    return {
+        label: launch_settings(
+            RunRecord(
+                schema_version=3, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
+                argv=engine.argv(settings, site), env=engine.env(settings, site),
+            )
+        )
+        for label, settings in settings_by_arm(profile, models).items()
+    }  # fmt: skip
 
 
 def differences(profile: Profile, models: Path, *, undeclared: bool = False) -> set[str]:
@@ -71,21 +72,13 @@ def differences(profile: Profile, models: Path, *, undeclared: bool = False) -> 
     return different
 
 
-@pytest.mark.parametrize("kind", ["vllm-lenvm", "sglang-lenvm"])
 @pytest.mark.parametrize("name", PROFILES)
-def test_servers_are_started_alike_but_for_what_their_variants_set(name: str, kind: str, models: Path) -> None:
-    if kind == "sglang-lenvm" and name in OF_THE_PLUGIN:
-        pytest.skip("the profile is about options of the plugin")
-    if kind == "sglang-lenvm" and name in OF_SEVERAL_DEVICES:
-        pytest.skip("the fork logs the steps of one device, so its servers are not started alike")
-    profile = load_profile(name, engine=kind)
-    assert not differences(profile, models, undeclared=True)
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_the_plugin_leaves_the_scheduling_of_a_guided_server_as_its_baseline_has_it(
-    name: str, models: Path
-) -> None:
+def test_servers_are_started_alike_but_for_what_their_variants_set(name: str, models: Path) -> None:
+    for kind in ("vllm-lenvm", "sglang-lenvm"):
+        # The fork logs the steps of one device, so its servers of several are not started alike.
+        if kind == "vllm-lenvm" or name not in OF_THE_PLUGIN | OF_SEVERAL_DEVICES:
+            assert not differences(load_profile(name, engine=kind), models, undeclared=True)
+    # The plugin leaves the scheduling of a guided server as its baseline has it.
     profile = load_profile(name, engine="vllm-lenvm")
     assert not [key for key in differences(profile, models) if "async" in key]
     baseline, *others = (variant_settings(profile, *arm) for arm in arms(profile))
@@ -93,29 +86,23 @@ def test_the_plugin_leaves_the_scheduling_of_a_guided_server_as_its_baseline_has
     assert not any(scheduling & declared_settings(baseline, other, "vllm-lenvm") for other in others)
 
 
-SWITCHES = {
-    "no-reuse": {"value_reuse"},
-    "no-kernels": {"value_kernels"},
-    "no-graphs": {"value_graphs"},
-    "no-early-skipping": {"value_skips_early"},
-}
-
-
 def test_each_arm_of_the_switches_lacks_one_part_of_the_guided_step_and_declares_nothing_else(models: Path) -> None:
     profile = load_profile("guided-switches", engine="vllm-lenvm")
     assert differences(profile, models) == {"env.BENCHCTL_LENVM_SETTINGS"}
     settings = settings_by_arm(profile, models)
     complete = settings.pop("all-on")
-    for name, switches in SWITCHES.items():
-        declared = declared_settings(complete, settings.pop(name), "vllm-lenvm")
-        described = {key for key in declared if key.startswith("server.value_model.")}
-        assert declared - described == {f"server.{switch}" for switch in switches}
-    assert not settings
-
-
-def test_two_forwards_are_compared_with_one_that_reuses_nothing_either(models: Path) -> None:
-    profile = load_profile("fused-vs-two-phase", engine="vllm-lenvm")
-    two_phase, fused = settings_by_arm(profile, models).values()
+    switches = {}
+    for name, other in settings.items():
+        declared = declared_settings(complete, other, "vllm-lenvm")
+        switches[name] = {key for key in declared if not key.startswith("server.value_model.")}
+    assert switches == {
+        "no-reuse": {"server.value_reuse"},
+        "no-kernels": {"server.value_kernels"},
+        "no-graphs": {"server.value_graphs"},
+        "no-early-skipping": {"server.value_skips_early"},
+    }
+    # Two forwards are compared with one that reuses nothing either.
+    two_phase, fused = settings_by_arm(load_profile("fused-vs-two-phase", engine="vllm-lenvm"), models).values()
     assert declared_settings(two_phase, fused, "vllm-lenvm") == {"server.fused"}
     assert two_phase.server.model_dump()["value_reuse"] is fused.server.model_dump()["value_reuse"] is False
 
@@ -129,16 +116,9 @@ def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_decl
     assert guided.server.model_dump()["overlap_schedule"] is False
 
 
-def test_a_server_with_a_value_model_is_told_so_by_its_command_line(models: Path) -> None:
-    profile = load_profile("guided-idle", engine="vllm-lenvm")
-    assert "argv.--logits-processors" in differences(profile, models)
-
-
-@pytest.mark.parametrize("is_overlapped", ["true", "false"])
-def test_scheduling_that_is_asked_of_all_servers_is_that_of_guided_ones_too(
-    is_overlapped: str, models: Path
-) -> None:
-    asked = f"engine.options.overlap_schedule={is_overlapped}"
-    profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=[asked])
-    flag = "argv.--async-scheduling" if is_overlapped == "true" else "argv.--no-async-scheduling"
-    assert all(flag in launch for launch in launches(profile, models).values())
+def test_scheduling_that_is_asked_of_all_servers_is_that_of_guided_ones_too(models: Path) -> None:
+    for is_overlapped, flag in (("true", "argv.--async-scheduling"), ("false", "argv.--no-async-scheduling")):
+        asked = f"engine.options.overlap_schedule={is_overlapped}"
+        profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=[asked])
+        assert all(flag in launch for launch in launches(profile, models).values())
+    assert "argv.--logits-processors" in differences(load_profile("guided-idle", engine="vllm-lenvm"), models)

@@ -7,6 +7,7 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.operation_counts import OperationCounts
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
+from benchctl.costs.roofline import LAYER_OPERATIONS, SECOND_PASS_OPERATIONS, STEP_OPERATIONS
 from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.operations import FUSED, PLAIN
 from benchctl.guided.params import GuidanceParams
@@ -58,21 +59,20 @@ def per_layer_and_beside(params, **options):
 
 
 @pytest.mark.parametrize("scorer", [{}, {"graphs": True}, {"reuse": False}], ids=["exact", "rounded", "no reuse"])
-@pytest.mark.parametrize("skips_early", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_step_keeps_its_budget_of_operations(rule, skips_early, scorer):
-    per_layer, beside = per_layer_and_beside(RULES[rule], skips_early=skips_early, **scorer)
+def test_a_step_keeps_its_budget_of_operations_and_launches_what_its_floor_counts(rule, scorer):
+    per_layer, beside = per_layer_and_beside(RULES[rule], skips_early=True, **scorer)
     assert per_layer <= PER_LAYER
     assert beside <= BESIDE
+    if scorer != {"graphs": True}:
+        assert per_layer_and_beside(RULES[rule], **scorer) == (LAYER_OPERATIONS, STEP_OPERATIONS)
 
 
-def test_written_out_in_torch_the_same_step_asks_for_many_times_as_much():
+def test_two_passes_launch_what_their_floor_counts_and_torch_alone_many_times_as_much():
+    two_passes = (2 * LAYER_OPERATIONS, STEP_OPERATIONS + SECOND_PASS_OPERATIONS)
+    assert per_layer_and_beside(RULES["mul"], fused=False) == two_passes
     per_layer, beside = per_layer_and_beside(RULES["mul"], operations=PLAIN)
     assert per_layer > 2 * PER_LAYER
     assert beside > 2 * BESIDE
-
-
-def test_a_step_of_more_rows_asks_for_nothing_more():
-    assert (
-        operations_of_a_step(2, RULES["mul"]).by_name == operations_of_a_step(2, RULES["mul"], num_rows=2).by_name
-    )
+    few, many = (operations_of_a_step(2, RULES["mul"], num_rows=rows) for rows in (2, 8))
+    assert few.by_name == many.by_name, "a step of more rows asks for nothing more"

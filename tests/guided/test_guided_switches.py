@@ -155,17 +155,3 @@ def test_the_law_of_the_next_token_is_the_same_with_every_switch_on_and_off(scor
     assert {step.fused for step in counted} == {scoring["fused"]}
     is_recording = {step.value_recordings is not None for step in counted}
     assert is_recording == {scoring["graphs"]}
-
-
-def test_the_requests_of_these_tests_meet_what_a_server_can_meet():
-    server = Server({"fused": True, "reuse": False, "graphs": False}, None)
-    num_asked = []
-    for step in range(NUM_STEPS):
-        laws = {row.key: law_of(row) for row, _ in server.rows(step)}
-        num_asked.append({key: asked for key, (_, asked) in laws.items()})
-        server.step(step)
-    for name in ("now and then", "if unsure", "mostly certain"):
-        asked = [step[name] for step in num_asked]
-        assert 0 < sum(map(bool, asked)) < NUM_STEPS, (name, asked)
-    assert "tilted again" in num_asked[-1]
-    assert any(len(tokens) > len(REQUESTS[name][0]) + 8 for name, tokens in server.tokens.items())

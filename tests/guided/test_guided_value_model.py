@@ -8,8 +8,9 @@ from support.guided.tensors import torch
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from safetensors.torch import load_file, save_file
-from support.guided.plain_values import FAMILIES, both_models, random_tensors, tiny_config
-from transformers import AutoModel
+from support.guided import plain_values
+from support.guided.plain_values import FAMILIES, PlainModel, both_models, random_tensors, tiny_config
+from transformers import AutoConfig
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.make import make_value_pair
@@ -18,7 +19,6 @@ from benchctl.guided.params import CheckpointError
 from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.checkpoint import HEAD_FILE
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.sizes import backbone_shapes
 from benchctl.guided.value_model.value_model import load_value_model, random_value_model
 
 END_ID = 2
@@ -52,11 +52,6 @@ def one_value(model, tokens, candidate):
     return float(Scorer(model, 1, 64).score([ScoredRow("a", tokens, 1)], ids))
 
 
-def assert_values_are_equal(one, other):
-    """Two layouts of one checkpoint agree to rounding: alignment in the file decides which kernel runs."""
-    assert one == pytest.approx(other, abs=1e-5)
-
-
 def change(directory, change_tensors, filename="model.safetensors"):
     tensors = load_file(directory / filename)
     change_tensors(tensors)
@@ -68,76 +63,48 @@ def change_config(directory, **changes):
     (directory / "config.json").write_text(json.dumps(config | changes))
 
 
-def with_rotation(family, **rotation):
-    config = tiny_config(family)
-    config.rope_parameters = rotation
-    return config
+ROTATIONS = [
+    {"rope_type": "linear", "factor": 3.0},
+    {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        *[tiny_config(family) for family in FAMILIES],
-        type(tiny_config("llama"))(**(tiny_config("llama").to_dict() | {"attention_bias": True, "mlp_bias": True})),
-        type(tiny_config("qwen3"))(**(tiny_config("qwen3").to_dict() | {"attention_bias": True})),
-    ],
-    ids=[*FAMILIES, "llama-biases", "qwen3-biases"],
-)
-def test_the_tensors_of_a_backbone_are_those_that_transformers_has(config):
-    theirs = {name: tuple(tensor.shape) for name, tensor in AutoModel.from_config(config).state_dict().items()}
-    assert backbone_shapes(config) == theirs
-
-
-@pytest.mark.parametrize(
-    "rotation",
-    [
-        {"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
-        {
-            "rope_type": "llama3",
-            "rope_theta": 700.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        {"rope_type": "yarn", "rope_theta": 700.0, "factor": 4.0, "original_max_position_embeddings": 64},
-    ],
-    ids=lambda rotation: rotation["rope_type"],
-)
-def test_positions_are_turned_as_the_configuration_says(monkeypatch, rotation):
-    from support.guided import plain_values
-
+def test_positions_are_turned_as_the_configuration_says(monkeypatch):
     plain, _ = both_models("llama", torch.float64)
-    monkeypatch.setattr(plain_values, "tiny_config", lambda family: with_rotation(family, **rotation))
-    ours, theirs = both_models("llama", torch.float64)
     tokens = [(7 * place) % 97 for place in range(40)]
-    assert one_value(ours, tokens, 5) == pytest.approx(theirs.value([*tokens, 5]), abs=1e-5)
-    assert one_value(ours, tokens, 5) != pytest.approx(one_value(plain, tokens, 5), abs=1e-2)
+    for rotation in ROTATIONS:
+        config = tiny_config("llama")
+        config.rope_parameters = {"rope_theta": 700.0, **rotation}
+        monkeypatch.setattr(plain_values, "tiny_config", lambda family, config=config: config)
+        ours, theirs = both_models("llama", torch.float64)
+        assert one_value(ours, tokens, 5) == pytest.approx(theirs.value([*tokens, 5]), abs=1e-5)
+        assert one_value(ours, tokens, 5) != pytest.approx(one_value(plain, tokens, 5), abs=1e-2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_made_value_model_is_loaded_with_its_size_and_its_ends(tmp_path, family):
+def test_a_made_value_model_is_loaded_with_its_size_and_its_ends_and_gives_a_constant_value(tmp_path, family):
     made = recipe(family)
-    make_value_pair(tmp_path, made, made)
+    make_value_pair(tmp_path, made, made, constant=0.05)
     model = load_value_model(tmp_path / "value")
-    config = model.config
     shape = made.shape
-    assert (config.layers, config.hidden, config.heads) == (shape.layers, shape.hidden, shape.q_heads)
-    assert (config.kv_heads, config.head_dim, config.vocab) == (shape.kv_heads, shape.head_dim, shape.vocab)
-    assert model.eos_ids == {END_ID}
-    assert model.dtype == torch.float32
+    for name, dimension in (("heads", "q_heads"), *((name, name) for name in ("layers", "hidden", "kv_heads"))):
+        assert getattr(model.config, name) == getattr(shape, dimension)
+    assert (model.config.head_dim, model.config.vocab) == (shape.head_dim, shape.vocab)
+    assert (model.eos_ids, model.dtype) == ({END_ID}, torch.float32)
     # Qwen3's norms of heads, which shapes leave out, are kept for each head.
     head_norms = shape.layers * (6 + 2) * shape.head_dim if family == "qwen3" else 0
     assert model.num_bytes == 4 * (shape.as_value_model().num_params() + head_norms)
-    stored = load_file(tmp_path / "value/model.safetensors")
-    assert "lm_head.weight" not in stored
+    assert "lm_head.weight" not in load_file(tmp_path / "value/model.safetensors")
     assert load_value_model(tmp_path / "value", dtype=torch.bfloat16).dtype == torch.bfloat16
+    for tokens in ([1], list(range(40))):
+        assert 1 / (1 + math.exp(-one_value(model, tokens, 7))) == pytest.approx(0.05, rel=1e-6)
 
 
 def test_values_of_a_made_model_are_those_of_transformers(pair):
-    from support.guided.plain_values import PlainModel
-    from transformers import AutoConfig
-
     tensors = {
         name.removeprefix("model."): tensor
         for filename in ("model.safetensors", HEAD_FILE)
@@ -151,49 +118,22 @@ def test_values_of_a_made_model_are_those_of_transformers(pair):
     assert max(values) - min(values) > 0.1
 
 
-@pytest.mark.parametrize("constant", [0.5, 0.05, 0.9])
-def test_a_constant_value_model_gives_every_token_that_value(tmp_path, constant):
-    make_value_pair(tmp_path, recipe(), recipe(), constant=constant)
-    model = load_value_model(tmp_path / "value")
-    for tokens in ([1], list(range(40))):
-        raw = one_value(model, tokens, 7)
-        assert 1 / (1 + math.exp(-raw)) == pytest.approx(constant, rel=1e-6)
-
-
-def test_the_head_may_lie_among_the_shards(value):
+def test_weights_may_be_spread_over_shards_named_without_prefix_and_with_a_vocabulary_head(value):
     before = one_value(load_value_model(value), [1, 2], 3)
-    head = load_file(value / HEAD_FILE)
-    (value / HEAD_FILE).unlink()
-    change(value, lambda tensors: tensors.update(head))
-    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
-
-
-def test_weights_may_be_spread_over_shards_and_named_without_their_prefix(value):
-    before = one_value(load_value_model(value), [1, 2], 3)
-    tensors = load_file(value / "model.safetensors")
-    (value / "model.safetensors").unlink()
-    names = sorted(tensors)
-    places = {}
+    tensors = load_file(value / "model.safetensors") | load_file(value / HEAD_FILE)
+    for path in (value / "model.safetensors", value / HEAD_FILE):
+        path.unlink()
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")  # tied, it is the embedding
+    places, names = {}, sorted(tensors)
     for number, part in enumerate((names[:7], names[7:])):
         save_file({name.removeprefix("model."): tensors[name] for name in part}, value / f"{number}.safetensors")
         places |= {name.removeprefix("model."): f"{number}.safetensors" for name in part}
     (value / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
+    # Alignment in the file decides which kernel runs.
+    assert one_value(load_value_model(value), [1, 2], 3) == pytest.approx(before, abs=1e-5)
     (value / "1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has no 1\.safetensors"):
         load_value_model(value)
-
-
-def test_a_tied_checkpoint_with_a_vocabulary_head_alone_has_its_embedding_there(value):
-    before = one_value(load_value_model(value), [1, 2], 3)
-    change(value, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
-    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
-
-
-def test_a_vocabulary_head_beside_the_embedding_is_not_used(value):
-    before = one_value(load_value_model(value), [1, 2], 3)
-    change(value, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(300, 48)}))
-    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
 
 
 @pytest.mark.parametrize(
@@ -248,14 +188,9 @@ def test_ends_are_those_of_all_files_together(value):
 
 
 def test_random_weights_of_a_size_are_made_where_they_are_used():
-    model = random_value_model(tiny_config("qwen2"), "cpu", torch.bfloat16, seed=3)
-    again = random_value_model(tiny_config("qwen2"), "cpu", torch.bfloat16, seed=3)
+    config = tiny_config("qwen2")
+    model, again = (random_value_model(config, "cpu", torch.bfloat16, seed=3) for _ in range(2))
     assert one_value(model, [1, 2, 3], 4) == one_value(again, [1, 2, 3], 4) != 0
-    assert model.num_bytes == random_tensors_bytes()
-
-
-def random_tensors_bytes():
     summary_in_float32 = 2 * (48 + 1)
-    return sum(tensor.nbytes for tensor in random_tensors(tiny_config("qwen2"), torch.bfloat16).values()) + (
-        summary_in_float32
-    )
+    drawn = random_tensors(config, torch.bfloat16).values()
+    assert model.num_bytes == sum(tensor.nbytes for tensor in drawn) + summary_in_float32

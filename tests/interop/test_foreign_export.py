@@ -156,6 +156,7 @@ ONLY_VLLM_S = {"max_output_tokens_per_s", "max_concurrent_requests", "queue_time
 """Of each second, of the client's own queue, and of audio: nothing here has them."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.real_engine
 @needs("vllm")

@@ -85,6 +85,7 @@ def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.real_engine
 @needs("transformers")

@@ -14,10 +14,6 @@ CAUSES = {"server-died", "engine-died", "engine-failed"}
 """Where the log of the front end says more than that it ended, the cause is the engine's."""
 
 
-ALWAYS = {("warm-up", signal.SIGTERM), ("load", signal.SIGTERM), ("load", signal.SIGKILL), ("stop", signal.SIGKILL)}
-"""Moments and signals that are tried at every change; the others every night."""
-
-
 def is_only_the_client_in_doubt(outcome):
     doubts = outcome.codes & SUSPECT_CODES
     return outcome.state == "suspect" and bool(doubts) and doubts <= CLIENT_SUSPECT_CODES
@@ -35,15 +31,10 @@ def fails_in_time(blow, tmp_path):
     return outcome.message
 
 
+@pytest.mark.nightly
 @needs("transformers")
-@pytest.mark.parametrize(
-    ("moment", "number"),
-    [
-        pytest.param(moment, number, marks=() if (moment, number) in ALWAYS else pytest.mark.nightly)
-        for moment in MOMENTS
-        for number in (signal.SIGTERM, signal.SIGKILL)
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_transformers_server_that_is_killed_fails_its_run_and_leaves_nothing(tmp_path, moment, number):
     with turn_of("transformers"):
         fails_in_time(Blow(engine="transformers-cpu", who=FRONT_END, number=number, moment=moment), tmp_path)
@@ -55,7 +46,7 @@ def test_a_transformers_server_that_is_killed_fails_its_run_and_leaves_nothing(t
     [
         ("VLLM::EngineCore", signal.SIGKILL, "(VLLM::EngineCore)"),
         pytest.param("VLLM::Worker", signal.SIGTERM, "(VLLM::Worker)", marks=pytest.mark.nightly),
-        (FRONT_END, signal.SIGKILL, "the server was ended by SIGKILL"),
+        pytest.param(FRONT_END, signal.SIGKILL, "the server was ended by SIGKILL", marks=pytest.mark.nightly),
     ],
 )
 def test_a_vllm_of_which_one_process_is_killed_under_load_fails_its_run_and_leaves_nothing(

@@ -4,16 +4,13 @@ The model has a tokenizer that begins every completion with a token of its own, 
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import httpx
 import msgspec
-import psutil
 import pytest
-from support import cli
 from support.datasets import GSM8K
-from support.servers.real_engines import assert_ended, needs, turn_of
+from support.servers.real_engines import answer_of, needs, turn_of
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.engine import engine_for
@@ -22,12 +19,11 @@ from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.measure.tokens import launched_server, tokenizer_for
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.loaded import load_results
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.tokenizers import LocalTokenizer
 
-pytestmark = pytest.mark.real_engine
+pytestmark = [pytest.mark.real_engine, pytest.mark.nightly]
 TEXTS = ("a", "  two blanks, 12345 digits\r\n\r\n", "Größe, 数学, 🧮 and <|im_end|> in the middle", "word " * 60)
 
 
@@ -66,10 +62,8 @@ def questions(profile) -> list[PreparedRequest]:
 
 def computed(client: httpx.Client, engine, settings, request: PreparedRequest) -> int:
     """The tokens of the prompt by ``usage`` of an answer of one token."""
-    call = engine.request_call(msgspec.structs.replace(request, max_tokens=1, ignore_eos=False), settings)
-    body = json.loads(call.body)
-    body.pop("stream_options", None)
-    response = client.post(call.path, json=body | {"stream": False}, headers={"X-Request-Id": request.request_id})
+    short = msgspec.structs.replace(request, max_tokens=1, ignore_eos=False)
+    response = answer_of(client, engine, settings, short)
     assert response.is_success, response.text
     return response.json()["usage"]["prompt_tokens"]
 
@@ -79,7 +73,7 @@ def computed(client: httpx.Client, engine, settings, request: PreparedRequest) -
     [
         pytest.param("llamacpp-cpu", False, marks=needs("llamacpp")),
         pytest.param("transformers-cpu", True, marks=needs("transformers")),
-        pytest.param("vllm-cpu", True, marks=[needs("vllm"), pytest.mark.slow]),
+        pytest.param("vllm-cpu", True, marks=needs("vllm")),
     ],
 )
 def test_prompts_are_counted_beforehand_exactly_as_the_server_computes_them(tmp_path, preset, begins):
@@ -103,45 +97,3 @@ def test_prompts_are_counted_beforehand_exactly_as_the_server_computes_them(tmp_
             counts = (*tokenizer.count_chats(chats), *tokenizer.count_texts(texts))
             assert tokenizer.source == ("estimate" if dialect == "transformers" else "server")
         assert (counts == usage) is (tokenizer.source == "server")
-
-
-@needs("llamacpp")
-def test_a_server_that_alone_has_the_tokenizer_is_started_once_and_ended(tmp_path):
-    tiny(tmp_path / "tiny", begins=False)
-    model = (tmp_path / "tiny/tiny.gguf").rename(tmp_path / "alone.gguf")
-    profile = load_profile("ci-smoke", engine="llamacpp-cpu", overrides=[f"model={model}"])
-    said, places = [], set(Path(tempfile.gettempdir()).glob("benchctl-tokenizer-*"))
-    tokenizer = tokenizer_for(profile, said.append)
-    with tokenizer as counting:
-        assert not said  # nothing had to be counted yet
-        counts = counting.count_texts(TEXTS)
-        servers = [child for child in psutil.Process().children(recursive=True) if "llama-server" in child.name()]
-        assert len(servers) == 1
-    gone, alive = psutil.wait_procs(servers, timeout=10)
-    assert (len(gone), alive) == (1, [])
-    with tokenizer as again:  # for the experiment, after that which measures natural lengths
-        assert again.count_texts(TEXTS) == counts
-    assert len(said) == 1
-    assert set(Path(tempfile.gettempdir()).glob("benchctl-tokenizer-*")) <= places
-    assert counts == LocalTokenizer(tmp_path / "tiny").count_texts(TEXTS)
-
-
-@needs("llamacpp")
-def test_an_experiment_on_a_file_without_a_tokenizer_sends_prompts_of_the_planned_length(tmp_path):
-    tiny(tmp_path / "tiny", begins=False)
-    model = (tmp_path / "tiny/tiny.gguf").rename(tmp_path / "alone.gguf")
-    settings = (
-        "workload.dataset=synthetic", "workload.input_len=100", "workload.output_len=8", "workload.num_prompts=3",
-        f"model={model}",
-    )  # fmt: skip
-    words = [word for setting in settings for word in ("--set", setting)]
-    done = cli.benchctl("run", "ci-smoke", "--engine", "llamacpp-cpu", "--blocks", "1", *words, cwd=tmp_path)
-    results = tmp_path / "results/ci-smoke/latest"
-    assert_ended(done, results)
-    assert done.stdout.count("to count the prompts") == 1
-    shown = cli.benchctl("show", str(results), cwd=tmp_path)
-    assert "prompts of 100 tokens each, counted by the server" in shown.stdout
-    loaded = load_results(results)
-    assert {(each.prompt_tokens, each.prompt_tokens_from) for each in loaded.requests} == {(100, "server")}
-    seen = {each.prompt_tokens for run in loaded.runs for each in run.requests if not each.is_warmup}
-    assert seen == {100}

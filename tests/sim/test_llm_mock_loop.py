@@ -1,7 +1,6 @@
 """llm-mock restated for its published experiments: the times of the simulator, and the best cache of a size."""
 
 import csv
-import itertools
 import json
 import os
 import random
@@ -41,32 +40,6 @@ def test_the_loop_and_the_simulator_give_every_request_the_same_times(prompts, b
     assert [one.output_tokens for one in served] == columns.output_tokens[order].tolist()
     assert [one.first_token_ns for one in served] == columns.first_token_ns[order].tolist()
     assert [one.end_ns for one in served] == columns.last_token_ns[order].tolist()
-
-
-def test_a_batch_of_ten_is_the_one_that_needs_no_setting():
-    requests = tuple(request_of(number, 30) for number in range(12))
-    simulation = simulate(SimConfig(cost_model="llm-mock"), [SimLoad(requests=requests)])
-    assert max(simulation.step_columns().num_seqs) == 10
-
-
-@given(sources=st.lists(TOKENS, min_size=1, max_size=5), size=st.integers(0, 5))
-def test_no_other_cache_of_that_size_holds_more_tokens_of_the_prompts_it_was_made_from(sources, size):
-    edges = sorted({tuple(row[: depth + 1]) for row in sources for depth in range(len(row))})
-    held = sum(cached_lengths(sources, sources, size))
-
-    def tokens_in(chosen):
-        closed = all(edge[:-1] in chosen or len(edge) == 1 for edge in chosen)
-        return sum(tuple(row[: d + 1]) in chosen for row in sources for d in range(len(row))) if closed else 0
-
-    best = max(tokens_in(set(chosen)) for chosen in itertools.combinations(edges, min(size, len(edges))))
-    assert held == best
-
-
-def test_a_cached_beginning_makes_only_the_first_step_of_a_request_shorter():
-    plain, cached = (serve([100], batch_size=1, cached_tokens=[tokens]) for tokens in (0, 40))
-    spared_ns = 100 * 40 / 468_000 * 1e9
-    assert abs(plain[0].first_token_ns - cached[0].first_token_ns - spared_ns) <= 1
-    assert plain[0].last_token_ns - plain[0].first_token_ns == cached[0].last_token_ns - cached[0].first_token_ns
 
 
 @given(prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=2, max_size=8))
@@ -120,23 +93,3 @@ def test_the_page_gives_the_hits_and_the_p99_of_the_published_engine_marked_as_o
         assert float(row["p99_ttft_ms"]) == pytest.approx(p99_ms)
         assert (row["num_completed"], row["few_requests"]) == ("50", "p95 p99")
     assert len({row["cached_tokens"] for row in rows}) == 4
-
-
-def test_simulate_draws_the_latencies_over_the_size_of_the_cache(followed):
-    results = followed[0] / "results" / "llm-mock-cache" / "latest"
-    assert (results / "plots" / "server_cached_prompt_tokens_sweep.png").is_file()
-    page = (results / "report.html").read_text(encoding="utf-8")
-    assert page.index("cached_prompt_tokens=500") < page.index("cached_prompt_tokens=1000")
-    assert "p99 TTFT of 50 requests" in page
-
-
-def test_a_server_says_in_usage_what_its_static_cache_had(followed):
-    path, prompts = followed
-    small = ["--blocks", "1", "--set", "workload.num_prompts=4", "--output-dir", "served"]
-    done = benchctl("run", "--profile", "llm-mock-cache", *small, "--quiet", cwd=path)
-    assert done.returncode == 0, done.stderr
-    rows = rows_of(path / "served" / "llm-mock-cache" / "latest" / "summary.csv")
-    found = {row["cell"].rpartition("=")[2]: int(row["cached_tokens"]) for row in rows}
-    assert found == {
-        str(size or ""): sum(cached_lengths(prompts[:4], prompts, size)) for size in (0, 500, 1000, 5000)
-    }

@@ -3,8 +3,6 @@
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 
 from benchctl.guided.params import GuidanceParams
@@ -28,19 +26,30 @@ def plan_answer(request: Request, choice: int) -> Answer:
     return plan_answers(request)[choice]
 
 
-def test_a_forced_answer_has_exactly_max_tokens() -> None:
-    answer = plan_answer(request_of("r", max_tokens=77), 0)
-    assert (answer.num_tokens, answer.finish_reason) == (77, "length")
-    assert len(answer.text().split()) == 77
-
-
-def test_a_natural_answer_ends_by_itself_or_is_cut() -> None:
-    whole = plan_answer(natural_request(), 0)
+def test_an_answer_is_forced_to_its_length_ends_by_itself_or_is_cut_and_guidance_shortens_it() -> None:
+    forced, whole, cut, short = (
+        plan_answer(request, 0)
+        for request in (
+            request_of("r", max_tokens=77),
+            natural_request(),
+            natural_request(max_tokens=10),
+            natural_request(guidance=GuidanceParams(mode="centered_exp", value_scale=-100.0)),
+        )
+    )
+    assert (forced.num_tokens, forced.finish_reason, len(forced.text().split())) == (77, "length", 77)
     assert whole.finish_reason == "stop"
     assert 80 <= whole.num_tokens <= 1195
-    cut = plan_answer(natural_request(max_tokens=10), 0)
     assert (cut.num_tokens, cut.finish_reason) == (10, "length")
     assert whole.text().startswith(cut.text())
+    assert short.num_tokens == round(whole.num_tokens * 278.905 / 353.2875)
+
+
+def test_greedy_answers_ignore_the_seed_and_choices_say_the_same_for_different_lengths() -> None:
+    greedy = SamplingParams(temperature=0.0)
+    answers = [plan_answers(natural_request(seed=seed, sampling=greedy, n=4)) for seed in (1, 2)]
+    assert answers[0][0] == answers[1][0]
+    assert len({answer.num_tokens for answer in answers[0]}) == 4
+    assert len({answer.token_text(0) + answer.token_text(1) for answer in answers[0]}) == 1
 
 
 def test_an_answer_that_was_asked_for_a_box_ends_with_one() -> None:
@@ -59,66 +68,24 @@ def test_answers_depend_on_seed_prompt_and_choice() -> None:
     assert len({text(), text(seed=2), text(name="q"), text(choice=1)}) == 4
 
 
-def test_a_greedy_answer_ignores_the_seed() -> None:
-    greedy = SamplingParams(temperature=0.0)
-    answers = [plan_answer(natural_request(seed=seed, sampling=greedy), 0) for seed in (1, 2)]
-    assert answers[0] == answers[1]
-
-
-def test_greedy_choices_say_the_same_for_different_lengths() -> None:
-    answers = plan_answers(natural_request(sampling=SamplingParams(temperature=0.0), n=4))
-    assert len({answer.num_tokens for answer in answers}) == 4
-    assert len({answer.token_text(0) + answer.token_text(1) for answer in answers}) == 1
-
-
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_lengths_rise_with_the_quantile(a: float, b: float) -> None:
-    low, high = sorted((a, b))
-    assert 80 <= natural_length(low) <= natural_length(high) <= 1195
-
-
-def test_the_samples_of_a_request_are_spread_over_the_distribution() -> None:
+def test_natural_lengths_rise_with_the_quantile_average_297_tokens_and_samples_are_spread_over_them() -> None:
+    lengths = [natural_length((i + 0.5) / 10_000) for i in range(10_000)]
+    assert lengths == sorted(lengths)
+    assert 80 <= natural_length(0.0) <= natural_length(1.0) <= 1195
+    assert statistics.fmean(lengths) == pytest.approx(237_675 / 800, rel=0.002)
     quantiles = natural_quantiles(seed=3, prompt_digest="d", n=16)
     assert sorted(int(q * 16) for q in quantiles) == list(range(16))
 
 
-def test_natural_lengths_average_297_tokens() -> None:
-    lengths = [natural_length((i + 0.5) / 10_000) for i in range(10_000)]
-    assert statistics.fmean(lengths) == pytest.approx(237_675 / 800, rel=0.002)
+def test_centered_exp_changes_lengths_as_published_a_larger_scale_never_shortens_and_other_modes_change_nothing():
+    def ratio(scale: float) -> float:
+        return guided_length_ratio(GuidanceParams(mode="centered_exp", value_scale=scale))
 
-
-@pytest.mark.parametrize(
-    ("scale", "ratio"),
-    [
-        (0.0, 1.0),
-        (-100.0, 278.905 / 353.2875),
-        (-10.0, 343.32375 / 353.2875),
-        (-1000.0, 278.905 / 353.2875),
-        (-3.0, 351.300625 / 353.2875),
-        (100.0, 353.2875 / 278.905),
-    ],
-)
-def test_centered_exp_changes_lengths_as_published(scale: float, ratio: float) -> None:
-    assert guided_length_ratio(GuidanceParams(mode="centered_exp", value_scale=scale)) == pytest.approx(ratio)
-
-
-@given(st.floats(-200, 200), st.floats(-200, 200))
-def test_a_larger_scale_never_shortens(a: float, b: float) -> None:
-    low, high = sorted((a, b))
-    shorter, longer = (guided_length_ratio(GuidanceParams(mode="centered_exp", value_scale=s)) for s in (low, high))
-    assert shorter <= longer + 1e-12
-
-
-@pytest.mark.parametrize("guidance", [None, NEUTRAL, GuidanceParams(mode="mul", value_scale=0.5)])
-def test_other_guidance_leaves_lengths_alone(guidance: GuidanceParams | None) -> None:
-    assert guided_length_ratio(guidance) == 1.0
-    assert (
-        plan_answer(natural_request(guidance=guidance), 0).num_tokens
-        == plan_answer(natural_request(), 0).num_tokens
-    )
-
-
-def test_a_shortened_answer_is_shorter_by_the_ratio() -> None:
-    short = GuidanceParams(mode="centered_exp", value_scale=-100.0)
-    plain = plan_answer(natural_request(), 0).num_tokens
-    assert plan_answer(natural_request(guidance=short), 0).num_tokens == round(plain * 278.905 / 353.2875)
+    shortest, longest = 278.905 / 353.2875, 353.2875 / 278.905
+    published = {0.0: 1.0, -3.0: 351.300625 / 353.2875, -10.0: 343.32375 / 353.2875, -100.0: shortest}
+    published |= {-1000.0: shortest, 100.0: longest}
+    assert {scale: ratio(scale) for scale in published} == pytest.approx(published)
+    ratios = [ratio(scale) for scale in range(-200, 201)]
+    assert ratios == sorted(ratios)
+    for guidance in (None, NEUTRAL, GuidanceParams(mode="mul", value_scale=0.5)):
+        assert guided_length_ratio(guidance) == 1.0

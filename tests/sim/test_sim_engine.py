@@ -116,17 +116,12 @@ def test_every_load_ends_with_all_tokens_and_all_blocks_back(
 def test_the_same_load_gives_the_same_steps_byte_for_byte(
     sizes: list[tuple[int, int, int, int]], limits: dict[str, int], noise: str
 ) -> None:
-    offsets = [size[3] * 1_000_000 for size in sizes]
-    logs = [
-        b"\n".join(
-            encode(step)
-            for step in run(
-                requests_from(sizes, limits["block_size"]), arrival_ns=offsets, **limits, noise=noise
-            ).steps
-        )
-        for _ in range(2)
-    ]
-    assert logs[0] == logs[1]
+    def log() -> list[bytes]:
+        offsets = [size[3] * 1_000_000 for size in sizes]
+        requests = requests_from(sizes, limits["block_size"])
+        return [encode(step) for step in run(requests, arrival_ns=offsets, **limits, noise=noise).steps]
+
+    assert log() == log()
 
 
 def test_requests_begin_in_the_order_of_their_arrival() -> None:
@@ -142,10 +137,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding_rows() -> None:
     assert [step.phase for step in steps[:6]] == ["prefill", "mixed", "mixed", "mixed", "mixed", "decode"]
     assert [step.num_prefill_tokens for step in steps[:6]] == [4, 31, 31, 31, 7, 0]
     assert [step.output_tokens for step in steps[:6]] == [1, 1, 1, 1, 2, 2]
-
-
-def test_a_step_that_only_prefills_part_of_a_prompt_samples_nothing() -> None:
-    first = run([request_of("long", prompt_tokens=100)], max_num_batched_tokens=32, max_num_seqs=4).steps[0]
+    first = run([request_of("alone", prompt_tokens=100)], max_num_batched_tokens=32, max_num_seqs=4).steps[0]
     assert (first.output_tokens, first.is_greedy) == (0, None)
     assert "sampler_total" not in first.sections_ns
 
@@ -160,47 +152,39 @@ def test_the_last_to_arrive_is_preempted_and_computes_everything_again() -> None
     assert sum(step.num_prefill_tokens or 0 for step in simulation.steps) > 48
 
 
-def test_the_samples_of_one_request_share_the_full_blocks_of_its_prompt() -> None:
+def test_samples_share_the_blocks_of_their_prompt_and_requests_a_prefix_only_with_prefix_caching() -> None:
     simulation = run([request_of("r", prompt_tokens=50, n=4)])
     assert simulation.steps[0].num_prefill_tokens == 50 + 3 * 2
     assert simulation.steps[0].kv_used_blocks == 4 + 3
-
-
-def test_two_requests_share_a_prefix_only_with_prefix_caching() -> None:
-    def prefill_tokens(*, enable_prefix_caching: bool) -> int:
-        requests = [request_of(name, prompt=prompt_of(64, "same")) for name in ("a", "b")]
-        simulation = run(requests, arrival_ns=[0, 10**9], enable_prefix_caching=enable_prefix_caching)
-        return sum(step.num_prefill_tokens or 0 for step in simulation.steps)
-
-    assert prefill_tokens(enable_prefix_caching=False) == 128
     # All four blocks are known, but the last token's logits are needed: its block is computed again.
-    assert prefill_tokens(enable_prefix_caching=True) == 64 + 16
-
-
-def test_a_cached_prefix_is_given_up_when_its_blocks_are_needed() -> None:
+    for is_cached, num_tokens in ((False, 128), (True, 64 + 16)):
+        requests = [request_of(name, prompt=prompt_of(64, "same")) for name in ("a", "b")]
+        simulation = run(requests, arrival_ns=[0, 10**9], enable_prefix_caching=is_cached)
+        assert sum(step.num_prefill_tokens or 0 for step in simulation.steps) == num_tokens
+    # What is cached is given up when its blocks are needed.
     requests = [
-        request_of("a", prompt=prompt_of(64, "a"), max_tokens=1),
-        request_of("flood", prompt=prompt_of(150, "f"), max_tokens=1),
-        request_of("again", prompt=prompt_of(64, "a"), max_tokens=1),
+        request_of(name, prompt=prompt_of(size, name[0]), max_tokens=1)
+        for name, size in (("a", 64), ("flood", 150), ("again", 64))
     ]
     simulation = run(requests, arrival_ns=[0, 10**9, 2 * 10**9], enable_prefix_caching=True, num_kv_blocks=10)
     assert [step.num_prefill_tokens for step in simulation.steps] == [64, 150, 64]
 
 
-def test_an_aborted_request_leaves_its_blocks_and_the_others_alone() -> None:
-    engine = SimulatedEngine(SimConfig(max_num_seqs=2))
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_an_aborted_request_leaves_its_blocks_and_the_others_alone(is_ahead: bool) -> None:
+    engine = SimulatedEngine(SimConfig(max_num_seqs=2, async_scheduling=is_ahead))
     for name in ("a", "b", "c"):
         engine.add_request(request_of(name, n=1, max_tokens=50))
     for _ in range(3):
         engine.step()
-    engine.abort("a")
-    engine.abort("c")
-    engine.abort("never-seen")
+    engine.add_request(request_of("late"))
+    for name in ("a", "c", "never-seen", "late"):
+        engine.abort(name)
     finished: list[str] = []
     while engine.has_work:
         finished += engine.step().finished_requests
     assert finished == ["b"]
-    assert engine.block_manager.num_used == 0
+    assert (engine.block_manager.num_used, engine.scheduler.num_waiting) == (0, 0)
 
 
 def test_a_batch_is_greedy_only_when_all_its_rows_are() -> None:
@@ -211,34 +195,23 @@ def test_a_batch_is_greedy_only_when_all_its_rows_are() -> None:
     assert set(steps[-1].sections_ns) == {"schedule", "model_forward", "sampler_total"}
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "max_tokens", "config", "message"),
-    [
+def test_what_can_never_fit_or_work_is_refused() -> None:
+    for prompt_tokens, max_tokens, config, message in (
         (100, 40_000, {}, "exceed the context of 32768 tokens; shorten either"),
         (100, 100, {"num_kv_blocks": 10}, "need 13 blocks of key-value memory, the server has 10"),
-    ],
-)
-def test_a_request_that_can_never_fit_is_refused(
-    prompt_tokens: int, max_tokens: int, config: dict[str, int], message: str
-) -> None:
-    engine = SimulatedEngine(SimConfig(**config))
-    with pytest.raises(UsageError, match=message):
-        engine.check_servable(request_of("r", prompt_tokens=prompt_tokens, max_tokens=max_tokens))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
+    ):
+        engine = SimulatedEngine(SimConfig(**config))
+        with pytest.raises(UsageError, match=message):
+            engine.check_servable(request_of("r", prompt_tokens=prompt_tokens, max_tokens=max_tokens))
+    for options, message in (
         ({"max_num_seqs": 0}, "max_num_seqs\n.*greater than or equal to 1"),
         ({"max_num_batched_tokens": 512}, "max_num_batched_tokens is 512, below max_num_seqs 1024"),
         ({"time_scale": 0.0}, "time_scale\n.*greater than or equal to 0.000001"),
         ({"start_delay_s": -1.0}, "start_delay_s\n.*greater than or equal to 0"),
         ({"cost_model": "llm-mock", "value_model": "qwen2.5-0.5b"}, "llm-mock cannot price a value model"),
-    ],
-)
-def test_a_configuration_that_cannot_work_is_refused(config: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        SimConfig(**config)
+    ):
+        with pytest.raises(ValidationError, match=message):
+            SimConfig(**options)
 
 
 def test_a_step_that_was_planned_ahead_runs_without_the_request_that_came_meanwhile() -> None:
@@ -246,38 +219,10 @@ def test_a_step_that_was_planned_ahead_runs_without_the_request_that_came_meanwh
         request_of("early", prompt_tokens=4, max_tokens=9),
         request_of("late", prompt_tokens=4, max_tokens=2),
     ]
-
-    def phases(*, async_scheduling: bool) -> list[str]:
-        return [step.phase for step in run(requests, arrival_ns=[0, 1], async_scheduling=async_scheduling).steps]
-
-    assert phases(async_scheduling=False)[:3] == ["prefill", "mixed", "decode"]
-    assert phases(async_scheduling=True)[:3] == ["prefill", "decode", "mixed"]
-
-
-def test_requests_that_come_to_an_idle_server_join_at_once_and_together() -> None:
+    for is_ahead, phases in ((False, ["prefill", "mixed", "decode"]), (True, ["prefill", "decode", "mixed"])):
+        steps = run(requests, arrival_ns=[0, 1], async_scheduling=is_ahead).steps
+        assert [step.phase for step in steps][:3] == phases
+    # Those that come to an idle server join at once and together.
     requests = [request_of(f"r{i}", prompt_tokens=4, max_tokens=3) for i in range(4)]
-    arrival_ns = [0, 0, 10**12, 10**12]
-    steps = run(requests, arrival_ns=arrival_ns, async_scheduling=True).steps
+    steps = run(requests, arrival_ns=[0, 0, 10**12, 10**12], async_scheduling=True).steps
     assert [step.num_seqs for step in steps] == [2, 2, 2] * 2
-
-
-def test_a_request_that_waits_to_join_can_be_aborted() -> None:
-    engine = SimulatedEngine(SimConfig(async_scheduling=True))
-    engine.add_request(request_of("early", prompt_tokens=4, max_tokens=2))
-    engine.step()
-    engine.add_request(request_of("late", prompt_tokens=4))
-    engine.abort("late")
-    while engine.has_work:
-        engine.step()
-    assert engine.block_manager.num_used == 0
-    assert engine.scheduler.num_waiting == 0
-
-
-def test_a_request_joins_although_all_others_are_aborted() -> None:
-    engine = SimulatedEngine(SimConfig(async_scheduling=True))
-    engine.add_request(request_of("early", prompt_tokens=4, max_tokens=5))
-    engine.step()
-    engine.add_request(request_of("late", prompt_tokens=4, max_tokens=1))
-    engine.abort("early")
-    assert engine.has_work
-    assert engine.step().finished_requests == ["late"]

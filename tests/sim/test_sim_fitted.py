@@ -15,7 +15,7 @@ from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.costs.cost_model import cost_model_for
-from benchctl.sim.costs.fitted import decode_work, straight_piece
+from benchctl.sim.costs.fitted import decode_work
 from benchctl.steptime.model import StepTimeModel, write_model
 from benchctl.steptime.work import Coefficient, Deployment, StepWork
 
@@ -69,36 +69,13 @@ def test_a_step_takes_what_the_model_predicts_for_its_work(file: Path) -> None:
 @given(rows=st.integers(1, 300), mean=st.integers(1, 9000), later=st.integers(0, 200_000))
 def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(file: Path, rows: int, mean: int, later: int) -> None:
     model = cost_model_for(_config(file))
-    assert model.decode is not None
     context = rows * mean
     stretch = model.decode(decode_batch(rows, context))
-    assert stretch.until is not None
     assert stretch.since <= context < stretch.until
     if (x := context + later) < stretch.until:
         assert stretch.cost_at(x) == model.price(decode_batch(rows, x))
         expected_us = MODEL.predict_us(decode_work(rows, x), DEPLOYMENT)
         assert stretch.forward_at(x) == pytest.approx(expected_us * 1e3, rel=1e-8, abs=1)
-
-
-@given(
-    lines=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=3),
-    jump=st.tuples(st.integers(0, 5000), st.floats(0, 1e5)),
-    x=st.integers(0, 10_000),
-)
-def test_pieces_of_a_price_with_bends_and_jumps_are_the_price(
-    lines: list[tuple[float, float]], jump: tuple[int, float], x: int
-) -> None:
-    at, height = jump
-
-    def price_ns(context: float) -> float:
-        return max(start + slope * context for start, slope in lines) + (height if context >= at else 0.0)
-
-    piece = straight_piece(price_ns, 3, x)
-    assert piece.since <= x
-    assert piece.until is not None
-    for context in {x, piece.since, (piece.since + piece.until) // 2}:
-        if context != at:  # a line may end in the jump
-            assert piece.forward_at(context) == pytest.approx(price_ns(context), rel=1e-6, abs=2)
 
 
 def test_steps_of_a_simulation_are_the_models_predictions(file: Path) -> None:
@@ -148,20 +125,20 @@ def test_each_server_life_may_take_a_draw_of_the_coefficients(file: Path) -> Non
 
 
 def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="steptime fit"):
-        cost_model_for(_config(tmp_path / "absent.json"))
-    with pytest.raises(UsageError, match=r"h100-sxm.*a100-sxm"):
-        cost_model_for(_config(file, hardware="a100-sxm"))
-    with pytest.raises(ValidationError, match="name them with step_time_model"):
-        SimConfig(cost_model="fitted")
-    with pytest.raises(ValidationError, match="take none or published"):
-        SimConfig(noise="fitted")
     several = tmp_path / "several.json"
     write_model(several, replace(MODEL, tensor_parallel=(1, 2)))
-    with pytest.raises(UsageError, match="tensor-parallel sizes 1, 2 and the deployment has 4"):
-        cost_model_for(_config(several, tensor_parallel_size=4))
-    assert cost_model_for(_config(several, tensor_parallel_size=2)).decode is not None
-    with pytest.raises(
-        ValidationError, match="roofline prices one device; drop it, or take layer-profile or fitted"
+    for path, options, message in (
+        (tmp_path / "absent.json", {}, "steptime fit"),
+        (file, {"hardware": "a100-sxm"}, r"h100-sxm.*a100-sxm"),
+        (several, {"tensor_parallel_size": 4}, "tensor-parallel sizes 1, 2 and the deployment has 4"),
     ):
-        SimConfig(cost_model="roofline", tensor_parallel_size=2)
+        with pytest.raises(UsageError, match=message):
+            cost_model_for(_config(path, **options))
+    assert cost_model_for(_config(several, tensor_parallel_size=2)).decode is not None
+    for options, message in (
+        ({"cost_model": "fitted"}, "name them with step_time_model"),
+        ({"noise": "fitted"}, "take none or published"),
+        ({"cost_model": "roofline", "tensor_parallel_size": 2}, "roofline prices one device; drop it, or take"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            SimConfig(**options)

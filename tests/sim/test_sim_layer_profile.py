@@ -132,7 +132,6 @@ def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(
 ) -> None:
     model = cost_model_for(_config(folder))
 
-    assert model.decode is not None
     stretch = model.decode(decode_batch(rows, rows * mean))
     assert stretch.since <= rows * mean
     context = rows * mean + later
@@ -140,21 +139,20 @@ def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(
         assert stretch.cost_at(context) == model.price(decode_batch(rows, context))
 
 
-def test_measured_layers_need_a_folder_and_nothing_else_takes_one(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="name them with layer_profile"):
-        SimConfig(cost_model="layer-profile")
-    with pytest.raises(
-        ValidationError, match="roofline does not read layer_profile; drop it, or take layer-profile"
+def test_measured_layers_need_a_folder_of_the_same_parallelism_and_nothing_else_takes_one(folder: Path) -> None:
+    named = {"layer_profile": str(folder)}
+    for options, message in (
+        ({"cost_model": "layer-profile"}, "name them with layer_profile"),
+        (
+            {"cost_model": "roofline", **named},
+            "roofline does not read layer_profile; drop it, or take layer-profile",
+        ),
+        ({"cost_model": "layer-profile", **named, "value_model": "qwen2.5-1.5b"}, "cannot price a value model"),
     ):
-        SimConfig(cost_model="roofline", layer_profile=str(tmp_path))
-    with pytest.raises(ValidationError, match="layer-profile cannot price a value model"):
-        SimConfig(cost_model="layer-profile", layer_profile=str(tmp_path), value_model="qwen2.5-1.5b")
-
-
-def test_tables_of_another_degree_of_parallelism_are_refused(folder: Path) -> None:
-    config = SimConfig(cost_model="layer-profile", layer_profile=str(folder), tensor_parallel_size=2)
+        with pytest.raises(ValidationError, match=message):
+            SimConfig(**options)
     with pytest.raises(UsageError, match="name the tables of the same degree"):
-        cost_model_for(config)
+        cost_model_for(SimConfig(cost_model="layer-profile", **named, tensor_parallel_size=2))
 
 
 @pytest.fixture(scope="module")
@@ -165,29 +163,6 @@ def skewed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["n,pc,kvs,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us", ",".join(map(str, batch))]
     (folder / "skew.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
-
-
-@given(
-    contexts=st.lists(st.integers(1, 5000), min_size=2, max_size=40),
-    later=st.integers(0, 3000),
-)
-def test_a_stretch_of_unequal_rows_costs_what_its_steps_cost(
-    skewed_folder: Path, contexts: list[int], later: int
-) -> None:
-    model, rows = cost_model_for(_config(skewed_folder)), len(contexts)
-    assert model.reads_contexts
-    assert model.decode is not None
-
-    def batch(steps: int) -> StepBatch:
-        context = sum(contexts) + rows * steps
-        return decode_batch(
-            rows, context, shortest_decode=min(contexts) + steps, longest_decode=max(contexts) + steps
-        )
-
-    stretch = model.decode(batch(0))
-    assert stretch.since <= sum(contexts)
-    if stretch.until is None or batch(later).context_tokens < stretch.until:
-        assert stretch.cost_at(batch(later).context_tokens) == model.price(batch(later))
 
 
 def test_a_simulation_of_unequal_rows_is_the_same_in_leaps_and_in_steps(skewed_folder: Path) -> None:

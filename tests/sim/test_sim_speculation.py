@@ -1,7 +1,6 @@
 """Speculative decoding in the simulator: what it yields, what it costs, and what it conserves."""
 
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 from scipy import stats
 from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, sequences_of
 
-from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
@@ -24,8 +22,6 @@ from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests, SamplingParams
-from benchctl.sim.sequences import SequenceStatus
-from benchctl.sim.virtual import _Choice
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -71,59 +67,44 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
     return SimLoad(requests=requests, arrival_ns=tuple(at * 1_000_000 for *_, at in sizes), max_concurrency=limit)
 
 
-def count(value: int | None) -> int:
-    assert value is not None
-    return value
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
-def test_tokens_and_blocks_are_conserved_whatever_is_drafted(
+def test_tokens_and_blocks_are_conserved_and_steps_are_those_of_a_server_whatever_is_drafted(
     sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
 ) -> None:
     config = SimConfig(**options)
-    simulation = simulate(config, [load_of(sizes, config, limit)])
+    load = load_of(sizes, config, limit)
+    simulation = simulate(config, [load])
     ended = {(seq.request.request_id, seq.choice): seq.num_output for seq in sequences_of(simulation)}
     assert ended == {(f"r{i}", c): output for i, (_, output, n, _) in enumerate(sizes) for c in range(n)}
     steps = list(simulation.steps)
-    assert sum(count(step.output_tokens) for step in steps) == sum(output * n for _, output, n, _ in sizes)
+    assert sum(step.output_tokens for step in steps) == sum(output * n for _, output, n, _ in sizes)
     for step in steps:
         check_counts(step, config)
-    preempted = sum(count(step.preempted) for step in steps)
+    preempted = sum(step.preempted for step in steps)
     assert preempted == simulation.num_preemptions == simulation.requests.preemptions.sum()
+    assert [encode(step) for step in steps] == announced_log_of(config, load)
+    columns, expected = simulation.step_columns(), columns_from(steps)
+    assert columns.arrays.keys() == expected.arrays.keys()
+    assert all(np.array_equal(values, expected.arrays[name]) for name, values in columns.arrays.items())
 
 
 def check_counts(step: StepRecord, config: SimConfig) -> None:
-    drafts, draft_tokens, accepted = count(step.drafts), count(step.draft_tokens), step.accepted_by_position
-    assert accepted is not None
+    drafts, draft_tokens, accepted = step.drafts, step.draft_tokens, step.accepted_by_position
     assert len(accepted) == config.num_speculative_tokens
     assert list(accepted) == sorted(accepted, reverse=True)
-    assert sum(accepted) == count(step.accepted_tokens) <= draft_tokens
+    assert sum(accepted) == step.accepted_tokens <= draft_tokens
     assert max(accepted) <= drafts <= draft_tokens <= drafts * config.num_speculative_tokens
-    tokens = count(step.num_prefill_tokens) + count(step.num_decode_tokens)
+    tokens = step.num_prefill_tokens + step.num_decode_tokens
     assert tokens <= config.max_num_batched_tokens
-    assert count(step.kv_used_blocks) <= config.num_kv_blocks
-    assert count(step.output_tokens) <= count(step.num_decode_tokens) + step.num_seqs
+    assert step.kv_used_blocks <= config.num_kv_blocks
+    assert step.output_tokens <= step.num_decode_tokens + step.num_seqs
     parts = [time_ns for name, time_ns in step.sections_ns.items() if name in PARTS]
     assert sum(parts) == step.dur_ns
     assert ("backfill" in step.sections_ns) == (config.bonus_token and config.backfill != "none")
 
 
 PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
-def test_a_simulation_has_the_steps_of_a_server_and_the_columns_of_its_records(
-    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
-) -> None:
-    config = SimConfig(**options)
-    load = load_of(sizes, config, limit)
-    simulation = simulate(config, [load])
-    assert [encode(step) for step in simulation.steps] == announced_log_of(config, load)
-    columns, expected = simulation.step_columns(), columns_from(simulation.steps)
-    assert columns.arrays.keys() == expected.arrays.keys()
-    assert all(np.array_equal(values, expected.arrays[name]) for name, values in columns.arrays.items())
 
 
 def test_a_rerun_repeats_every_draft_and_another_server_life_does_not() -> None:
@@ -159,12 +140,12 @@ def full_batch_steps(rows: int, num_tokens: int, **options: Any) -> list[StepRec
 
 def plain_ns(step: StepRecord, config: SimConfig) -> int:
     """The time of a step without drafts at the contexts that a step began with."""
-    rows, context = step.num_seqs, count(step.context_tokens) - count(step.draft_tokens)
+    rows, context = step.num_seqs, step.context_tokens - step.draft_tokens
     batch = decode_batch(rows, context, is_greedy=step.is_greedy)
     return cost_model_for(config).price(batch).total_ns()
 
 
-@pytest.mark.parametrize("num_drafts", range(1, 9))
+@pytest.mark.parametrize("num_drafts", [1, 3, 7])
 @pytest.mark.parametrize(
     ("bonus", "backfill"), [(True, "none"), (True, "expansion"), (True, "prefill"), (False, "none")]
 )
@@ -174,7 +155,7 @@ def test_the_speed_up_is_that_of_the_closed_form(num_drafts: int, bonus: bool, b
     acceptance, draft_cost = 0.8, 0.05
     options = {**DRAFTING, "num_speculative_tokens": num_drafts, "bonus_token": bonus, "backfill": backfill}
     steps = full_batch_steps(rows, 8000 // rows, **options)
-    tokens = np.array([count(step.output_tokens) / rows for step in steps])
+    tokens = np.array([step.output_tokens / rows for step in steps])
     margin = stats.t.ppf(0.9995, len(steps) - 1) * tokens.std(ddof=1) / len(steps) ** 0.5
     expected = tokens_per_step([acceptance] * num_drafts, bonus=bonus)
     assert tokens.mean() == pytest.approx(expected, abs=max(margin, 1e-12))
@@ -194,7 +175,7 @@ def test_the_speed_up_is_that_of_the_closed_form(num_drafts: int, bonus: bool, b
 @pytest.mark.parametrize("backfill", ["expansion", "prefill"])
 def test_the_backfill_is_paid_in_the_steps_after_a_bonus_token(backfill: str) -> None:
     steps = full_batch_steps(1, 2000, **{**DRAFTING, "backfill": backfill})
-    whole = [count(step.accepted_tokens) == 3 for step in steps]
+    whole = [step.accepted_tokens == 3 for step in steps]
     pays = [step.sections_ns["backfill"] > 0 for step in steps[1:]]
     assert pays == whole[:-1]
     decode_ns = plain_ns(steps[0], SimConfig())
@@ -209,7 +190,7 @@ def test_acceptance_by_position_is_that_of_the_option() -> None:
     acceptance = (0.9, 0.6, 0.3)
     steps = full_batch_steps(8, 3000, **{**DRAFTING, "acceptance": acceptance})
     accepted = np.sum([step.accepted_by_position or () for step in steps], axis=0)
-    judged = [sum(count(step.drafts) for step in steps), *accepted[:-1]]
+    judged = [sum(step.drafts for step in steps), *accepted[:-1]]
     for probability, kept, number in zip(acceptance, accepted, judged, strict=True):
         assert stats.binomtest(int(kept), int(number), probability).pvalue > 1e-4
 
@@ -242,24 +223,6 @@ def test_an_answer_ends_in_the_middle_of_an_accepted_run() -> None:
     assert [step.num_decode_tokens for step in steps] == [0, 4, 4]
 
 
-def test_drafts_end_where_the_budget_of_tokens_does() -> None:
-    requests = [request_of(f"r{i}", prompt_tokens=2, max_tokens=40, seed=i) for i in range(4)]
-    config = SimConfig(**DRAFTING, max_num_seqs=4, max_num_batched_tokens=9)
-    steps = list(simulate(config, [SimLoad(requests=tuple(requests))]).steps)
-    full = [step for step in steps if step.num_seqs == 4 and step.phase == "decode"]
-    assert {(step.drafts, step.draft_tokens) for step in full} == {(2, 5)}
-
-
-def test_a_preempted_row_keeps_its_stream_and_computes_its_tokens_again() -> None:
-    requests = [request_of(f"r{i}", prompt_tokens=16, max_tokens=60, seed=i) for i in range(3)]
-    roomy, tight = (
-        simulate(SimConfig(**DRAFTING, num_kv_blocks=blocks, block_size=8), [SimLoad(requests=tuple(requests))])
-        for blocks in (200, 14)
-    )
-    assert tight.num_preemptions > 0 == roomy.num_preemptions
-    assert sum(tight.requests.output_tokens) == 180
-
-
 def test_a_verification_sees_every_draft_behind_its_row() -> None:
     """Three rows of 10, 20 and 30 tokens with 2, 0 and 3 drafts, counted one by one."""
     base = decode_batch(3, 60)
@@ -284,7 +247,7 @@ def test_a_draft_model_costs_what_its_own_steps_take() -> None:
         plain_ns(
             StepRecord(
                 step=1, start_ns=0, dur_ns=0, clock="virtual", phase="decode", num_seqs=4, draft_tokens=0,
-                is_greedy=False, context_tokens=count(step.context_tokens) - 12 + 4 * i,
+                is_greedy=False, context_tokens=step.context_tokens - 12 + 4 * i,
             ),
             draft,
         )
@@ -318,30 +281,8 @@ def test_options_that_exclude_each_other_are_refused_by_name(options: dict[str, 
         SimConfig(**{**DRAFTING, **options})
 
 
-def test_a_profile_with_a_value_model_and_drafts_is_refused_by_name() -> None:
-    options = {**DRAFTING, "acceptance": 0.8, "value_model": "qwen2.5-1.5b"}
-    with pytest.raises(ValueError, match=r"num_speculative_tokens is 3, and value_model is qwen2\.5-1\.5b"):
-        SimOptions.model_validate(options)
-
-
 def test_a_request_whose_last_drafts_never_fit_is_refused() -> None:
     engine = SimulatedEngine(SimConfig(**DRAFTING, num_kv_blocks=2, block_size=16))
     engine.check_servable(request_of("fits", prompt_tokens=20, max_tokens=10))
     with pytest.raises(UsageError, match="need 3 blocks of key-value memory with 3 draft tokens"):
         engine.check_servable(request_of("does-not", prompt_tokens=20, max_tokens=12))
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 7))
-def test_chunks_hold_whole_steps_and_at_least_the_tokens_asked_for(sizes: list[int], tokens_per_chunk: int) -> None:
-    answer = SimpleNamespace(token_text=lambda _: "x", finish_reason="length")
-    sequence = SimpleNamespace(num_output=0, status=SequenceStatus.RUNNING, answer=answer, choice=0)
-    choice = _Choice(sequence)
-    for step, size in enumerate(sizes, 1):
-        sequence.num_output += size
-        sequence.status = SequenceStatus.FINISHED if step == len(sizes) else SequenceStatus.RUNNING
-        choice.advance(step, tokens_per_chunk)
-    ends = np.cumsum(choice.record().chunk_tokens).tolist()
-    assert ends[-1] == sum(sizes)
-    starts = [0, *ends[:-1]]
-    assert all(end - start >= tokens_per_chunk for start, end in zip(starts[:-1], ends[:-1], strict=True))
-    assert set(ends) <= set(np.cumsum(sizes).tolist())

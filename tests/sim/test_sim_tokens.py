@@ -17,23 +17,15 @@ def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     assert count_tokens(text) == len(tokenize(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("", 0),
-        ("Hello", 1),
-        ("Hello world", 2),
-        ("It's", 2),
-        ("123", 3),
-        ("costs 12", 4),  # the blank before a digit is a token
-        ("incomprehensibilities", 3),
-        (" incomprehensibilities", 3),
-        ("a, b.\n\n", 4),
-        ("   ", 1),
-    ],
-)
-def test_words_digits_and_punctuation_are_counted(text: str, count: int) -> None:
-    assert count_tokens(text) == count
+def test_words_digits_and_punctuation_are_counted_and_five_tokens_around_each_message() -> None:
+    counts = {
+        "": 0, "Hello": 1, "Hello world": 2, "It's": 2, "123": 3, "incomprehensibilities": 3,
+        "costs 12": 4,  # the blank before a digit is a token
+        " incomprehensibilities": 3, "a, b.\n\n": 4, "   ": 1,
+    }  # fmt: skip
+    assert {text: count_tokens(text) for text in counts} == counts
+    assert count_chat_tokens([]) == 3
+    assert count_chat_tokens([Message(role="user", content="Hello world")]) == 3 + 5 + 2
 
 
 @pytest.mark.parametrize(
@@ -70,11 +62,6 @@ def test_the_estimate_is_among_the_counts_of_real_tokenizers(text: str, fewest: 
     assert fewest <= count_tokens(text) <= most
 
 
-def test_a_chat_prompt_counts_five_tokens_around_each_message_and_three_for_the_answer() -> None:
-    assert count_chat_tokens([]) == 3
-    assert count_chat_tokens([Message(role="user", content="Hello world")]) == 3 + 5 + 2
-
-
 @pytest.mark.skipif(not GSM8K.exists(), reason="needs ../shared/data/gsm8k/test.jsonl")
 def test_gsm8k_prompts_average_about_104_tokens() -> None:
     system = Message(role="system", content="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
@@ -83,8 +70,3 @@ def test_gsm8k_prompts_average_about_104_tokens() -> None:
     counts = [count_chat_tokens([system, Message(role="user", content=instruction + q)]) for q in questions]
     assert sum(counts) / len(counts) == pytest.approx(104.5, abs=0.5)
     assert sum(counts[:50]) == pytest.approx(5200, rel=0.02)
-
-
-@given(st.text(alphabet=" \n\taB1.,_'"))
-def test_short_ascii_texts_are_counted_by_the_same_pieces(text: str) -> None:
-    assert count_tokens(text) == len(tokenize(text))

@@ -1,13 +1,13 @@
 """A run in virtual time beside the same run over HTTP: equal steps, tokens and texts."""
 
+from functools import partial
+
 import pytest
 from support.steps import records_of
 
-from benchctl.analysis.validity.checks import reconcile
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile
-from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
@@ -75,8 +75,8 @@ def what_was_said(requests):
 @pytest.mark.parametrize(
     ("arrival", "options", "variant"),
     [
-        pytest.param(CLOSED, "", "baseline", id="closed loop"),
-        pytest.param(CLOSED, "", "guided", id="guided", marks=pytest.mark.nightly),
+        pytest.param(CLOSED, "", "baseline", id="closed loop", marks=pytest.mark.nightly),
+        pytest.param(CLOSED, "", "guided", id="guided"),
         pytest.param(CAPPED, "", "baseline", id="open loop with a cap"),
         pytest.param(
             "{kind: burst, launch_rate_limit: 30}", "", "baseline", id="launches limited", marks=pytest.mark.nightly
@@ -95,7 +95,13 @@ def what_was_said(requests):
         pytest.param(CLOSED, CHUNKED, "baseline", id="several tokens in a chunk"),
         pytest.param(CLOSED, MOCK, "baseline", id="closing step", marks=pytest.mark.nightly),
         pytest.param(CAPPED, DRAFTING, "baseline", id="speculation"),
-        pytest.param("{kind: burst}", DRAFTING + PREEMPTING, "baseline", id="speculation that preempts"),
+        pytest.param(
+            "{kind: burst}",
+            DRAFTING + PREEMPTING,
+            "baseline",
+            id="speculation that preempts",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             CLOSED,
             DRAFTING + ", tokens_per_chunk: 5",
@@ -117,20 +123,9 @@ def test_a_simulated_run_has_the_steps_and_the_tokens_of_the_same_run_over_http(
     assert simulated.record.effective_config == over_http.record.effective_config
 
 
-def test_client_usage_steps_and_counters_agree_on_every_draft_and_token(tmp_path):
-    profile = profile_of(CAPPED, DRAFTING)
-    over_http, _ = run(tmp_path, profile, by=measure_run)
-    requests = prepare_requests(profile).requests
-    settings = variant_settings(profile, over_http.record.variant, over_http.record.cell)
-    checks = {check.name: check for check in reconcile(over_http, profile, settings, requests, profile.stop)}
-    for name in ("client-tokens", "step-tokens", "counters", "draft-counters", "accepted-drafts", "speculation"):
-        assert checks[name].ok, checks[name]
-    assert "accepted by position" in checks["draft-counters"].detail
-
-
-def test_all_times_of_a_simulated_run_are_on_one_clock(tmp_path):
-    simulated, _ = run(tmp_path, profile_of())
-    load = [request for request in simulated.requests if not request.is_warmup]
+def test_all_times_of_a_simulated_run_are_on_one_clock_and_a_send_follows_the_slot_that_it_waited_for(tmp_path):
+    simulated, _ = run(tmp_path / "closed", profile_of())
+    load = sorted((r for r in simulated.requests if not r.is_warmup), key=lambda request: request.index)
     steps = [step for step in records_of(simulated) if not step.is_warmup]
     record = simulated.record
     assert (record.clock, record.time_scale, record.argv) == ("virtual", 1.0, ())
@@ -138,24 +133,20 @@ def test_all_times_of_a_simulated_run_are_on_one_clock(tmp_path):
     assert record.times.last_token_ns == steps[-1].start_ns + steps[-1].dur_ns
     ends = {step.start_ns + step.dur_ns for step in steps}
     assert {arrival for request in load for choice in request.choices for arrival in choice.chunk_ns} <= ends
-
-
-def test_a_request_of_a_closed_loop_is_sent_in_the_moment_in_which_a_slot_becomes_free(tmp_path):
-    simulated, _ = run(tmp_path, profile_of())
-    load = sorted((r for r in simulated.requests if not r.is_warmup), key=lambda request: request.index)
-    ends = sorted(request.done_ns for request in load)
-    assert [request.slot_free_ns for request in load[:3]] == [None] * 3
-    assert [request.slot_free_ns for request in load[3:]] == ends[:5]
+    done = sorted(request.done_ns for request in load)
+    assert [request.slot_free_ns for request in load] == [None] * 3 + done[:5]
     assert all(request.sent_ns == request.scheduled_ns for request in load)
-
-
-def test_an_open_loop_with_a_cap_keeps_the_planned_time_beside_that_of_the_send(tmp_path):
-    simulated, _ = run(tmp_path, profile_of(CAPPED))
-    load = [request for request in simulated.requests if not request.is_warmup]
-    waited = [request for request in load if request.slot_free_ns is not None]
+    capped, _ = run(tmp_path / "capped", profile_of(CAPPED))
+    waited = [r for r in capped.requests if not r.is_warmup and r.slot_free_ns is not None]
     assert waited
     assert all(request.sent_ns == request.slot_free_ns > request.scheduled_ns for request in waited)
-    assert all(request.sent_ns == request.scheduled_ns for request in load if request not in waited)
+
+
+def test_a_run_may_leave_its_steps_out_and_says_so(tmp_path):
+    simulated, directory = run(tmp_path, profile_of(), by=partial(simulate_run, keep="requests"))
+    assert not directory.step_log.exists()
+    assert simulated.record.state == "done"
+    assert [warning.code for warning in simulated.record.warnings] == ["steps-unknown"]
 
 
 def test_a_request_that_no_server_could_serve_fails_as_over_http_and_holds_nothing_up(tmp_path):
@@ -166,13 +157,3 @@ def test_a_request_that_no_server_could_serve_fails_as_over_http_and_holds_nothi
     assert 0 < len(failed) < len(simulated.requests)
     assert what_was_said(simulated.requests) == what_was_said(over_http.requests)
     assert simulated.record.state == over_http.record.state == "suspect"
-
-
-def test_a_run_may_leave_its_steps_out_and_says_so(tmp_path):
-    def without_steps(context, planned, directory):
-        return simulate_run(context, planned, directory, keep="requests")
-
-    simulated, directory = run(tmp_path, profile_of(), by=without_steps)
-    assert not directory.step_log.exists()
-    assert simulated.record.state == "done"
-    assert [warning.code for warning in simulated.record.warnings] == ["steps-unknown"]

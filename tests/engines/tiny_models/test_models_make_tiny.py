@@ -1,28 +1,29 @@
 """Models of random weights: the same bytes from the same options, in formats that other programs read."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import gguf
 import numpy as np
 import pytest
 import safetensors
+from support.cli import benchctl
 from support.servers.stubborn_engine import wait_until
 from tokenizers import Tokenizer
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, shape_for
+from benchctl.engines.tiny_models import make
 from benchctl.engines.tiny_models.files import MIN_VOCAB, train_tokenizer
-from benchctl.engines.tiny_models.make import make_model
+from benchctl.engines.tiny_models.make import make_draft_pair, make_lora_pair, make_model, make_value_pair
 from benchctl.engines.tiny_models.recipe import (
     Recipe,
     bfloat16_bits,
     interleave_rotary_rows,
     tensor_specs,
-    whole_tensor,
 )
 from benchctl.errors import UsageError
 
@@ -55,75 +56,34 @@ def recipe(arch="qwen2", *, dtype="bfloat16", seed=0, tied=True, vocab=400):
     return Recipe(arch=arch, shape=shape, context=256, dtype=dtype, seed=seed)
 
 
-def benchctl(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "benchctl", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+def make_tiny(directory, *options):
+    made = benchctl("models", "make-tiny", directory, *options)
+    assert made.returncode == 0, made.stderr
 
 
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_the_same_options_give_the_same_bytes_in_every_process(tmp_path):
-    for place in ("a", "b"):
-        made = benchctl("models", "make-tiny", tmp_path / place / "tiny", "--hidden", 64, "--gguf", "--seed", 3)
-        assert made.returncode == 0, made.stderr
-    assert set(contents(tmp_path / "a/tiny")) == {*FILES, "tiny.gguf"}
-    assert contents(tmp_path / "a/tiny") == contents(tmp_path / "b/tiny")
+def test_the_same_options_give_the_same_bytes_in_every_process_and_another_seed_other_weights(tmp_path):
+    for place, seed in (("a", 3), ("b", 3), ("c", 4)):
+        make_tiny(tmp_path / place / "tiny", "--hidden", 64, "--gguf", "--seed", seed)
+    a, b, c = (contents(tmp_path / place / "tiny") for place in "abc")
+    assert set(a) == {*FILES, "tiny.gguf"}
+    assert a == b
+    assert {name for name in a if a[name] != c[name]} == {"model.safetensors", "tiny.gguf"}
 
 
-def test_another_seed_changes_the_weights_and_leaves_the_tokens(tmp_path):
-    make_model(tmp_path / "a", recipe(seed=0))
-    make_model(tmp_path / "b", recipe(seed=1))
-    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
-    assert {name for name in FILES if a[name] != b[name]} == {"model.safetensors"}
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_model_has_the_shape_and_the_parameters_that_benchctl_reads_from_it(tmp_path, arch):
-    made = recipe(arch)
-    make_model(tmp_path / "tiny", made)
-    shape = shape_for(str(tmp_path / "tiny"))
-    assert shape == made.shape
-    assert sum(spec.size for spec in tensor_specs(made)) == shape.num_params()
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen2.5-7b"])
-def test_the_tensors_of_a_published_shape_add_up_to_its_parameters(name):
-    made = Recipe(arch="qwen2", shape=BUILT_IN_SHAPES[name], context=4096, dtype="bfloat16", seed=0)
-    assert sum(spec.size for spec in tensor_specs(made)) == BUILT_IN_SHAPES[name].num_params()
-
-
-@pytest.mark.parametrize(("dtype", "name"), [("bfloat16", "BF16"), ("float16", "F16"), ("float32", "F32")])
-def test_weights_are_read_by_the_library_of_their_format(tmp_path, dtype, name):
-    made = recipe(dtype=dtype, tied=False)
-    make_model(tmp_path / "tiny", made)
-    tensors = dict(safetensors.deserialize((tmp_path / "tiny/model.safetensors").read_bytes()))
-    assert {key: tuple(tensor["shape"]) for key, tensor in tensors.items()} == {
-        spec.name: spec.dims for spec in tensor_specs(made)
-    }
-    assert {tensor["dtype"] for tensor in tensors.values()} == {name}
-
-
-def test_the_header_of_the_weights_covers_the_file_without_gap_or_overlap(tmp_path):
-    make_model(tmp_path / "tiny", recipe())
-    content = (tmp_path / "tiny/model.safetensors").read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    assert header.pop("__metadata__") == {"format": "pt"}
-    offsets = [entry["data_offsets"] for entry in header.values()]
-    assert [start for start, _ in offsets] == [0, *(end for _, end in offsets[:-1])]
-    assert 8 + length + offsets[-1][1] == len(content)
-    assert length % 8 == 0
-
-
-def test_a_tensor_has_the_spread_that_was_asked_for():
-    spec = replace(tensor_specs(recipe())[0], dims=(5_000, 1_000))
-    values = whole_tensor(spec, seed=0, dtype="float32")
-    assert values.shape == spec.dims
-    assert abs(values.std() / spec.scale - 1) < 0.01
-    assert abs(values.mean()) < 0.01 * spec.scale
+def test_a_model_has_the_shape_and_the_parameters_that_benchctl_reads_from_it(tmp_path):
+    for arch in ARCHITECTURES:
+        made = recipe(arch)
+        make_model(tmp_path / arch / "tiny", made)
+        shape = shape_for(str(tmp_path / arch / "tiny"))
+        assert shape == made.shape
+        assert sum(spec.size for spec in tensor_specs(made)) == shape.num_params()
+    for name in ("qwen2.5-1.5b", "qwen2.5-7b"):
+        published = Recipe(arch="qwen2", shape=BUILT_IN_SHAPES[name], context=4096, dtype="bfloat16", seed=0)
+        assert sum(spec.size for spec in tensor_specs(published)) == BUILT_IN_SHAPES[name].num_params()
 
 
 def test_bfloat16_is_the_nearest_and_a_tie_goes_to_the_even_one():
@@ -159,29 +119,25 @@ def test_rows_for_llama_cpp_give_the_scores_of_the_rows_that_they_were():
     assert not np.allclose(scores(query, key, neighbours), scores(query, key, halves))
 
 
-@pytest.mark.parametrize("vocab", [MIN_VOCAB, 300, 2048, 12_000])
-def test_a_tokenizer_has_exactly_the_tokens_asked_for_and_gives_any_text_back(vocab):
-    tokenizer = train_tokenizer(vocab)
-    assert tokenizer.get_vocab_size() == vocab
-    assert [tokenizer.id_to_token(i) for i in range(3)] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    for text in (TEXT, "".join(map(chr, range(128)))):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_a_tokenizer_knows_english_words_and_marks_of_a_chat():
-    tokenizer = train_tokenizer(2048)
+def test_a_tokenizer_has_exactly_the_tokens_asked_for_and_gives_any_text_back():
+    for vocab in (MIN_VOCAB, 300, 2048):
+        tokenizer = train_tokenizer(vocab)
+        assert tokenizer.get_vocab_size() == vocab
+        assert [tokenizer.id_to_token(i) for i in range(3)] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+        for text in (TEXT, "".join(map(chr, range(128)))):
+            assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert len(tokenizer.encode("How many apples does Ada buy?").ids) < 12
     assert tokenizer.encode("<|im_start|>user\n").ids[0] == 1
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_gguf_file_has_the_values_of_the_safetensors(tmp_path, arch, dtype):
+@pytest.mark.parametrize(("arch", "dtype"), [("qwen2", "bfloat16"), ("qwen3", "float16"), ("llama", "float32")])
+def test_the_gguf_file_has_the_values_of_the_safetensors_the_tokenizer_and_the_ends_of_texts(tmp_path, arch, dtype):
     made = recipe(arch, dtype=dtype, tied=False)
     make_model(tmp_path / "tiny", made, gguf=True)
     reader = gguf.GGUFReader(tmp_path / "tiny/tiny.gguf")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     theirs = safetensors.deserialize((tmp_path / "tiny/model.safetensors").read_bytes())
+    assert {name: tuple(tensor["shape"]) for name, tensor in theirs} == {s.name: s.dims for s in tensor_specs(made)}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], made.shape.layers)
     assert len(stored) == len(theirs)
     for name, tensor in theirs:
@@ -193,86 +149,64 @@ def test_the_gguf_file_has_the_values_of_the_safetensors(tmp_path, arch, dtype):
             assert not np.array_equal(values, original)
             values, original = np.sort(values, axis=0), np.sort(original, axis=0)
         assert np.array_equal(values, original), name
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tiny/tokenizer.json"))
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert tokens == [tokenizer.id_to_token(i) for i in range(400)]
+    assert tokens[reader.fields["tokenizer.ggml.eos_token_id"].contents()] == "<|im_end|>"
+    config = json.loads((tmp_path / "tiny/tokenizer_config.json").read_text())
+    assert reader.fields["tokenizer.chat_template"].contents() == config["chat_template"]
 
 
 def as_float32(tensor):
     data, dims = bytes(tensor["data"]), tensor["shape"]
     if tensor["dtype"] == "BF16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(dims)
-    return (
-        np.frombuffer(data, np.float16 if tensor["dtype"] == "F16" else np.float32).astype(np.float32).reshape(dims)
-    )
+    return np.frombuffer(data, {"F16": np.float16, "F32": np.float32}[tensor["dtype"]]).reshape(dims)
 
 
-def test_the_gguf_file_carries_the_tokenizer_and_the_ends_of_texts(tmp_path):
-    make_model(tmp_path / "tiny", recipe(), gguf=True)
-    fields = gguf.GGUFReader(tmp_path / "tiny/tiny.gguf").fields
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tiny/tokenizer.json"))
-    tokens = fields["tokenizer.ggml.tokens"].contents()
-    assert tokens == [tokenizer.id_to_token(i) for i in range(400)]
-    assert tokens[fields["tokenizer.ggml.eos_token_id"].contents()] == "<|im_end|>"
-    config = json.loads((tmp_path / "tiny/tokenizer_config.json").read_text())
-    assert fields["tokenizer.chat_template"].contents() == config["chat_template"]
+def test_a_directory_that_holds_anything_else_is_never_replaced_and_a_place_without_room_is_named(tmp_path):
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    for place, made, message in (
+        (tmp_path, recipe(), r"holds thesis\.tex, .* not replaced"),
+        (thesis, recipe(), "is a file"),
+        (thesis / "tiny", recipe(), r"thesis\.tex.*cannot be written \(Not a directory\)"),
+        (tmp_path / "tiny", recipe(vocab=10), "vocab is 10; it must be from 259"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_model(place, made, replace=True)
+    assert list(tmp_path.iterdir()) == [thesis]
+    assert thesis.read_text() == "years of work"
 
 
-def test_a_directory_with_files_is_replaced_only_when_asked_for(tmp_path):
-    directory = tmp_path / "tiny"
-    make_model(directory, recipe(seed=0), gguf=True)
-    before = contents(directory)
-    with pytest.raises(UsageError, match=r"tiny: exists and is not empty; .*--force"):
-        make_model(directory, recipe(seed=1))
-    assert contents(directory) == before
-    make_model(directory, recipe(seed=1), replace=True)
-    assert set(contents(directory)) == FILES
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+REFUSED = [
+    (["--hidden", "100", "--heads", "6"], "--hidden 100 is not divisible by --heads 6"),
+    (["--heads", "4", "--kv-heads", "3"], "kv_heads must divide q_heads"),
+    (["--hidden", "12", "--heads", "4"], "cannot be rotated in pairs"),
+    (["--vocab", "100"], "vocab is 100; it must be from 259"),
+    (["--gguf", "--no-weights"], "--gguf and --no-weights contradict"),
+    (["--shape", "qwen2.5-0.5b", "--layers", "2"], "--shape sets all dimensions and excludes --layers"),
+    (["--shape", "qwen2.5-0.6b"], "did you mean qwen2.5-0.5b"),
+    (["--shape", "lvm-a-b-qwen2.5-0.5b"], "has a value head"),
+    (["--shape", "mixtral-8x7b", "--arch", "llama"], "has experts or a latent attention"),
+    (["--arch", "gpt2"], "'gpt2' is not one of"),
+    (["--value-layers", "1"], "--value-layers: only for a value model; add --value-model"),
+    (["--value-model", "--gguf"], "--gguf and --value-model contradict"),
+    (["--value-model", "--constant-value", "1"], "must lie strictly between 0"),
+    (
+        ["--value-model", "--value-layers", "1", "--value-shape", "qwen2.5-0.5b"],
+        "excludes --value-layers",
+    ),
+    (["--draft-layers", "1"], "add --draft"),
+    (["--draft", "--draft-layers", "3"], "3 layers of the 2"),
+    (["--draft", "--gguf"], "--draft and --gguf exclude each other"),
+    (["--draft", "--value-model"], "--draft and --value-model exclude each other"),
+    (["--lora", "--draft"], "--lora and --draft exclude each other"),
+    (["--lora", "--gguf"], "--lora and --gguf exclude"),
+]
 
 
-def test_a_directory_that_holds_anything_else_is_never_replaced(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match=r"holds thesis\.tex, .* not replaced"):
-        make_model(tmp_path, recipe(), replace=True)
-    with pytest.raises(UsageError, match="is a file"):
-        make_model(tmp_path / "thesis.tex", recipe(), replace=True)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-def test_a_model_that_could_not_be_finished_leaves_nothing_behind(tmp_path):
-    with pytest.raises(UsageError, match="vocab is 10; it must be from 259"):
-        make_model(tmp_path / "tiny", recipe(vocab=10))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"file.*cannot be written \(Not a directory\)"):
-        make_model(tmp_path / "file/tiny", recipe())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--hidden", "100", "--heads", "6"], "--hidden 100 is not divisible by --heads 6"),
-        (["--heads", "4", "--kv-heads", "3"], "kv_heads must divide q_heads"),
-        (["--hidden", "12", "--heads", "4"], "cannot be rotated in pairs"),
-        (["--vocab", "100"], "vocab is 100; it must be from 259"),
-        (["--gguf", "--no-weights"], "--gguf and --no-weights contradict"),
-        (
-            ["--shape", "qwen2.5-0.5b", "--layers", "2"],
-            "--shape sets all dimensions and excludes --layers",
-        ),
-        (["--shape", "qwen2.5-0.6b"], "did you mean qwen2.5-0.5b"),
-        (["--shape", "lvm-a-b-qwen2.5-0.5b"], "has a value head"),
-        (["--shape", "mixtral-8x7b", "--arch", "llama"], "has experts or a latent attention"),
-        (["--arch", "gpt2"], "'gpt2' is not one of"),
-        (["--value-layers", "1"], "--value-layers: only for a value model; add --value-model"),
-        (["--value-model", "--gguf"], "--gguf and --value-model contradict"),
-        (["--value-model", "--constant-value", "1"], "must lie strictly between 0"),
-        (
-            ["--value-model", "--value-layers", "1", "--value-shape", "qwen2.5-0.5b"],
-            "excludes --value-layers",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_options_that_make_no_model_are_refused_with_a_remedy(tmp_path, options, message):
     made = benchctl("models", "make-tiny", tmp_path / "tiny", *options)
     assert made.returncode == 2
@@ -280,88 +214,58 @@ def test_options_that_make_no_model_are_refused_with_a_remedy(tmp_path, options,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_weights_a_directory_has_only_configuration_and_tokenizer(tmp_path):
-    made = benchctl("models", "make-tiny", tmp_path / "tiny", "--no-weights")
-    assert made.returncode == 0, made.stderr
-    assert set(contents(tmp_path / "tiny")) == FILES - {"model.safetensors"}
-
-
-def test_another_models_configuration_gives_the_shape(tmp_path):
+def test_another_models_configuration_gives_the_shape_of_a_directory_without_weights(tmp_path):
     make_model(tmp_path / "a", recipe("llama", tied=False))
-    made = benchctl(
-        "models", "make-tiny", tmp_path / "b", "--arch", "qwen2", "--shape", tmp_path / "a", "--no-weights"
-    )
-    assert made.returncode == 0, made.stderr
+    make_tiny(tmp_path / "b", "--arch", "qwen2", "--shape", tmp_path / "a", "--no-weights")
+    assert set(contents(tmp_path / "b")) == FILES - {"model.safetensors"}
     assert shape_for(str(tmp_path / "b")) == replace(recipe("qwen2", tied=False).shape, name="b")
 
 
-@pytest.mark.parametrize("options", [["--gguf"], ["--value-model"], ["--draft"], ["--lora"]])
-def test_a_full_disk_leaves_neither_half_of_a_pair_nor_the_directory_around_it(tmp_path, options):
-    made = benchctl("models", "make-tiny", tmp_path / "room/tiny", *options)
-    assert made.returncode == 0, made.stderr
-    num_bytes = max(path.stat().st_size for path in (tmp_path / "room").rglob("*.*") if path.is_file())
-    full = subprocess.run(
-        [sys.executable, "-m", "benchctl", "models", "make-tiny", tmp_path / "full/new/tiny", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        # No file may become as large as the largest: what is written last fails in the middle.
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes - 1, num_bytes - 1)),
-    )
-    assert full.returncode == 2, full.stderr
-    assert "cannot be written" in full.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["room"]
+@pytest.mark.parametrize(
+    ("write", "last"),
+    [
+        (partial(make_model, recipe=recipe(), gguf=True), "model.safetensors"),
+        (partial(make_value_pair, base=recipe(), value=recipe()), "value_head.safetensors"),
+        (partial(make_lora_pair, base=recipe(), rank=4), "adapter_model.safetensors"),
+        (partial(make_draft_pair, base=recipe(), layers=1), ".draft.partial/model.safetensors"),
+    ],
+    ids=["model", "value-model", "lora", "draft"],
+)
+def test_a_full_disk_leaves_neither_half_of_a_pair_and_what_was_to_be_replaced_as_it_was(
+    tmp_path, monkeypatch, write, last
+):
+    write(tmp_path / "pair")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    written = make.write_safetensors
+
+    def full(path, *given):
+        if str(path).endswith(last):
+            raise OSError(28, "No space left on device")
+        written(path, *given)
+
+    monkeypatch.setattr(make, "write_safetensors", full)
+    for place in ("pair", "new/pair"):
+        with pytest.raises(UsageError, match="No space left on device"):
+            write(tmp_path / place, replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
 
-def test_a_full_disk_leaves_a_pair_that_was_to_be_replaced_as_it_was(tmp_path):
-    options = ("models", "make-tiny", "--value-model", tmp_path / "pair", "--hidden", 16)
-    assert benchctl(*options).returncode == 0
-    before = [contents(tmp_path / "pair" / part) for part in ("base", "value")]
-    # The base fits; the value model, which has a second file, does not.
-    failing = (
-        "import benchctl.engines.tiny_models.make as pair\n"
-        "write = pair.write_safetensors\n"
-        "def full(path, *given):\n"
-        "    if path.name == 'value_head.safetensors': raise OSError(28, 'No space left on device')\n"
-        "    write(path, *given)\n"
-        "pair.write_safetensors = full\n"
-        "from benchctl.cli import main; main()"
-    )
-    argv = [sys.executable, "-c", failing, *map(str, options), "--force", "--seed", "9"]
-    full = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert full.returncode == 2
-    assert "No space left on device" in full.stderr
-    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == ["base", "value"]
-    assert [contents(tmp_path / "pair" / part) for part in ("base", "value")] == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_mid_work_leaves_nothing_behind(tmp_path, number):
+def test_an_interrupt_in_mid_work_leaves_nothing_behind(tmp_path):
     large = ("--hidden", "2048", "--layers", "40", "--value-model")
     argv = [sys.executable, "-m", "benchctl", "models", "make-tiny", tmp_path / "new/tiny", *large]
     made = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until("a file of weights begins", lambda: list((tmp_path / "new").rglob("*.safetensors")))
-    made.send_signal(number)
+    made.send_signal(signal.SIGTERM)
     made.communicate(timeout=30)
     assert made.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_value_model_and_its_base_are_made_as_a_pair_with_one_tokenizer(tmp_path):
+    options = ("--value-layers", 1, "--vocab", 400, "--hidden", 64)
     for place in ("a", "b"):
-        made = benchctl(
-            "models",
-            "make-tiny",
-            "--value-model",
-            tmp_path / place,
-            "--value-layers",
-            1,
-            "--vocab",
-            400,
-            "--hidden",
-            64,
-        )
-        assert made.returncode == 0, made.stderr
+        make_tiny(tmp_path / place, "--value-model", *options)
     base, value = contents(tmp_path / "a/base"), contents(tmp_path / "a/value")
     assert (base, value) == (contents(tmp_path / "b/base"), contents(tmp_path / "b/value"))
     assert (set(base), set(value)) == (FILES, {*FILES, "value_head.safetensors"})
@@ -379,27 +283,46 @@ def test_a_value_model_and_its_base_are_made_as_a_pair_with_one_tokenizer(tmp_pa
         "v_head.summary.weight": [1, 64],
         "v_head.summary.bias": [1],
     }
-
-
-def test_a_pair_may_have_the_sizes_of_published_models_and_no_weights(tmp_path):
-    make_model(tmp_path / "small", recipe(vocab=300))
-    made = benchctl(
-        "models", "make-tiny", "--value-model", tmp_path / "pair", "--no-weights", "--vocab", 500,
-        "--value-shape", tmp_path / "small", "--dtype", "float32",
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    value = shape_for(str(tmp_path / "pair/value"))
-    assert (value.hidden, value.q_heads, value.vocab) == (48, 6, 500)
-    assert not list((tmp_path / "pair").rglob("*.safetensors"))
-
-
-def test_a_pair_takes_the_place_of_another_only_when_asked(tmp_path):
-    options = ("--vocab", 300, "--hidden", 16, "--layers", 1)
-    assert benchctl("models", "make-tiny", "--value-model", tmp_path, *options).returncode == 0
-    again = benchctl("models", "make-tiny", "--value-model", tmp_path, *options, "--seed", 5)
+    again = benchctl("models", "make-tiny", "--value-model", tmp_path / "a", *options, "--seed", 5)
     assert again.returncode == 2
     assert "base: exists and is not empty" in " ".join(again.stderr.split())
-    before = contents(tmp_path / "value")
-    forced = benchctl("models", "make-tiny", "--value-model", tmp_path, *options, "--seed", 5, "--force")
-    assert forced.returncode == 0, forced.stderr
-    assert contents(tmp_path / "value") != before
+    make_tiny(tmp_path / "a", "--value-model", *options, "--seed", 5, "--force")
+    assert contents(tmp_path / "a/value") != value
+
+
+def tensors_of(path):
+    return dict(safetensors.deserialize(path.read_bytes()))
+
+
+def test_a_draft_is_the_first_layers_of_its_base(tmp_path):
+    make_tiny(tmp_path, "--draft", "--vocab", 300, "--hidden", 48)
+    base, draft = tmp_path / "base", tmp_path / "draft"
+    assert (shape_for(str(base)).layers, shape_for(str(draft)).layers) == (2, 1)
+    assert contents(base)["tokenizer.json"] == contents(draft)["tokenizer.json"]
+    of_base, of_draft = (tensors_of(part / "model.safetensors") for part in (base, draft))
+    assert {name: of_base[name] for name in of_draft} == of_draft
+
+
+def test_a_lora_adapter_has_two_matrices_of_the_rank_that_is_asked_for_in_every_linear_layer(tmp_path):
+    for name in ("pair", "again/pair"):
+        make_tiny(tmp_path / name, "--lora", "--lora-rank", 4)
+    assert contents(tmp_path / "pair/adapter").keys() == {"adapter_config.json", "adapter_model.safetensors"}
+    config = json.loads((tmp_path / "pair/adapter/adapter_config.json").read_text())
+    base, adapter, again = (
+        tensors_of(tmp_path / path)
+        for path in (
+            "pair/base/model.safetensors",
+            "pair/adapter/adapter_model.safetensors",
+            "again/pair/adapter/adapter_model.safetensors",
+        )
+    )
+    adapted = {name: tensor["shape"] for name, tensor in base.items() if name.endswith("_proj.weight")}
+    assert {name.split(".")[-2] for name in adapted} == set(config["target_modules"])
+    expected = {}
+    for name, (rows, columns) in adapted.items():
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        expected |= {f"{prefix}.lora_A.weight": [4, columns], f"{prefix}.lora_B.weight": [rows, 4]}
+    assert {name: tensor["shape"] for name, tensor in adapter.items()} == expected
+    assert (config["r"], config["base_model_name_or_path"]) == (4, str(tmp_path / "pair/base"))
+    assert any(bytes(tensor["data"]).strip(b"\0") for name, tensor in adapter.items() if "lora_B" in name)
+    assert adapter == again

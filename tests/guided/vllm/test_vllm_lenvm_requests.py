@@ -31,19 +31,24 @@ class Asked:
 def test_filters_of_a_guided_request_are_moved_to_where_they_are_applied_once():
     asked = Asked(top_k=5, top_p=0.9, min_p=0.01, extra_args=TILT | {"session": "a"})
     admit(asked, 64)
-    assert asked.filters == (0, 1.0, 0.0)
-    request = guided_request(asked)
-    assert (request.top_k, request.top_p, request.min_p) == (5, 0.9, 0.01)
-    assert (request.params.mode, request.params.value_scale) == ("centered_exp", -3.0)
-    assert asked.extra_args["session"] == "a"
-
-
-def test_a_request_that_is_admitted_twice_is_as_if_admitted_once():
-    asked = Asked(top_k=5, top_p=0.9, extra_args=dict(TILT))
-    admit(asked, 64)
     once = (asked.filters, dict(asked.extra_args))
     admit(asked, 64)
     assert (asked.filters, asked.extra_args) == once
+    assert (asked.filters, asked.extra_args["session"]) == ((0, 1.0, 0.0), "a")
+    request = guided_request(asked)
+    assert (request.top_k, request.top_p, request.min_p) == (5, 0.9, 0.01)
+    assert (request.params.mode, request.params.value_scale) == ("centered_exp", -3.0)
+    neutral = Asked(top_k=5, extra_args={"lenvm_value_scale": 0.0, "lenvm_mode": "exp", "lenvm_skip_noop": 0})
+    admit(neutral, 64)
+    assert guided_request(neutral).params.skip_noop is False
+
+
+def test_filters_may_be_sent_with_the_prefix_as_well_and_go_back_where_nothing_is_guided():
+    for temperature in (1.0, 0.0):
+        asked = Asked(temperature=temperature, extra_args=TILT | {"lenvm_top_k": 7})
+        admit(asked, 64)
+        request = guided_request(asked)
+        assert (request and request.top_k, asked.top_k) == ((7, 0) if temperature else (None, 7))
 
 
 @pytest.mark.parametrize(
@@ -63,22 +68,6 @@ def test_a_request_that_guidance_never_touches_keeps_the_filters_of_the_server(e
     admit(asked, 64)
     assert asked == Asked(**told, extra_args=dict(extra))
     assert guided_request(asked) is None
-
-
-def test_a_neutral_request_that_wants_to_be_computed_is_guided():
-    asked = Asked(top_k=5, extra_args={"lenvm_value_scale": 0.0, "lenvm_mode": "exp", "lenvm_skip_noop": 0})
-    admit(asked, 64)
-    assert guided_request(asked).params.skip_noop is False
-
-
-def test_filters_may_be_sent_with_the_prefix_as_well_and_go_back_where_nothing_is_guided():
-    asked = Asked(extra_args=TILT | {"lenvm_top_k": 7, "lenvm_top_p": 0.5})
-    admit(asked, 64)
-    assert guided_request(asked).top_k == 7
-    greedy = Asked(temperature=0.0, extra_args=TILT | {"lenvm_top_k": 7})
-    admit(greedy, 64)
-    assert greedy.filters == (7, 1.0, 0.0)
-    assert guided_request(greedy) is None
 
 
 @pytest.mark.parametrize(
@@ -105,18 +94,14 @@ def test_what_does_not_exist_is_refused_with_its_name(told, extra, said):
 
 
 def test_only_keys_with_the_prefix_are_ours():
-    assert not asks_for_guidance(Asked(extra_args=None))
-    assert not asks_for_guidance(Asked(extra_args={"value_scale": 1}))
-    assert asks_for_guidance(Asked(extra_args={"lenvm_value_scale": 1}))
+    for extra, is_ours in ((None, False), ({"value_scale": 1}, False), ({"lenvm_value_scale": 1}, True)):
+        assert asks_for_guidance(Asked(extra_args=extra)) is is_ours
 
 
-def test_a_server_is_told_its_settings_in_one_variable():
+def test_a_server_is_told_its_settings_in_one_variable_and_refuses_what_does_not_exist():
     assert settings_of({}) == VllmSettings()
     told = settings_of({"BENCHCTL_LENVM_SETTINGS": '{"fused": false, "memory_bytes": 5}'})
     assert told == VllmSettings(fused=False, memory_bytes=5)
-
-
-@pytest.mark.parametrize("text", ["no json", "[]", '{"fuse": true}', '{"fused": 1}', '{"max_candidates": true}'])
-def test_settings_that_do_not_exist_are_refused(text):
-    with pytest.raises(GuidanceError, match="BENCHCTL_LENVM_SETTINGS"):
-        settings_of({"BENCHCTL_LENVM_SETTINGS": text})
+    for text in ("no json", "[]", '{"fuse": true}', '{"fused": 1}', '{"max_candidates": true}'):
+        with pytest.raises(GuidanceError, match="BENCHCTL_LENVM_SETTINGS"):
+            settings_of({"BENCHCTL_LENVM_SETTINGS": text})

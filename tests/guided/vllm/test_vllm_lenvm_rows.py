@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 from test_vllm_lenvm_requests import TILT, Asked
 
-from benchctl.guided.vllm.requests import Rows, Tokens, admit
+from benchctl.guided.vllm.requests import Rows, admit
 
 
 class Direction(Enum):
@@ -113,16 +113,3 @@ def test_filters_are_applied_without_guidance_where_a_prompt_has_no_tokens():
     assert row.params.is_neutral
     assert row.params.skip_noop
     assert (row.top_k, row.draws_candidates) == (5, True)
-
-
-@given(
-    st.lists(st.integers(), max_size=5), st.lists(st.integers(), max_size=5), st.slices(12), st.integers(-11, 11)
-)
-def test_tokens_are_the_prompt_and_then_the_output_however_they_are_read(prompt, output, part, place):
-    tokens, whole = Tokens(prompt, output), prompt + output
-    assert len(tokens) == len(whole)
-    assert tokens[part] == whole[part]
-    if -len(whole) <= place < len(whole):
-        assert tokens[place] == whole[place]
-    output.append(7)
-    assert list(tokens) == [*whole, 7]

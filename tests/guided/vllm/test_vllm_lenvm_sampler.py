@@ -42,7 +42,7 @@ def expected(scale):
     return {token: weight / sum(kept.values()) for token, weight in kept.items()}
 
 
-@pytest.fixture(name="drawn", scope="module", params=SCRIPTS)
+@pytest.fixture(name="drawn", scope="module", params=[pytest.param("v1", marks=pytest.mark.nightly), "v2"])
 def _drawn(request, tmp_path_factory):
     pair = write_pair(tmp_path_factory.mktemp("pair"), constant=VALUE)
     requests = [FILTERS | {"extra_args": dict(TILT), "max_tokens": 5} for _ in range(ROWS)]
@@ -74,23 +74,13 @@ def test_tokens_are_drawn_from_the_guided_distribution_itself(drawn):
     assert chisquare(observed, untilted).pvalue < 1e-6, "so many draws do not tell the two laws apart"
 
 
-def test_the_filters_of_a_guided_request_do_not_cut_the_guided_distribution_again(drawn):
+def test_filters_cut_once_unguided_requests_are_sampled_as_ever_and_what_does_not_exist_is_refused(drawn):
     # The tilt makes the last candidate of top_p more likely than the filter would leave it.
     assert max(expected(SCALE)) in {token for row in drawn[:ROWS] for token in row}
-
-
-def test_requests_that_are_not_guided_are_sampled_as_ever_beside_those_that_are(drawn):
-    for row in drawn[ROWS : ROWS + 4]:
-        assert set(row) <= {0, 1, 2}
+    assert {token for row in drawn[ROWS : ROWS + 4] for token in row} <= {0, 1, 2}
     assert drawn[ROWS + 4] == [0] * DRAWS
-
-
-def test_requests_for_what_does_not_exist_are_refused_before_the_batch(drawn):
     assert "value_scale is 'much'" in drawn[ROWS + 5]
     assert "top_k is 0" in drawn[ROWS + 6]
-
-
-def test_neutral_guidance_draws_the_tokens_of_the_unguided_request_with_its_seed(drawn):
-    computed, skipped, unguided = drawn[-3:]
+    computed, skipped, unguided = drawn[-3:]  # neutral guidance draws what the unguided request draws with its seed
     assert computed == skipped == unguided
     assert len(set(unguided)) > 1

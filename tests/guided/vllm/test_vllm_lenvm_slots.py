@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.guided.slotted_worker import Worker, context, states
 from support.guided.tensors import torch
 from support.guided.value_models import write_pair
-from test_guided_no_waiting import Ops, reads_of_one_step
+from test_guided_no_waiting import reads_of_one_step
 from test_vllm_lenvm_requests import TILT, Asked
 from test_vllm_lenvm_server import CPU, EOS, VOCABULARY, batch_logits, config, probabilities, rows_of, tilted
 
@@ -101,106 +101,50 @@ def test_a_slot_that_is_taken_again_belongs_to_the_new_request_alone():
     assert worker_.step([slot], {slot: 6}).in_order == []
 
 
-def test_a_prompt_in_chunks_is_not_guided_until_its_last_chunk_and_a_stride_does_not_count_the_others():
+def test_rows_have_the_tokens_up_to_their_place_whenever_these_were_asked_for():
     worker_ = worker()
     slot, _ = worker_.add(asked(), [1, 2, 3, 4, 5])
+    # A prompt in chunks is not guided until its last one, and a stride does not count the others.
     assert [len(worker_.step([slot], {slot: 7}, chunk=2).in_order) for _ in range(3)] == [0, 0, 1]
-    (row,) = worker_.step([slot], {slot: 7}).in_order
+    (row,) = worker_.step([slot], {slot: 8}).in_order
     assert len(row.tokens) - row.num_prompt == 1
-
-
-def test_a_preempted_request_comes_back_with_its_prompt_and_output_apart():
-    worker_ = worker()
-    slot, _ = worker_.add(asked(), [1, 2, 3], output=[4, 5])
-    (row,) = worker_.step([slot], {slot: 6}).in_order
-    assert (list(row.tokens), row.num_prompt) == ([1, 2, 3, 4, 5], 3)
-
-
-def test_a_sequence_that_fills_its_slot_asks_for_no_token_behind_it():
-    worker_ = worker(longest=4)
-    slot, _ = worker_.add(asked(), [1, 2, 3])
-    worker_.step([slot], {slot: 4})
+    # A sequence that is computed again from an earlier place has only the tokens up to there.
+    assert told(worker_.slots.batch(context([slot], [5]))) == {0: [1, 2, 3, 4, 5]}
     worker_.slots.ask_for_tokens()
-    (row,) = worker_.slots.batch(worker_.forward([slot])).in_order
-    assert list(row.tokens) == [1, 2, 3, 4]
-    worker_.slots.ask_for_tokens()
+    assert told(worker_.slots.batch(context([slot], [6]))) == {0: [1, 2, 3, 4, 5, 7]}
+    # Tokens that nobody had asked for in time are brought, and none behind a slot that is full.
+    full = worker(longest=4)
+    slot, _ = full.add(asked(), [1, 2, 3])
+    assert told(full.slots.batch(context([slot], [3]))) == {0: [1, 2, 3]}
+    full.step([slot], {slot: 4})
+    full.slots.ask_for_tokens()
+    assert told(full.slots.batch(full.forward([slot]))) == {0: [1, 2, 3, 4]}
+    full.slots.ask_for_tokens()
 
 
-def test_tokens_that_nobody_had_asked_for_in_time_are_brought_when_they_are_wanted():
+def test_what_guidance_cannot_follow_on_v2_is_refused():
     worker_ = worker()
-    slot, _ = worker_.add(asked(), [1, 2, 3])
-    assert told(worker_.slots.batch(context([slot], [3]))) == {0: [1, 2, 3]}
-
-
-def test_a_sequence_that_is_computed_again_from_an_earlier_place_has_only_the_tokens_up_to_there():
-    worker_ = worker()
-    slot, _ = worker_.add(asked(), [1, 2])
-    worker_.step([slot], {slot: 3})
-    worker_.step([slot], {slot: 4})
-    assert told(worker_.slots.batch(context([slot], [2]))) == {0: [1, 2]}
-    worker_.slots.ask_for_tokens()
-    assert told(worker_.slots.batch(context([slot], [3]))) == {0: [1, 2, 3]}
-
-
-class Gathers(Ops):
-    """Notes each gather of tokens."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if str(function).startswith(("aten.index.", "aten.index_select", "aten.gather")):
-            self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
+    slot, _ = worker_.add(asked(), [1])
+    with pytest.raises(GuidanceError, match="2 rows for 1 requests"):
+        worker_.slots.batch(context([slot], [1], rows_per_request=2))
+    for speculative, embeds, said in (
+        ("eagle", False, "without --speculative-config"),
+        (None, True, "without --enable-prompt-embeds"),
+    ):
+        model = SimpleNamespace(enable_prompt_embeds=embeds)
+        with pytest.raises(GuidanceError, match=said):
+            check_v2(SimpleNamespace(speculative_config=speculative, model_config=model))
+    check_v2(SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(enable_prompt_embeds=False)))
 
 
 def test_the_tokens_of_all_requests_come_in_one_copy_that_is_asked_for_before_the_model_and_read_after_it():
     worker_ = worker(slots=8)
     order = [worker_.add(asked(guided=number != 2), [number] * (number + 1))[0] for number in range(6)]
-    for step in range(4):
-        with Gathers() as gathers:
-            assert reads_of_one_step(iter([worker_.slots.ask_for_tokens()])) == []
-        assert len(gathers.seen) == 1
-        said = worker_.forward(order)
-
-        def take(said=said):
-            yield worker_.slots.batch(said)
-
-        with Gathers() as gathers:
-            assert reads_of_one_step(take()) == ["tolist"]
-        assert gathers.seen == []
-        for slot in order:
-            worker_.states.all_token_ids.gpu[slot, worker_.computed[slot]] = step
-            worker_.states.total_len.gpu[slot] += 1
-    worker_.slots.ask_for_tokens()
-    rows = worker_.slots.batch(worker_.forward(order)).in_order
-    assert [row.tokens[-4:] for row in rows] == [[0, 1, 2, 3]] * 5
-
-
-def test_to_ask_for_tokens_reads_nothing_of_the_device():
-    """The device is torch's ``meta``: it has no numbers that could be read."""
-    worker_ = Worker(states(4, 64, "meta"))
-    slot = 3
-    worker_.states.prompt_len.np[slot] = worker_.states.prefill_len.np[slot] = 2
-    worker_.slots.add(slot, asked())
-    worker_.slots.ask_for_tokens()
-    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-        worker_.slots.batch(context([slot], [2]))
-
-
-def test_several_rows_of_one_request_are_refused():
-    worker_ = worker()
-    slot, _ = worker_.add(asked(), [1])
-    with pytest.raises(GuidanceError, match="2 rows for 1 requests"):
-        worker_.slots.batch(context([slot], [1], rows_per_request=2))
-
-
-@pytest.mark.parametrize(
-    ("speculates", "embeds", "said"),
-    [(True, False, "without --speculative-config"), (False, True, "without --enable-prompt-embeds")],
-)
-def test_what_guidance_cannot_follow_on_v2_is_refused_at_the_start(speculates, embeds, said):
-    model = SimpleNamespace(enable_prompt_embeds=embeds)
-    with pytest.raises(GuidanceError, match=said):
-        check_v2(SimpleNamespace(speculative_config="eagle" if speculates else None, model_config=model))
-    check_v2(SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(enable_prompt_embeds=False)))
+    worker_.step(order, dict.fromkeys(order, 7))
+    assert reads_of_one_step(worker_.slots.ask_for_tokens() for _ in range(1)) == []
+    said = worker_.forward(order)
+    assert reads_of_one_step(worker_.slots.batch(said) for _ in range(1)) == ["tolist"]
+    assert [row.tokens[-1] for row in worker_.slots.batch(said).in_order] == [7] * 5
 
 
 # What becomes of the logits.
@@ -226,35 +170,26 @@ def guided_by_v2(server, requests, logits, chunk=1000):
     return server.apply(logits.clone(), batch, 0)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.9])
-def test_what_is_drawn_after_the_temperature_of_the_server_is_what_the_other_runner_draws(server, temperature):
-    filters = {"top_k": 6, "top_p": 0.97, "min_p": 0.01, "temperature": temperature}
+def test_what_is_drawn_after_the_temperature_of_the_server_is_what_the_other_runner_draws(server):
     scales, logits = (-4.0, 0.0, 3.0), batch_logits(3)
-    after = guided_by_v2(server, [tilted(scale, **filters) for scale in scales], logits)
-    before = server.apply(logits / temperature, rows_of(*(tilted(scale, **filters) for scale in scales)), 0)
-    drawn, expected = probabilities(after / temperature), probabilities(before)
-    assert torch.equal(drawn > 0, expected > 0)
-    assert torch.allclose(drawn, expected, atol=1e-6)
-    assert (drawn[0] - drawn[1]).abs().max() > 0.05, "guidance did nothing"
+    for temperature in (0.3, 1.0, 1.9):
+        filters = {"top_k": 6, "top_p": 0.97, "min_p": 0.01, "temperature": temperature}
+        after = guided_by_v2(server, [tilted(scale, **filters) for scale in scales], logits)
+        rows = rows_of(*(tilted(scale, **filters) for scale in scales))
+        drawn = probabilities(after / temperature)
+        expected = probabilities(server.apply(logits / temperature, rows, 0))
+        assert torch.equal(drawn > 0, expected > 0)
+        assert torch.allclose(drawn, expected, atol=1e-6)
+        assert (drawn[0] - drawn[1]).abs().max() > 0.05, "guidance did nothing"
 
 
-def test_rows_of_other_requests_keep_every_bit(server):
+def test_rows_of_other_requests_and_of_prompts_in_chunks_keep_every_bit(server):
     logits = batch_logits(4)
-    requests = [
-        Asked(top_k=3, temperature=0.5),
-        tilted(-5.0, temperature=0.5),
-        tilted(0.0, temperature=0.0),
-        Asked(),
-    ]
-    guided = guided_by_v2(server, requests, logits)
-    assert torch.equal(guided[[0, 2, 3]], logits[[0, 2, 3]])
-    assert not torch.equal(guided[1], logits[1])
-
-
-def test_rows_of_a_prompt_in_chunks_keep_every_bit(server):
-    logits = batch_logits(2)
-    batch = guided_by_v2(server, [tilted(-5.0), Asked()], logits, chunk=2)
-    assert torch.equal(batch, logits)
+    others = [Asked(top_k=3, temperature=0.5), tilted(0.0, temperature=0.0), Asked()]
+    guided = guided_by_v2(server, [tilted(-5.0, temperature=0.5), *others], logits)
+    assert torch.equal(guided[1:], logits[1:])
+    assert not torch.equal(guided[0], logits[0])
+    assert torch.equal(guided_by_v2(server, [tilted(-5.0), Asked()], logits[:2], chunk=2), logits[:2])
 
 
 def test_tokens_that_a_grammar_has_masked_stay_masked(server):

@@ -30,12 +30,25 @@ def read(directory, engine, guided=()):
     return list(VllmLenvmEngine().read_steps(directory))
 
 
-def test_a_guided_step_says_what_was_scored_and_how_long_its_parts_took(tmp_path):
+def test_a_guided_step_says_what_was_scored_and_reused_and_how_long_its_parts_took(tmp_path):
     (step,) = read(tmp_path, [engine_line(0)], [guided_line(0)])
     assert (step.guided_rows, step.candidates, step.fused) == (2, 9, True)
     assert (step.value_prefill_tokens, step.value_extend_tokens) == (5, 2)
-    assert step.sections_ns == SECTIONS
-    assert (step.num_seqs, step.output_tokens) == (2, 1)
+    assert (step.sections_ns, step.num_seqs, step.output_tokens) == (SECTIONS, 2, 1)
+    assert (step.value_replayed, step.value_recordings) == (None, None)
+    told = {"value_reuse_tokens": 2, "value_extend_tokens": 0, "value_replayed": False, "value_recordings": 1}
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, **told)])
+    assert {name: getattr(step, name) for name in told} == told
+
+
+def test_steps_without_a_row_to_guide_are_known_to_have_none(tmp_path):
+    # What the worker wrote last may be of a step that was never told.
+    steps = read(tmp_path, [engine_line(number) for number in range(4)], [guided_line(2), guided_line(4)])
+    assert [step.guided_rows for step in steps] == [0, 0, 2, 0]
+    assert [bool(step.sections_ns) for step in steps] == [False, False, True, False]
+    (tmp_path / "plain").mkdir()
+    steps = read(tmp_path / "plain", [engine_line(0), engine_line(1)], None)
+    assert [(step.guided_rows, step.candidates) for step in steps] == [(0, 0), (0, 0)]
 
 
 def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its_parts(tmp_path):
@@ -50,46 +63,21 @@ def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its
     assert sum(found.leaf_means_ns.values()) == step.dur_ns
 
 
-def test_a_step_says_what_was_reused_and_whether_its_pass_was_a_recorded_one(tmp_path):
-    told = {"value_reuse_tokens": 2, "value_extend_tokens": 0, "value_replayed": False, "value_recordings": 1}
-    first, second = read(tmp_path, [engine_line(0), engine_line(1)], [guided_line(0, **told), guided_line(1)])
-    assert (first.value_reuse_tokens, first.value_extend_tokens) == (2, 0)
-    assert (first.value_replayed, first.value_recordings) == (False, 1)
-    assert (second.value_replayed, second.value_recordings) == (None, None)
-
-
-@pytest.mark.parametrize("clock", ["host", "device"])
-def test_a_step_of_the_device_without_times_of_the_host_has_no_parts(tmp_path, clock):
-    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, clock=clock, sections_ns={"sample": 3})])
-    assert step.sections_ns == ({"sample": 3} if clock == "host" else {"device.sample": 3})
-
-
-def test_a_clock_that_nobody_knows_is_damage(tmp_path):
-    with pytest.raises(RecordError, match=r"steps\.guided\.jsonl"):
-        read(tmp_path, [engine_line(0)], [guided_line(0, clock="wall")])
-
-
-def test_steps_without_a_row_to_guide_are_known_to_have_none(tmp_path):
-    steps = read(tmp_path, [engine_line(number) for number in range(4)], [guided_line(2)])
-    assert [step.guided_rows for step in steps] == [0, 0, 2, 0]
-    assert [bool(step.sections_ns) for step in steps] == [False, False, True, False]
-
-
-def test_a_server_without_a_value_model_guided_nothing(tmp_path):
-    steps = read(tmp_path, [engine_line(0), engine_line(1)], None)
-    assert [(step.guided_rows, step.candidates) for step in steps] == [(0, 0), (0, 0)]
+def test_a_step_of_the_device_without_times_of_the_host_has_no_parts(tmp_path):
+    for clock, name in (("host", "sample"), ("device", "device.sample")):
+        (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, clock=clock, sections_ns={"sample": 3})])
+        assert step.sections_ns == {name: 3}
 
 
 @pytest.mark.parametrize(
-    ("engine", "guided"),
-    [([engine_line(0, num_seqs=3)], [guided_line(0)]), ([engine_line(0), engine_line(2)], [guided_line(1)])],
-    ids=["another-batch", "a-step-that-the-server-does-not-know"],
+    ("engine", "guided", "message"),
+    [
+        ([engine_line(0)], [guided_line(0, clock="wall")], r"steps\.guided\.jsonl"),
+        ([engine_line(0, num_seqs=3)], [guided_line(0)], r"steps\.guided\.jsonl: step .* measure again"),
+        ([engine_line(0), engine_line(2)], [guided_line(1)], r"steps\.guided\.jsonl: step .* measure again"),
+    ],
+    ids=["another-clock", "another-batch", "a-step-that-the-server-does-not-know"],
 )
-def test_logs_that_do_not_tell_of_the_same_steps_are_refused(tmp_path, engine, guided):
-    with pytest.raises(RecordError, match=r"steps\.guided\.jsonl: step .* measure again"):
+def test_logs_that_do_not_tell_of_the_same_steps_are_refused(tmp_path, engine, guided, message):
+    with pytest.raises(RecordError, match=message):
         read(tmp_path, engine, guided)
-
-
-def test_what_the_worker_wrote_last_may_be_of_a_step_that_was_never_told(tmp_path):
-    steps = read(tmp_path, [engine_line(0)], [guided_line(0), guided_line(1)])
-    assert [step.guided_rows for step in steps] == [2]

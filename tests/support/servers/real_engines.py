@@ -1,5 +1,6 @@
 """What tests of real engines share: is an engine installed here, a model for it, its turn, its end."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -10,16 +11,25 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import httpx
 import pytest
+from support.steps import records_of
 
+from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.costs.shapes import ModelShape
+from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
+from benchctl.measure.server.process import choose_port
+from benchctl.measure.server.server import Launch, ServerProcess
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sections import Timeouts
 from benchctl.records.directory import ResultDirectory, cell_name
 from benchctl.records.loaded import LoadedResults, load_results
+from benchctl.records.record import PreparedRequest
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 
@@ -69,6 +79,41 @@ def _is_locked(turn: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def served(engine: Any, settings: VariantSettings, directory: Path) -> Iterator[httpx.Client]:
+    """A client of a server of these settings, whose files lie in ``directory``; ended with the block."""
+    site = LaunchSite(port=choose_port(None), directory=directory)
+    launch = Launch(
+        argv=engine.argv(settings, site),
+        env={**os.environ, **engine.env(settings, site)},
+        port=site.port,
+        health_path=engine.health_path(settings),
+        log=directory / "server.log",
+        timeouts=Timeouts(),
+        diagnose=engine.diagnose,
+    )
+
+    async def wait_ready() -> None:
+        async with httpx.AsyncClient(base_url=launch.base_url) as client:
+            await process.wait_ready(client)
+
+    with turn_of(engine.kind), ServerProcess(launch) as process:
+        asyncio.run(wait_ready())
+        with httpx.Client(base_url=launch.base_url, timeout=120) as client:
+            yield client
+        process.check_alive()
+
+
+def answer_of(
+    client: httpx.Client, engine: Any, settings: VariantSettings, request: PreparedRequest
+) -> httpx.Response:
+    """The whole answer to a request that is asked as benchctl asks it."""
+    call = engine.request_call(request, settings)
+    body = json.loads(call.body)
+    body.pop("stream_options", None)
+    return client.post(call.path, json=body | {"stream": False}, headers=dict(call.headers))
 
 
 def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
@@ -138,3 +183,24 @@ def assert_compared(results: Path, metric: str = "step_ms") -> None:
         for found in judged.values():
             assert found["ratio"] > 0, said
             assert found["verdict"] in {"regression", "improvement", "equivalent", "inconclusive"}, said
+
+
+def assert_accounts_agree(results: LoadedResults, confirmed: set[str]) -> None:
+    """Tokens by steps, usage and client are the same in every run; its steps lie one after another in its load."""
+    experiment = experiment_of(results)
+    for run in results.runs:
+        checks = experiment.checks(run)
+        assert [str(check) for check in checks if check.ok is False] == []
+        assert confirmed <= {check.name for check in checks if check.ok}, checks
+        requests = [request for request in run.requests if not request.is_warmup]
+        steps = [step for step in records_of(run) if not step.is_warmup]
+        usage = sum(request.completion_tokens for request in requests)
+        assert usage == sum(sum(choice.chunk_tokens) for request in requests for choice in request.choices)
+        assert usage == sum(step.output_tokens for step in steps)
+        assert sum(request.prompt_tokens for request in requests) == sum(step.num_prefill_tokens for step in steps)
+        ends = [step.start_ns + step.dur_ns for step in steps]
+        assert all(sum(step.sections_ns.values()) <= step.dur_ns > 0 for step in steps)
+        assert all(end <= step.start_ns for end, step in zip(ends, steps[1:], strict=False))
+        assert run.record.times.first_send_ns < steps[0].start_ns
+        assert ends[-1] <= run.record.times.last_token_ns
+        assert run.record.effective_config["server.version"] == run.record.engine_version
