@@ -1,6 +1,5 @@
 """Servers that someone else runs: asked in their dialect, watched from outside, their key in no record."""
 
-import asyncio
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 from support import cli, engine_settings
 from support.engine_settings import asked
@@ -21,10 +19,9 @@ from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import engine_for
-from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
+from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.measure import experiment as here
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server.server import AttachedServer
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance
@@ -231,23 +228,6 @@ def test_two_servers_are_compared_by_turns_and_the_key_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_servers_that_differ_in_more_than_their_address_are_refused_with_the_words_that_allow_it(tmp_path):
-    with (
-        sim_server(tmp_path / "a", time_scale=50.0) as a,
-        sim_server(tmp_path / "b", model="qwen2.5-1.5b", time_scale=50.0) as b,
-    ):
-        urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
-        assert benchctl(tmp_path, **urls).returncode == 0
-    sides = [f"results/aa/latest:{variant}" for variant in ("baseline", "again")]
-    refused = cli.benchctl("compare", *sides, cwd=tmp_path)
-    assert refused.returncode == 4
-    assert 'server.served_model: "qwen2.5-7b" against "qwen2.5-1.5b"' in refused.stderr
-    assert "server.url" not in refused.stderr
-    words = next(line for line in refused.stderr.splitlines() if line.startswith("  --allow-difference")).split()
-    assert cli.benchctl("compare", *sides, *words, cwd=tmp_path).returncode == 3
-
-
-@pytest.mark.slow
 def test_a_server_that_dies_in_mid_run_is_noticed_within_seconds(tmp_path):
     with sim_server(tmp_path / "a", time_scale=0.2) as server:
         values = {"engine.options.url": server.client.base_url, "workload.output_len": 400}
@@ -286,23 +266,3 @@ def test_a_server_that_cannot_be_measured_is_told_with_the_option_that_names_it(
         "/health does not answer (ConnectionRefusedError), after 5 s; start the server, or correct server.url"
         in (done.stdout + done.stderr).replace("\n", " ")
     )
-
-
-def test_a_server_that_said_it_is_not_ready_and_is_gone_is_given_up_at_once(monkeypatch):
-    """A vLLM whose engine has died answers 503 for a moment before it leaves."""
-    statuses = iter([503, 503])
-
-    def answer(_request):
-        if (status := next(statuses, None)) is None:
-            raise httpx.ConnectError("nobody listens")
-        return httpx.Response(status)
-
-    monkeypatch.setattr("benchctl.measure.server.server._ATTACHED_POLL_S", 0.05)
-    monkeypatch.setattr("benchctl.measure.server.server._NO_LISTENER_S", 0.3)
-
-    async def wait():
-        async with httpx.AsyncClient(base_url="http://there:1", transport=httpx.MockTransport(answer)) as client:
-            await AttachedServer("http://there:1", "/health", ready_s=40).wait_ready(client)
-
-    with pytest.raises(ServerStartError, match=r"does not answer \(Connect.*, after 0\.[34]"):
-        asyncio.run(wait())

@@ -127,20 +127,6 @@ def test_a_request_is_asked_for_in_the_dialect_of_the_fork() -> None:
     assert "custom_params" not in json.loads(plain.body)
 
 
-def test_announced_loads_give_the_same_steps_whatever_the_network_does(tmp_path: Path) -> None:
-    requests, logs = prepared(6, gap_ns=30_000_000), []
-    for life, delays_s in enumerate(([0.0] * 6, [0.09, 0.02, 0.13, 0.0, 0.05, 0.11])):
-        with sim_server(tmp_path / str(life), value_model=VALUE_MODEL, time_scale=200.0) as server:
-            texts = asyncio.run(load(server, requests, delays_s=delays_s))
-            texts += asyncio.run(load(server, prepared(9, n=1), max_concurrency=3, delays_s=[life * 0.01] * 9))
-        logs.append(server.step_log.read_bytes())
-        tokens = sum(events(text)[-1]["usage"]["completion_tokens"] for text in texts)
-        steps = list(ENGINE.read_steps(server.step_log.parent))
-        assert tokens == sum(step.output_tokens or 0 for step in steps)
-        assert steps[-1].num_seqs <= 3
-    assert logs[0] == logs[1]
-
-
 def ask(server: SimServer, what: str) -> Any:
     async def call() -> Any:
         async with httpx.AsyncClient(base_url=server.client.base_url, timeout=20) as client:

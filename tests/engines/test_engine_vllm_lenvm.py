@@ -157,26 +157,14 @@ def refusal(settings: VariantSettings) -> str | None:
 def follow(message: str, settings: VariantSettings) -> VariantSettings:
     """Do what a message says: run its command, and name what it says to name."""
     instead = r"(?: \(then name (.+) in model and (.+) in the .*\))?"
-    found = re.search(rf"benchctl (models make-tiny [^(]+?){instead}$", message)
-    assert found, message
-    made = benchctl(*shlex.split(found[1]))
+    command, *names = re.search(rf"benchctl (models make-tiny [^(]+?){instead}$", message).groups()
+    made = benchctl(*shlex.split(command))
     assert made.returncode == 0, made.stderr
-    if found[2] is None:
+    if names[0] is None:
         return settings
-    ((model,), (value_model,)) = shlex.split(found[2]), shlex.split(found[3])
+    ((model,), (value_model,)) = map(shlex.split, names)
     server = settings.server.model_copy(update={"value_model": value_model})
     return settings.model_copy(update={"model": model, "server": server})
-
-
-def test_the_command_that_a_missing_pair_is_answered_with_makes_what_the_profile_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    profile = load_profile("model-size-sweep", engine="vllm-lenvm")
-    settings = variant_settings(profile, *[arm for arm in arms(profile) if arm[0] == "guided"][-1])
-    for _ in range(2):  # the value model, then the base model where another pair has it
-        message = refusal(settings)
-        if message is not None:
-            settings = follow(message, settings)
-    assert refusal(settings) is None
 
 
 @pytest.mark.parametrize("value_model", ["models/mine", "models/my pair/value", "mine", "models/pair/base/value"])

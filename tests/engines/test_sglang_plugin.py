@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ LOAD = [
 """Two prompts at once, and the decoding of both: five tokens in three steps."""
 
 
-def scheduled(script: Any, log: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def scheduled(script: Any, log: Path | None = None, **how: Any) -> "subprocess.CompletedProcess[str]":
     """A scheduler that ran ``script`` with the plugin and served every request of it."""
     done = subprocess.run(
         [sys.executable, str(SCHEDULER)],
@@ -34,6 +36,7 @@ def scheduled(script: Any, log: Path | None = None) -> "subprocess.CompletedProc
         text=True,
         timeout=60,
         check=False,
+        **how,
     )
     assert done.returncode == 0, done.stderr
     num_plugins, got, _ = json.loads(done.stdout)
@@ -121,11 +124,12 @@ def test_what_cannot_be_written_or_is_otherwise_costs_one_warning_and_never_the_
     odd = [LOAD[0], {"rows": ["a", "b"], "extend": "many"}, {"rows": ["a"]}]
     for script, log, said in (
         ({"turns": LOAD}, Path("/nowhere/steps"), "records no more steps of this server: FileNotFoundError"),
-        ({"turns": LOAD}, Path("/dev/full"), "records no more steps of this server"),
+        ({"turns": LOAD}, tmp_path / "limited", "records no more steps of this server"),
         ({"turns": odd}, tmp_path / "steps.raw.jsonl", "records no more steps of this server"),
         ({"turns": LOAD, "lacks": "retract_decode"}, tmp_path / "no", "cannot record the steps of this version"),
     ):
-        done = scheduled(script, log)
+        limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (300, 300)) if log.name == "limited" else None
+        done = scheduled(script, log, preexec_fn=limit)
         assert done.stderr.count("WARNING") == 1
         assert said in done.stderr
     assert len(list(SglangEngine().read_steps(tmp_path))) == 1

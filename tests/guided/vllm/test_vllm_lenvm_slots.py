@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.guided.slotted_worker import Worker, context, states
 from support.guided.tensors import torch
 from support.guided.value_models import write_pair
-from test_guided_no_waiting import reads_of_one_step
+from test_guided_no_waiting import noted_reads
 from test_vllm_lenvm_requests import TILT, Asked
 from test_vllm_lenvm_server import CPU, EOS, VOCABULARY, batch_logits, config, probabilities, rows_of, tilted
 
@@ -84,23 +84,6 @@ def test_any_course_of_a_batch_leaves_each_row_with_the_tokens_of_its_request(da
     assert len(keys) == len(set(keys)) == sum(bool(entry.keys) for entry in living.values())
 
 
-def test_a_slot_that_is_taken_again_belongs_to_the_new_request_alone():
-    worker_ = worker(slots=1)
-    slot, gone = worker_.add(asked(), [1, 2])
-    assert gone is None
-    (first,) = worker_.step([slot], {slot: 3}).in_order
-    worker_.step([slot], {slot: 4})
-    worker_.remove(slot)
-    assert worker_.add(asked(), [9])[1] == first.key
-    (second,) = worker_.step([slot], {slot: 5}).in_order
-    assert (list(second.tokens), second.num_prompt) == ([9], 1)
-    assert second.key != first.key
-    worker_.remove(slot)
-    assert worker_.add(asked(guided=False), [8])[1] == second.key
-    assert not worker_.slots
-    assert worker_.step([slot], {slot: 6}).in_order == []
-
-
 def test_rows_have_the_tokens_up_to_their_place_whenever_these_were_asked_for():
     worker_ = worker()
     slot, _ = worker_.add(asked(), [1, 2, 3, 4, 5])
@@ -137,14 +120,16 @@ def test_what_guidance_cannot_follow_on_v2_is_refused():
     check_v2(SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(enable_prompt_embeds=False)))
 
 
-def test_the_tokens_of_all_requests_come_in_one_copy_that_is_asked_for_before_the_model_and_read_after_it():
+def test_the_tokens_of_all_requests_are_asked_for_before_the_model_and_read_at_once_after_it(monkeypatch):
     worker_ = worker(slots=8)
     order = [worker_.add(asked(guided=number != 2), [number] * (number + 1))[0] for number in range(6)]
     worker_.step(order, dict.fromkeys(order, 7))
-    assert reads_of_one_step(worker_.slots.ask_for_tokens() for _ in range(1)) == []
-    said = worker_.forward(order)
-    assert reads_of_one_step(worker_.slots.batch(said) for _ in range(1)) == ["tolist"]
-    assert [row.tokens[-1] for row in worker_.slots.batch(said).in_order] == [7] * 5
+    said, reads = worker_.forward(order), noted_reads(monkeypatch)
+    worker_.slots.ask_for_tokens()
+    assert reads == []
+    rows = worker_.slots.batch(said).in_order
+    assert reads == ["tolist"]
+    assert [row.tokens[-1] for row in rows] == [7] * 5
 
 
 # What becomes of the logits.
