@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from benchctl.analysis.statistics.intervals import (
     wilson_interval,
 )
 
-counts = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 tables = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 
@@ -30,30 +28,9 @@ def differences_of(num_better: int, num_worse: int, num_equal: int = 0) -> list[
 # pass@k
 
 
-@given(counts)
-def test_pass_at_1_is_the_share_of_correct_samples(count: tuple[int, int]) -> None:
-    num_correct, n = count
-    assert pass_at(1, num_correct, n) == pytest.approx(num_correct / n)
-
-
-@given(counts)
-def test_pass_at_all_samples_is_whether_any_is_correct(count: tuple[int, int]) -> None:
-    num_correct, n = count
-    assert pass_at(n, num_correct, n) == (num_correct > 0)
-
-
-@settings(deadline=None)
-@given(counts)
-def test_pass_at_k_grows_with_k_and_is_a_probability(count: tuple[int, int]) -> None:
-    num_correct, n = count
-    chances = [pass_at(k, num_correct, n) for k in range(1, n + 1)]
-    assert all(0 <= one <= 1 for one in chances)
-    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(chances))
-
-
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.integers(0, n), st.just(n))))
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_correct_sample(given_: tuple[int, int, int]) -> None:
-    k, num_correct, n = given_
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_correct_sample(count: tuple[int, int, int]) -> None:
+    k, num_correct, n = count
     wrong = Fraction(math.comb(n - num_correct, k), math.comb(n, k))
     assert pass_at(k, num_correct, n) == pytest.approx(float(1 - wrong), abs=1e-12)
 
@@ -97,7 +74,7 @@ def test_swapping_the_sides_mirrors_newcombes_interval(table: tuple[int, int, in
     assert high > low
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.fractions(-1, 1, max_denominator=8), min_size=2, max_size=40))
 def test_the_mean_interval_holds_the_mean_or_reaches_it(differences: list[Fraction]) -> None:
     low, high = mean_interval(differences, 0.95)
@@ -113,30 +90,26 @@ def correlated(stream: np.random.Generator, num_questions: int, num_samples: int
     return stream.binomial(num_samples, ability), stream.binomial(num_samples, np.clip(ability - 0.05, 0, 1))
 
 
-def test_newcombes_interval_covers_the_truth_in_a_simulation() -> None:
+def test_both_intervals_cover_the_truth_in_a_simulation() -> None:
     stream = np.random.default_rng(3)
-    covered = 0
-    for _ in range(600):
+    of_tables = of_means = 0
+    for _ in range(200):
         a, b = correlated(stream, 150, 1)
         table = [int(np.sum((a == x) & (b == y))) for x, y in ((1, 1), (1, 0), (0, 1), (0, 0))]
         low, high = newcombe_interval(*table, 0.9)
-        covered += low <= -0.05 <= high
-    assert 0.86 <= covered / 600 <= 0.97
-
-
-def test_the_interval_over_questions_covers_the_truth_in_a_simulation() -> None:
-    stream = np.random.default_rng(4)
-    covered = 0
-    for _ in range(120):
+        of_tables += low <= -0.05 <= high
+    for _ in range(100):
         a, b = correlated(stream, 120, 4)
         low, high = mean_interval([Fraction(int(y - x), 4) for x, y in zip(a, b, strict=True)], 0.9)
-        covered += low <= -0.05 <= high
-    assert 0.80 <= covered / 120 <= 0.97
+        of_means += low <= -0.05 <= high
+    assert 0.84 <= of_tables / 200 <= 0.97
+    assert 0.80 <= of_means / 100 <= 0.97
 
 
 # The test
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 200), st.integers(0, 200))
 def test_with_one_answer_per_question_the_test_is_mcnemars(num_better: int, num_worse: int) -> None:
     p_value = sign_flip_p(differences_of(num_better, num_worse, 7))
@@ -145,24 +118,19 @@ def test_with_one_answer_per_question_the_test_is_mcnemars(num_better: int, num_
     assert p_value == pytest.approx(expected)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.fractions(-1, 1, max_denominator=6), min_size=1, max_size=10))
 def test_the_test_counts_all_choices_of_signs(differences: list[Fraction]) -> None:
     sums = [Fraction(0)]
     for value in differences:
         sums = [one + sign * value for one in sums for sign in (1, -1)]
     observed = abs(sum(differences))
-    assert sign_flip_p(differences) == pytest.approx(sum(abs(one) >= observed for one in sums) / len(sums))
+    p_value = sum(abs(one) >= observed for one in sums) / len(sums)
+    assert sign_flip_p(differences) == pytest.approx(p_value)
+    assert sign_flip_p([-value for value in differences]) == pytest.approx(p_value)
 
 
-@settings(deadline=None)
-@given(st.lists(st.fractions(-1, 1, max_denominator=12), min_size=1, max_size=30))
-def test_swapping_the_sides_changes_no_p_value(differences: list[Fraction]) -> None:
-    assert sign_flip_p(differences) == pytest.approx(sign_flip_p([-value for value in differences]))
-
-
-@pytest.mark.parametrize("num_questions", [40, 90, 160, 240])
-@pytest.mark.parametrize("num_samples", [1, 4, 9])
+@pytest.mark.parametrize(("num_questions", "num_samples"), [(40, 1), (90, 4), (160, 9), (240, 4)])
 def test_the_counted_distribution_is_that_of_drawn_signs(num_questions: int, num_samples: int) -> None:
     stream = np.random.default_rng([7, num_questions, num_samples])
     steps = stream.integers(-num_samples, num_samples + 2, size=num_questions)

@@ -10,6 +10,7 @@ from scipy import stats
 
 from benchctl.analysis.statistics import robust
 from benchctl.analysis.statistics.estimate import PooledSlope, estimate_paired
+from benchctl.analysis.statistics.intervals import outlier_indices
 from benchctl.analysis.statistics.robust import (
     PositionCovariate,
     alpha_of,
@@ -64,24 +65,23 @@ def test_a_block_far_off_hardly_moves_the_ratio_and_the_mean_follows_it():
     assert mean.log_ratio > 0.04
     assert robust.block_weights[7] < 0.01
     assert robust.p_value < 0.05 < mean.p_value
+    assert outlier_indices([0.01, 0.012, 0.009, 0.011, math.log(1.5), 0.010]) == (4,)
+    assert outlier_indices([0.01, 0.012, 0.009, 0.011, 0.0105, 0.010]) == ()
+    assert outlier_indices([0.0, 0.0, 0.0, 0.0, 9.0]) == ()
 
 
-@pytest.mark.parametrize("num_outliers", [1, 2])
-def test_up_to_two_of_eight_blocks_may_lie_far_off(num_outliers):
-    shaken = [d + (0.26 * (-1) ** i if i < num_outliers else 0.0) for i, d in enumerate(CLEAN)]
-    assert estimate_paired(shaken).log_ratio == pytest.approx(np.mean(CLEAN[num_outliers:]), abs=0.005)
-
-
-@pytest.mark.parametrize("positions", [None, POSITIONS])
-def test_five_of_eight_blocks_that_agree_do_not_outvote_the_other_three(positions):
-    agreeing = [d + (-0.26 if i < 3 else 0.0) for i, d in enumerate(CLEAN)]
-    assert estimate_paired(agreeing, positions=positions).log_interval[0] < 0
+def test_two_of_eight_blocks_may_lie_far_off_and_five_do_not_outvote_three():
+    two = [d + (0.26 * (-1) ** i if i < 2 else 0.0) for i, d in enumerate(CLEAN)]
+    assert estimate_paired(two).log_ratio == pytest.approx(np.mean(CLEAN[2:]), abs=0.005)
+    three = [d + (-0.26 if i < 3 else 0.0) for i, d in enumerate(CLEAN)]
+    for positions in (None, POSITIONS):
+        assert estimate_paired(three, positions=positions).log_interval[0] < 0
 
 
 def test_without_outliers_the_estimate_is_nearly_the_mean():
-    normal = stats.norm.ppf((np.arange(8) + 0.5) / 8) * 0.02 + 0.03
-    assert estimate_paired(normal.tolist()).log_ratio == pytest.approx(0.03, abs=1e-6)
-    assert np.std(estimate_paired(normal.tolist()).block_weights) < 0.04
+    normal = estimate_paired((stats.norm.ppf((np.arange(8) + 0.5) / 8) * 0.02 + 0.03).tolist())
+    assert normal.log_ratio == pytest.approx(0.03, abs=1e-6)
+    assert np.std(normal.block_weights) < 0.04
 
 
 @given(data_sets, st.floats(-1, 1), st.floats(0.01, 100))
@@ -110,10 +110,10 @@ def test_credibility_and_alpha_are_each_others_inverse(alpha, num_blocks, own_sh
     assert alpha_of(credibility_of(alpha, calibration), calibration) == pytest.approx(alpha, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_blocks", [6, 8, 11, 14, 25])
+@pytest.mark.parametrize("num_blocks", [6, 8, 11])
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_interval_of_normal_noise_covers_as_it_says(num_blocks, has_positions):
-    stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 4000
+    stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 1500
     x = np.array([(-1.0) ** i for i in range(num_blocks)])
     covariate = PositionCovariate(x) if has_positions else None
     data_sets = stream.normal(size=(trials, num_blocks))

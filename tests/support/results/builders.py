@@ -30,6 +30,9 @@ from benchctl.records.schema import Cell, GpuSample, HostInfo, HostSample, Prome
 STEP_NS = 10_000_000
 LVM_SECTIONS_NS = {"lvm_build_pending": 1_000_000, "lvm_forward": 4_000_000, "lvm_apply_guidance": 500_000}
 T0_NS = 1_000_000_000_000
+BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
+"""The runs of the first block."""
+ONE_BLOCK = ({"baseline": 1.0, "guided": 1.0},)
 PROFILE_YAML = """\
 name: built
 seed: 7
@@ -326,6 +329,29 @@ def edit_requests(
     path = results.run(run_id).path / "requests.jsonl"
     changed = [change(request) for request in results.run(run_id).requests()]
     path.write_bytes(b"".join(encode(request) + b"\n" for request in changed if request is not None))
+
+
+def change_requests(results: ResultDirectory, run_id: str, *indices: int, **fields: Any) -> None:
+    """Replace fields of the requests of one run: of those at ``indices``, or of all."""
+    edit_requests(
+        results,
+        run_id,
+        lambda each: msgspec.structs.replace(each, **fields) if each.index in (indices or [each.index]) else each,
+    )
+
+
+def change_steps(results: ResultDirectory, run_id: str, *numbers: int, **fields: Any) -> None:
+    """Replace fields of the steps of one run: of those with these numbers, or of all."""
+    edit_steps(
+        results,
+        run_id,
+        lambda each: msgspec.structs.replace(each, **fields) if each.step in (numbers or [each.step]) else each,
+    )
+
+
+def run_ids(results: ResultDirectory, variant: str = "guided") -> list[str]:
+    """The runs of a variant, by block."""
+    return [run.run_id for run in results.plan().runs if run.variant == variant]
 
 
 def edit_steps(results: ResultDirectory, run_id: str, change: Callable[[StepRecord], StepRecord]) -> None:
