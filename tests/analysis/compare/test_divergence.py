@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.results.answered_questions import write_answers
-from support.results.builders import edit_requests
+from support.results.builders import GUIDED, change_requests, edit_requests
 
 from benchctl.analysis.compare.accuracy import (
     DivergenceComparison,
@@ -16,62 +15,65 @@ from benchctl.analysis.compare.accuracy import (
     divergence_sentence,
 )
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.loaded import load_results
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 
-def request(text: str, chars: tuple[int, ...] | None, tokens: tuple[int, ...] | None = None) -> RequestRecord:
-    num_chunks = len(chars) if chars is not None else 3
+def request(text, chars, tokens=None, num_tokens=None) -> RequestRecord:
     choice = ChoiceRecord(
-        index=0, chunk_ns=tuple(range(num_chunks)), chunk_chars=chars, chunk_tokens=tokens, text=text
+        index=0,
+        chunk_ns=tuple(range(len(chars or "abc"))),
+        chunk_chars=chars,
+        chunk_tokens=tokens,
+        output_tokens=num_tokens,
+        text=text,
     )
-    return RequestRecord(request_id="r", index=0, scheduled_ns=0, done_ns=9, choices=(choice,))
+    return RequestRecord(
+        request_id="r", index=0, scheduled_ns=0, done_ns=9, choices=(choice,), completion_tokens=num_tokens
+    )
 
 
 def compare_directory(directory: ResultDirectory, temperature: float | None = 0.0) -> DivergenceComparison:
     runs = load_results(directory.path).runs
-    a: list[LoadedRun] = [run for run in runs if run.record.variant == "baseline"]
-    b: list[LoadedRun] = [run for run in runs if run.record.variant == "guided"]
-    divergence = compare_divergence(a, b, temperature)
+    sides = ([run for run in runs if run.record.variant == variant] for variant in ("baseline", "guided"))
+    divergence = compare_divergence(*sides, temperature)
     assert divergence is not None
     return divergence
 
 
-def test_equal_texts_do_not_part_whatever_their_chunks() -> None:
-    parting = compare_texts(request("abcd", (1, 3), (1, 2)), request("abcd", (2, 2), (1, 1)), 0)
-    assert parting == (None, None, -1)
+SIX, TEN = "one two six", "one two ten"
 
 
-def test_the_place_is_the_number_of_tokens_before_the_first_character_that_differs() -> None:
-    parting = compare_texts(
-        request("one two six", (3, 4, 4), (1, 1, 1)), request("one two ten", (3, 4, 4), (1, 1, 1)), 0
-    )
-    assert parting[:2] == (8, 2)
-
-
-def test_chunks_of_several_tokens_bound_the_place_from_below_by_the_finer_side() -> None:
-    coarse, fine = request("one two six", (7, 4), (2, 2)), request("one two ten", (3, 4, 1, 3), (1, 1, 1, 1))
-    assert compare_texts(coarse, fine, 0).after_tokens == compare_texts(fine, coarse, 0).after_tokens == 3
-
-
-def test_a_text_that_goes_on_parts_where_the_other_ends() -> None:
-    parting = compare_texts(request("one", (3,), (1,)), request("one two", (3, 4), (1, 1)), 0)
-    assert (parting.after_chars, parting.after_tokens, parting.longer_tokens) == (3, 1, 1)
-
-
-def test_chunks_are_tokens_where_there_are_as_many_of_both() -> None:
-    def counted(text: str) -> RequestRecord:
-        counted_request = request(text, (3, 4, 4))
-        choices = (msgspec.structs.replace(counted_request.choices[0], output_tokens=3),)
-        return msgspec.structs.replace(counted_request, choices=choices, completion_tokens=3)
-
-    assert compare_texts(counted("one two six"), counted("one two ten"), 0).after_tokens == 2
-
-
-@pytest.mark.parametrize("chars", [None, (3, 4, 4)])
-def test_where_tokens_are_unknown_the_place_is_told_in_characters(chars: tuple[int, ...] | None) -> None:
-    parting = compare_texts(request("one two six", chars), request("one two ten", chars), 0)
-    assert (parting.after_chars, parting.after_tokens) == (8, None)
+@pytest.mark.parametrize(
+    ("a", "b", "after_chars", "after_tokens", "longer_tokens"),
+    [
+        pytest.param(
+            request("abcd", (1, 3), (1, 2)), request("abcd", (2, 2), (1, 1)), None, None, -1, id="equal texts"
+        ),
+        pytest.param(
+            request(SIX, (3, 4, 4), (1, 1, 1)), request(TEN, (3, 4, 4), (1, 1, 1)), 8, 2, 0,
+            id="tokens before the first character that differs",
+        ),
+        pytest.param(
+            request(SIX, (7, 4), (2, 2)), request(TEN, (3, 4, 1, 3), (1, 1, 1, 1)), 8, 3, 0,
+            id="chunks of several tokens, by the finer side",
+        ),
+        pytest.param(
+            request(TEN, (3, 4, 1, 3), (1, 1, 1, 1)), request(SIX, (7, 4), (2, 2)), 8, 3, 0, id="and the other way"
+        ),
+        pytest.param(
+            request("one", (3,), (1,)), request("one two", (3, 4), (1, 1)), 3, 1, 1, id="a text that goes on"
+        ),
+        pytest.param(
+            request(SIX, (3, 4, 4), num_tokens=3), request(TEN, (3, 4, 4), num_tokens=3), 8, 2, 0,
+            id="chunks are tokens where there are as many of both",
+        ),
+        pytest.param(request(SIX, None), request(TEN, None), 8, None, None, id="unknown chunks"),
+        pytest.param(request(SIX, (3, 4, 4)), request(TEN, (3, 4, 4)), 8, None, None, id="unknown tokens"),
+    ],
+)  # fmt: skip
+def test_texts_part_where_their_first_character_differs(a, b, after_chars, after_tokens, longer_tokens) -> None:
+    assert compare_texts(a, b, 0) == (after_chars, after_tokens, longer_tokens)
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
@@ -105,26 +107,17 @@ def test_b_against_a_stands_beside_a_against_itself(tmp_path: Path) -> None:
     )
 
 
-def test_one_block_says_nothing_of_a_against_itself(tmp_path: Path) -> None:
-    divergence = compare_directory(
-        write_answers(tmp_path / "r", lambda variant, block, i, sample: "alike"), temperature=0.7
-    )
+def test_one_block_says_nothing_of_a_against_itself_and_answers_that_one_side_lacks_are_counted(
+    tmp_path: Path,
+) -> None:
+    directory = write_answers(tmp_path / "r", lambda variant, block, i, sample: "alike", num_questions=5, n=2)
+    divergence = compare_directory(directory, temperature=0.7)
     assert divergence.a_against_a is None
     assert divergence.b_against_a.identical_frac == 1
     assert "unknown without a second block" in divergence_sentence(divergence)
     assert "sampled tokens (temperature 0.7) differ" in divergence_sentence(divergence)
-
-
-def test_answers_that_one_side_lacks_are_counted_and_not_compared(tmp_path: Path) -> None:
-    directory = write_answers(tmp_path / "r", lambda variant, block, i, sample: "alike", num_questions=5, n=2)
-    reset = RequestError(kind="reset", message="the connection broke")
-    run_id = load_results(directory.path).runs[1].record.run_id
-    edit_requests(directory, run_id, lambda r: msgspec.structs.replace(r, error=reset) if r.index == 1 else r)
-    edit_requests(directory, run_id, lambda r: None if r.index == 2 else r)
-    divergence = compare_directory(directory).b_against_a
-    assert (divergence.num_pairs, divergence.num_missing) == (6, 4)
-
-
-def test_sides_without_a_common_answer_have_no_divergence(tmp_path: Path) -> None:
-    runs = load_results(write_answers(tmp_path / "r", lambda variant, block, i, sample: "x").path).runs
-    assert compare_divergence(runs[:1], ()) is None
+    change_requests(directory, GUIDED, 1, error=RequestError(kind="reset", message="the connection broke"))
+    edit_requests(directory, GUIDED, lambda r: None if r.index == 2 else r)
+    short = compare_directory(directory).b_against_a
+    assert (short.num_pairs, short.num_missing) == (6, 4)
+    assert compare_divergence(load_results(directory.path).runs[:1], ()) is None

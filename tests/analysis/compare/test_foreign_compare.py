@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.results.builders import edit_requests, write_results
+from support.results.builders import BASELINE, change_requests, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions
@@ -43,7 +43,7 @@ def codes(comparison):
     return {warning["code"] for warning in comparison["warnings"]}
 
 
-def test_a_slower_side_is_a_regression_once_there_are_repeats(tmp_path):
+def test_a_slower_side_is_a_regression_and_the_same_load_twice_equivalent_once_there_are_repeats(tmp_path):
     a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", 1.1, count=6, seed=2)
     comparison = document(a, b)
     assert (comparison["verdict"], comparison["exit_code"], comparison["pairing"]) == ("regression", 1, "unpaired")
@@ -51,11 +51,7 @@ def test_a_slower_side_is_a_regression_once_there_are_repeats(tmp_path):
     assert tpot["ci_low"] < 1.1 < tpot["ci_high"]
     assert (tpot["blocks"], tpot["role"], comparison["metrics"][0]["cell"]) == (6, "deciding", "max_concurrency=4")
     assert "foreign-results" in codes(comparison)
-
-
-def test_the_same_load_twice_is_equivalent(tmp_path):
-    a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", count=6, seed=2)
-    assert document(a, b)["verdict"] == "equivalent"
+    assert document(a, repeats(tmp_path / "c", count=6, seed=2))["verdict"] == "equivalent"
 
 
 def test_two_files_are_a_screening_and_say_so():
@@ -91,25 +87,19 @@ def test_loads_are_compared_each_with_its_own(tmp_path):
     refused = call(a, lone)
     assert isinstance(refused.exception, NotComparableError)
     assert "no load was driven on both sides" in str(refused.exception)
+    one, other = repeats(tmp_path / "one", count=6), repeats(tmp_path / "other", 1.5, count=6, max_concurrency=8)
+    assert isinstance(call(one, other).exception, NotComparableError)
+    assert document(one, other, "--allow-difference", "max_concurrency")["verdict"] == "regression"
 
 
-def test_one_load_on_each_side_is_compared_when_its_difference_is_declared(tmp_path):
-    a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", 1.5, count=6, max_concurrency=8)
-    assert isinstance(call(a, b).exception, NotComparableError)
-    assert document(a, b, "--allow-difference", "max_concurrency")["verdict"] == "regression"
-
-
-def test_failed_requests_make_it_incomplete_unless_they_are_allowed(tmp_path):
+def test_failed_requests_and_counts_that_differ_make_it_invalid_unless_they_are_allowed(tmp_path):
     a, b = repeats(tmp_path / "a"), repeats(tmp_path / "b", seed=2, completed=11, failed=1)
     result = call(a, b)
     assert result.exit_code == 4
     assert "INCOMPLETE" in result.stdout
     assert "1 of 12 requests failed" in result.stdout
     assert call(a, b, "--allow-failed").exit_code in {0, 3}
-
-
-def test_counts_that_differ_without_a_failure_make_it_invalid(tmp_path):
-    comparison = document(repeats(tmp_path / "a"), repeats(tmp_path / "b", completed=11, failed=0))
+    comparison = document(a, repeats(tmp_path / "c", completed=11, failed=0))
     assert comparison["exit_code"] == 4
     assert "num_completed must be equal and is 12 against 11" in " ".join(comparison["reasons"])
 
@@ -161,18 +151,10 @@ def test_a_directory_of_several_arms_must_name_one(tmp_path):
 
 def test_what_a_run_of_ours_leaves_unsaid_is_told(tmp_path):
     results = write_results(tmp_path / "r", n=2)
-    edit_requests(
-        results,
-        "000-b0-baseline",
-        lambda r: r if r.index else type(r)(**{**_fields(r), "error": RequestError(kind="reset", message="x")}),
-    )
+    change_requests(results, BASELINE, 0, error=RequestError(kind="reset", message="x"))
     runs = runs_of_side(f"{results.path}:baseline")
     assert runs[0].failure == "1 of 4 requests failed"
     assert "several choices" in " ".join(runs[0].notes)
-
-
-def _fields(record):
-    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,65 @@
-"""Quality: the same questions to both sides, judged, paired by question, with failures in every denominator."""
+"""Quality: the same questions to both sides, judged, paired by question, with failures in every denominator.
 
+`benchctl compare` tells it beside speed, and lets it decide where that is asked for.
+"""
+
+import json
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+import typer
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from support.results.answered_questions import right, write_answers, wrong
-from support.results.builders import edit_requests
+from support.results.builders import GUIDED, change_requests, edit_requests, edit_run
+from typer.testing import CliRunner
 
 from benchctl.analysis.compare.accuracy import (
     MCNEMAR,
     SIGN_FLIP,
-    QualityComparison,
     compare_quality,
     quality_lines,
     quality_verdict,
 )
 from benchctl.analysis.compare.judge import grade, judge_named
 from benchctl.analysis.statistics.intervals import newcombe_interval
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.cli.commands.compare import compare
+from benchctl.errors import BenchctlError
+from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError
 
 JUDGE = judge_named("numeric")
+app = typer.Typer()
+app.command()(compare)
 
 
-def sides(results: LoadedResults) -> tuple[list[LoadedRun], list[LoadedRun]]:
-    return (
-        [run for run in results.runs if run.record.variant == "baseline"],
-        [run for run in results.runs if run.record.variant == "guided"],
-    )
+def sides(results):
+    return tuple([run for run in results.runs if run.record.variant == name] for name in ("baseline", "guided"))
 
 
-def compare_answers(directory: ResultDirectory, margin_points: float = 1.0) -> QualityComparison:
+def quality_of(directory, judge=JUDGE):
     results = load_results(directory.path)
-    quality = compare_quality(results.requests, *sides(results), JUDGE, margin_points)
-    assert quality is not None
-    return quality
+    return compare_quality(results.requests, *sides(results), judge, 1.0)
 
 
-def test_one_answer_per_question_is_compared_by_mcnemar_and_newcombe(tmp_path: Path) -> None:
+def alike(variant, block, i, sample):
+    return right(i)
+
+
+def worse(variant, block, i, sample):
+    return wrong(i) if variant == "guided" and i % 3 == 0 else right(i)
+
+
+def test_one_answer_per_question_is_compared_by_mcnemar_and_newcombe(tmp_path):
     """Of 40 questions A fails 0 to 3, B fails 2 to 12: 2 are wrong on both sides, A is better on 9, B on 2."""
 
-    def answers(variant: str, block: int, i: int, sample: int) -> str:
-        fails = i < 4 if variant == "baseline" else 2 <= i < 13
-        return wrong(i) if fails else right(i)
+    def answers(variant, block, i, sample):
+        return wrong(i) if (i < 4 if variant == "baseline" else 2 <= i < 13) else right(i)
 
-    quality = compare_answers(write_answers(tmp_path / "r", answers))
+    quality = quality_of(write_answers(tmp_path / "r", answers))
     assert (quality.num_questions, quality.a_accuracy, quality.b_accuracy) == (40, 36 / 40, 29 / 40)
     assert (quality.only_a, quality.only_b, quality.method, quality.judge) == (9, 2, MCNEMAR, "numeric 2")
     assert quality.difference_points == pytest.approx(-17.5)
@@ -62,16 +71,14 @@ def test_one_answer_per_question_is_compared_by_mcnemar_and_newcombe(tmp_path: P
     assert next(quality_lines(quality)).startswith("accuracy 90.0 % against 72.5 %: -17.5 points [")
 
 
-def test_swapping_the_sides_mirrors_everything(tmp_path: Path) -> None:
-    def answers(variant: str, block: int, i: int, sample: int) -> str:
+def test_swapping_the_sides_mirrors_everything(tmp_path):
+    def answers(variant, block, i, sample):
         return wrong(i) if (i * 7 + sample * (3 if variant == "guided" else 2)) % 5 == 0 else right(i)
 
     results = load_results(write_answers(tmp_path / "r", answers, n=3, blocks=2).path)
     a_runs, b_runs = sides(results)
     quality = compare_quality(results.requests, a_runs, b_runs, JUDGE)
     mirrored = compare_quality(results.requests, b_runs, a_runs, JUDGE)
-    assert quality is not None
-    assert mirrored is not None
     assert quality.method == SIGN_FLIP
     assert mirrored.difference_points == -quality.difference_points
     assert mirrored.p_value == pytest.approx(quality.p_value)
@@ -80,102 +87,85 @@ def test_swapping_the_sides_mirrors_everything(tmp_path: Path) -> None:
     assert (mirrored.ci_low, mirrored.ci_high) == pytest.approx((-quality.ci_high, -quality.ci_low), abs=1.0)
 
 
-def test_blocks_that_repeat_their_answers_make_no_result_more_certain(tmp_path: Path) -> None:
+def test_blocks_that_repeat_their_answers_make_no_result_more_certain(tmp_path):
     """Greedy answers of a second block are the same ones: the question is the unit, not the answer."""
 
-    def answers(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant, block, i, sample):
         return wrong(i) if variant == "guided" and i % 4 == 0 else right(i)
 
-    once = compare_answers(write_answers(tmp_path / "once", answers, num_questions=200))
-    often = compare_answers(write_answers(tmp_path / "often", answers, num_questions=200, blocks=6))
+    once, often = (
+        quality_of(write_answers(tmp_path / f"{blocks}", answers, num_questions=200, blocks=blocks))
+        for blocks in (1, 6)
+    )
     assert often.difference_points == once.difference_points == -25
     assert often.p_value == pytest.approx(once.p_value)
     assert often.minimum_detectable_points == pytest.approx(once.minimum_detectable_points)
     assert often.ci_high - often.ci_low == pytest.approx(once.ci_high - once.ci_low, rel=0.2)
-    assert (often.a_answers, once.a_answers) == (1200, 200)
-    assert often.pass_at.keys() == {1}
+    assert (often.a_answers, once.a_answers, often.pass_at.keys()) == (1200, 200, {1})
 
 
-def test_pass_at_k_counts_the_samples_of_a_run(tmp_path: Path) -> None:
+def test_pass_at_k_counts_the_samples_of_a_run(tmp_path):
     """Question i is answered right by samples 0 to i mod 4: shares 1/4, 2/4, 3/4 and 1."""
 
-    def answers(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant, block, i, sample):
         return right(i) if sample <= i % 4 and variant == "baseline" else wrong(i)
 
-    quality = compare_answers(write_answers(tmp_path / "r", answers, num_questions=8, n=4))
-    assert quality.pass_at.keys() == {1, 2, 4}
-    assert quality.pass_at[1][0] == pytest.approx((1 + 2 + 3 + 4) / 16)
-    assert quality.pass_at[2][0] == pytest.approx((3 / 6 + 5 / 6 + 1 + 1) / 4)
-    assert quality.pass_at[4] == (1.0, 0.0)
+    quality = quality_of(write_answers(tmp_path / "r", answers, num_questions=8, n=4))
+    assert quality.pass_at == {
+        1: (pytest.approx((1 + 2 + 3 + 4) / 16), 0.0),
+        2: (pytest.approx((3 / 6 + 5 / 6 + 1 + 1) / 4), 0.0),
+        4: (1.0, 0.0),
+    }
     assert any(line.startswith("pass@1 62.5 % against 0.0 %, pass@2") for line in quality_lines(quality))
 
 
-def test_an_answer_that_never_came_is_wrong_and_told(tmp_path: Path) -> None:
-    results = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i))
-    reset = RequestError(kind="reset", message="the connection broke")
-    run_id = load_results(results.path).runs[1].record.run_id
-    edit_requests(results, run_id, lambda r: msgspec.structs.replace(r, error=reset) if r.index < 3 else r)
-    edit_requests(results, run_id, lambda r: None if r.index == 5 else r)
-    quality = compare_answers(results)
-    assert (quality.b_failed, quality.b_accuracy, quality.only_a) == (4, 0.9, 4)
-    assert "answers that never arrived, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(quality)
+def finish(directory, reason, *indices):
+    """Let the answers of the guided run end for a reason."""
+
+    def finished(record):
+        choices = tuple(msgspec.structs.replace(choice, finish_reason=reason) for choice in record.choices)
+        return msgspec.structs.replace(record, choices=choices) if record.index in indices else record
+
+    edit_requests(directory, GUIDED, finished)
 
 
-@pytest.mark.parametrize("finish_reason", ["error", "abort", "content_filter", "sudden_death"])
-def test_what_a_finish_reason_calls_no_answer_is_not_judged(tmp_path: Path, finish_reason: str) -> None:
-    results = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i))
-
-    def failed(record):
-        choices = tuple(msgspec.structs.replace(c, finish_reason=finish_reason) for c in record.choices)
-        return msgspec.structs.replace(record, choices=choices) if record.index < 3 else record
-
-    edit_requests(results, load_results(results.path).runs[1].record.run_id, failed)
-    quality = compare_answers(results)
-    assert (quality.b_failed, quality.b_accuracy) == (3, 0.925)
-
-
-def test_answers_cut_off_at_their_limit_are_judged_and_told(tmp_path: Path) -> None:
-    results = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i))
-
-    def cut(record):
-        choices = tuple(msgspec.structs.replace(c, finish_reason="length") for c in record.choices)
-        return msgspec.structs.replace(record, choices=choices)
-
-    edit_requests(results, load_results(results.path).runs[1].record.run_id, cut)
-    quality = compare_answers(results)
-    assert (quality.a_truncated, quality.b_truncated, quality.b_accuracy) == (0, 40, 1.0)
-    assert "answers cut off at the token limit: 0 of 40 against 40 of 40" in quality_lines(quality)
-    assert quality.note is not None
+def test_an_answer_that_never_came_is_wrong_and_one_that_was_cut_off_judged_and_both_are_told(tmp_path):
+    directory = write_answers(tmp_path / "r", alike)
+    finish(directory, "length", *range(40))
+    cut = quality_of(directory)
+    assert (cut.a_truncated, cut.b_truncated, cut.b_accuracy) == (0, 40, 1.0)
+    assert "answers cut off at the token limit: 0 of 40 against 40 of 40" in quality_lines(cut)
+    assert cut.note is not None
+    for index, reason in enumerate(("error", "abort", "content_filter", "sudden_death")):
+        finish(directory, reason, index)
+    change_requests(directory, GUIDED, 4, error=RequestError(kind="reset", message="the connection broke"))
+    edit_requests(directory, GUIDED, lambda r: None if r.index == 5 else r)
+    quality = quality_of(directory)
+    assert (quality.b_failed, quality.b_accuracy, quality.only_a) == (6, 34 / 40, 6)
+    assert "answers that never arrived, counted as wrong: 0 of 40 against 6 of 40" in quality_lines(quality)
 
 
-def test_equal_sides_are_not_said_to_be_certain(tmp_path: Path) -> None:
-    for n in (1, 2):
-        quality = compare_answers(
-            write_answers(tmp_path / f"n{n}", lambda variant, block, i, sample: right(i), n=n)
-        )
-        assert (quality.difference_points, quality.p_value) == (0, 1)
-        assert quality.ci_low < -5
-        assert quality.ci_high > 5
-        assert quality.verdict == "inconclusive"
-        assert quality.minimum_detectable_points > 5
-
-
-def test_a_workload_without_gold_answers_has_no_quality(tmp_path: Path) -> None:
-    results = load_results(write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i)).path)
+@pytest.mark.parametrize("n", [1, 2])
+def test_equal_sides_are_not_said_to_be_certain_and_questions_without_gold_not_judged(tmp_path, n):
+    directory = write_answers(tmp_path / "r", alike, n=n)
+    quality = quality_of(directory)
+    assert (quality.difference_points, quality.p_value, quality.verdict) == (0, 1, "inconclusive")
+    assert quality.ci_low < -5
+    assert quality.ci_high > 5
+    assert quality.minimum_detectable_points > 5
+    results = load_results(directory.path)
     unanswerable = [msgspec.structs.replace(request, answer=None) for request in results.requests]
     assert compare_quality(unanswerable, *sides(results), JUDGE) is None
     assert compare_quality(results.requests, (), results.runs, JUDGE) is None
 
 
-def test_samples_sent_as_requests_belong_to_one_question(tmp_path: Path) -> None:
-    results = load_results(
-        write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i) if i % 2 else wrong(i)).path
-    )
+def test_samples_sent_as_requests_belong_to_one_question(tmp_path):
+    answers = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i) if i % 2 else wrong(i))
+    results = load_results(answers.path)
     paired = [
         msgspec.structs.replace(r, source=f"generated:{r.index // 2}", sample=r.index % 2) for r in results.requests
     ]
     grades = grade(paired, results.runs[:1], JUDGE)
-    assert grades is not None
     assert (len(grades.correct), grades.num_samples) == (20, 2)
     assert {grades.share(question) for question in grades.correct} == {Fraction(1, 2)}
     assert (grades.pass_at(1), grades.pass_at(2)) == (0.5, 1.0)
@@ -192,23 +182,91 @@ def test_samples_sent_as_requests_belong_to_one_question(tmp_path: Path) -> None
         (-5, 5, "inconclusive"),
     ],
 )
-def test_the_verdict_is_the_interval_against_the_margin(ci_low: float, ci_high: float, verdict: str) -> None:
+def test_the_verdict_is_the_interval_against_the_margin(ci_low, ci_high, verdict):
     assert quality_verdict(ci_low, ci_high, 1.0) == verdict
 
 
-@settings(deadline=None)
 @given(st.floats(-50, 50), st.floats(0, 50), st.floats(0, 20))
-def test_mirrored_intervals_have_mirrored_verdicts(low: float, width: float, margin: float) -> None:
+def test_mirrored_intervals_have_mirrored_verdicts(low, width, margin):
     mirror = {"regression": "improvement", "improvement": "regression"}
     verdict = quality_verdict(low, low + width, margin)
     assert quality_verdict(-low - width, -low, margin) == mirror.get(verdict, verdict)
 
 
-def test_the_judge_may_be_another_and_travels_with_the_result(tmp_path: Path) -> None:
+def test_the_judge_may_be_another_and_travels_with_the_result(tmp_path):
     pytest.importorskip("math_verify")
-    directory = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i), num_questions=4)
-    results = load_results(directory.path)
-    quality = compare_quality(results.requests, *sides(results), judge_named("math-verify"))
-    assert quality is not None
+    directory = write_answers(tmp_path / "r", alike, num_questions=4)
+    quality = quality_of(directory, judge_named("math-verify"))
     assert quality.judge.startswith("math-verify 0.")
-    assert replace(quality, judge="numeric 2") == compare_answers(directory)
+    assert replace(quality, judge="numeric 2") == quality_of(directory)
+
+
+def run_compare(results, *options):
+    """Exit code, and output or error, of a comparison with a margin for times that guided answers are within."""
+    arms = [f"{results.path}:{variant}" for variant in ("baseline", "guided")]
+    result = CliRunner().invoke(app, [*arms, "--metrics", "ttft_ms", "--threshold", "80%", *options])
+    if isinstance(result.exception, BenchctlError):
+        return result.exception.exit_code, " ".join(str(result.exception).split())
+    return result.exit_code, result.stdout
+
+
+def directory_of(path, answers, stop="natural"):
+    return write_answers(path, answers, num_questions=60, blocks=6, stop=stop)
+
+
+def test_worse_answers_are_told_and_decide_only_where_a_margin_of_quality_is_given(tmp_path):
+    results = directory_of(tmp_path / "r", worse)
+    code, output = run_compare(results)
+    assert code == 0
+    assert "accuracy 100.0 % against 66.7 %: -33.3 points" in output
+    assert "decides nothing without --quality-margin" in output
+    assert "identical texts 66.7 % (240 of 360), A against itself in the next block 100.0 %" in output
+    code, output = run_compare(results, "--quality-margin", "2")
+    assert code == 1
+    assert output.startswith("regression: guided against baseline: top_k=5: accuracy 100.0 % against 66.7 %")
+    assert "regression at a margin of 2" in output
+    document = json.loads(run_compare(results, "--json", "--quality-margin", "2")[1])
+    quality, divergence = document["cells"][0]["quality"], document["cells"][0]["divergence"]
+    assert (quality["num_questions"], quality["a_accuracy"], quality["verdict"]) == (60, 1.0, "regression")
+    assert (quality["judge"], quality["decides"], quality["only_a"]) == ("numeric 2", True, 20)
+    assert quality["pass_at"]["1"]["b"] == pytest.approx(2 / 3)
+    assert divergence["b_against_a"]["identical_frac"] == pytest.approx(2 / 3)
+    assert divergence["a_against_a"]["identical_frac"] == 1.0
+    assert document["reasons"] != []
+
+
+def test_answers_that_could_be_worse_by_more_than_the_margin_leave_it_open_and_senseless_options_are_refused(
+    tmp_path,
+):
+    results = directory_of(tmp_path / "r", alike)
+    code, output = run_compare(results, "--quality-margin", "0.5")
+    assert code == 3
+    assert output.startswith("inconclusive: guided against baseline: top_k=5: accuracy 100.0 % against 100.0 %")
+    assert run_compare(results, "--quality-margin", "20")[0] == 0
+    for option, value, words in (
+        ("--judge", "numerik", "did you mean 'numeric'"),
+        ("--quality-margin", "-1", "percentage points from 0 to below 100"),
+    ):
+        code, error = run_compare(results, option, value)
+        assert code == 2
+        assert words in error
+
+
+def test_forced_and_simulated_answers_are_not_judged_and_the_reason_is_told(tmp_path):
+    forced = directory_of(tmp_path / "forced", worse, stop="forced")
+    output = run_compare(forced)[1]
+    assert "answers are not judged: " in output
+    assert "measured with stop: forced, where answers run on past their end" in output
+    assert "accuracy" not in output
+    simulated = directory_of(tmp_path / "simulated", worse)
+    for run in load_results(simulated.path).runs:
+        edit_run(simulated, run.record.run_id, clock="virtual")
+    cell = json.loads(run_compare(simulated, "--json")[1])["cells"][0]
+    assert (cell["quality"], cell["divergence"]) == (None, None)
+    for results, words in (
+        (forced, "--quality-margin cannot decide"),
+        (simulated, "a simulator invents its texts"),
+    ):
+        code, error = run_compare(results, "--quality-margin", "1")
+        assert code == 2
+        assert words in error

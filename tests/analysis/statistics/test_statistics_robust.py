@@ -113,7 +113,7 @@ def test_credibility_and_alpha_are_each_others_inverse(alpha, num_blocks, own_sh
 @pytest.mark.parametrize("num_blocks", [6, 8, 11])
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_interval_of_normal_noise_covers_as_it_says(num_blocks, has_positions):
-    stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 1500
+    stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 2000
     x = np.array([(-1.0) ** i for i in range(num_blocks)])
     covariate = PositionCovariate(x) if has_positions else None
     data_sets = stream.normal(size=(trials, num_blocks))

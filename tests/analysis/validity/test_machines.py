@@ -1,14 +1,13 @@
-"""The machines of an experiment are those that measured its runs, wherever it was created."""
+"""The machines of an experiment are those that measured its runs; blocks of other hardware are not pooled."""
 
 import msgspec
 import pytest
 from support.peaks import gpu_peaks
-from support.results.builders import edit_manifest, edit_run, write_results
+from support.results.builders import BASELINE, edit_manifest, edit_run, run_ids, write_results
+from support.results.comparing import compare, compare_arms, messages
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
@@ -26,34 +25,48 @@ SEVEN = ({"baseline": 1.0, "guided": 1.1},) * 7
 LOGIN_GPU = GpuInfo(index=0, name="Quadro P400", uuid="GPU-login", memory_bytes=2 << 30, driver="470.1")
 
 
-def node(name, *gpus, hostname=None, **fields):
-    """A node with these devices, which are H100s."""
+def node(name="n1", *gpus, hostname=None, of_gpu=None, **fields):
+    """A node; ``gpus`` are the identities of its devices, which are H100s."""
+    values = {"driver": "570.1", "memory_bytes": 80 << 30, "max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
     devices = tuple(
-        NodeGpu(index=i, name="NVIDIA H100", uuid=uuid, driver="570.1", memory_bytes=80 << 30)
-        for i, uuid in enumerate(gpus)
+        NodeGpu(index=i, name="NVIDIA H100", uuid=uuid, **values | (of_gpu or {})) for i, uuid in enumerate(gpus)
     )
-    values = {"cpu_model": "Xeon", "cores": "0-15", "platform": "Linux-6", "memory_bytes": 512 << 30}
-    return NodeInfo(name=name, hostname=hostname or name, gpus=devices, **values | fields)
+    of_node = {"cpu_model": "Xeon", "cores": "0-15", "platform": "Linux-6", "memory_bytes": 512 << 30}
+    build = {"build": {"torch": "2.8.0", "vllm": "0.10.1"}, "gpus": devices}
+    return NodeInfo(name=name, hostname=hostname or name, **of_node | build | fields)
 
 
-def measured_on(tmp_path, node_of, name="a", **changes):
+def place(results, node_of, variants=("baseline", "guided"), **fields):
+    """Record the node of each run by its block."""
+    for planned in results.plan().runs:
+        if planned.variant in variants:
+            edit_run(results, planned.run_id, node=node_of(planned.block), **fields)
+
+
+def measured_on(path, node_of, **changes):
     """Results that were created on the host ``login`` and measured where ``node_of`` says, by block."""
-    results = write_results(tmp_path / name, block_factors=SEVEN)
+    results = write_results(path, block_factors=SEVEN)
     host = msgspec.structs.replace(results.manifest().host, hostname="login")
     edit_manifest(results, host=host, gpus=(LOGIN_GPU,), **changes)
-    for planned in results.plan().runs:
-        edit_run(results, planned.run_id, node=node_of(planned.block), engine=changes.get("engine", "sim"))
+    place(results, node_of, engine=changes.get("engine", "sim"))
     return results
 
 
-def on_two(block):
-    return node(f"n{block % 2}", f"GPU-{block % 2}")
+def on_two(block, **fields):
+    return node(f"n{block % 2}", f"GPU-{block % 2}", **fields)
+
+
+def nowhere(block):
+    """No node, as older versions record."""
+
+
+def machines(results):
+    return machines_of(load_results(results.path))
 
 
 def test_runs_of_nodes_are_not_said_to_be_those_of_the_host_that_created_the_experiment(tmp_path):
     results = measured_on(tmp_path, on_two)
-    machines = machines_of(load_results(results.path))
-    assert [(m.node, m.num_cores, [gpu.uuid for gpu in m.gpus], m.blocks) for m in machines] == [
+    assert [(m.node, m.num_cores, [gpu.uuid for gpu in m.gpus], m.blocks) for m in machines(results)] == [
         ("n0", 16, ["GPU-0"], (0, 2, 4, 6)),
         ("n1", 16, ["GPU-1"], (1, 3, 5)),
     ]
@@ -70,105 +83,246 @@ def test_runs_of_nodes_are_not_said_to_be_those_of_the_host_that_created_the_exp
     assert [machine["node"] for machine in show_document(analysis)["machines"]] == ["n0", "n1"]
 
 
-def test_devices_of_several_blocks_of_one_node_are_those_of_one_machine(tmp_path):
-    results = measured_on(
-        tmp_path, lambda block: node("n0", f"GPU-{block % 4}", cores=f"{block % 4 * 4}-{block % 4 * 4 + 3}")
-    )
-    (machine,) = machines_of(load_results(results.path))
+def test_a_machine_has_the_devices_of_all_its_blocks_or_what_the_manifest_says(tmp_path):
+    def quarter(block):
+        return node("n0", f"GPU-{block % 4}", cores=f"{block % 4 * 4}-{block % 4 * 4 + 3}")
+
+    (machine,) = machines(measured_on(tmp_path / "a", quarter))
     assert [gpu.uuid for gpu in machine.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     assert machine.num_cores == 16
-
-
-def test_older_results_and_those_of_the_creating_host_keep_what_the_manifest_says(tmp_path):
-    older = measured_on(tmp_path, lambda block: None)
-    (machine,) = machines_of(load_results(older.path))
-    assert (machine.node, machine.gpus[0].uuid, machine.blocks) == ("login", "GPU-login", ())
-    here = measured_on(tmp_path, lambda block: node("login"), name="b")
-    analysis = analyze_directory(here.path)
-    assert headline(analysis).endswith("login, Quadro P400")
-    assert "created on" not in dict(directory_values(analysis)["facts"])
+    (older,) = machines(measured_on(tmp_path / "b", nowhere))
+    assert (older.node, older.gpus[0].uuid, older.blocks) == ("login", "GPU-login", ())
+    here = analyze_directory(measured_on(tmp_path / "c", lambda block: node("login")).path)
+    assert headline(here).endswith("login, Quadro P400")
+    assert "created on" not in dict(directory_values(here)["facts"])
 
 
 def test_an_experiment_that_was_continued_elsewhere_has_both_machines(tmp_path):
     results = measured_on(tmp_path, lambda block: node("n1") if block > 3 else None)
     for planned in results.plan().runs:
         edit_run(results, planned.run_id, host="login" if planned.block < 4 else "n1")
-    assert [machine.node for machine in machines_of(load_results(results.path))] == ["login", "n1"]
+    assert [machine.node for machine in machines(results)] == ["login", "n1"]
 
 
-def test_flops_are_compared_with_the_device_that_measured(tmp_path):
-    results = measured_on(tmp_path, on_two, engine="vllm")
+def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path, monkeypatch):
+    results = measured_on(tmp_path / "a", on_two, engine="vllm")
     experiment = load_experiment(results.path)
     assert experiment.hardware.name == "h100-sxm"
-    assert [warning.code for warning in experiment.warnings] == []
-    elsewhere = measured_on(tmp_path, lambda block: node("n1"), name="b", engine="vllm")
-    assert load_experiment(elsewhere.path).hardware is None
-
-
-def test_peaks_of_a_machine_that_measured_nothing_are_not_used(tmp_path):
-    results = measured_on(tmp_path, on_two, engine="vllm")
-    write_json_atomic(results.path / PEAKS.file, gpu_peaks(host="login", device="Quadro P400"))
-    assert load_experiment(results.path).hardware.measured_at is None
-    write_json_atomic(results.path / PEAKS.file, gpu_peaks(host="n1", device="NVIDIA H100"))
-    assert load_experiment(results.path).hardware.measured_at is not None
-
-
-def noise(host):
-    return NoiseFloor(
-        schema_version=3, measured_at="2026-01-01T00:00:00Z", source="aa", host=host, engine="vllm",
-        engine_sha256="0", model="qwen2.5-7b", request_set_sha256="0",
-        metrics={"step_ms": MetricNoise(log_sd=0.1, num_blocks=8, floor_frac=0.9)},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("host", "is_used"), [("login", False), ("n1", True)])
-def test_noise_of_a_host_that_measured_nothing_is_left_out_with_a_warning(tmp_path, host, is_used):
-    results = measured_on(tmp_path, on_two, engine="vllm")
-    write_json_atomic(results.path / NOISE.file, noise(host))
-    sides = (parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided"))
-    compared = compare_sides(*sides, CompareOptions())
-    assert bool(compared.noise) is is_used
-    messages = [w.message for w in compared.warnings if w.code == "noise-of-another-machine"]
-    assert len(messages) == (0 if is_used else 1)
-    assert is_used or messages[0].startswith(
-        "the noise floor is that of login, and the runs were measured on 2 nodes"
-    )
-
-
-def test_a_noise_floor_is_that_of_one_machine(tmp_path):
-    results = measured_on(tmp_path, on_two, engine="vllm")
-    profile = results.path / "profile.yaml"
-    text = profile.read_text()
+    assert experiment.warnings == ()
+    assert load_experiment(measured_on(tmp_path / "b", lambda block: node(), engine="vllm").path).hardware is None
+    for host, device, is_used in (("login", "Quadro P400", False), ("n1", "NVIDIA H100", True)):
+        write_json_atomic(results.path / PEAKS.file, gpu_peaks(host=host, device=device))
+        assert (load_experiment(results.path).hardware.measured_at is not None) is is_used
+        noise = NoiseFloor(
+            schema_version=3, measured_at="2026-01-01T00:00:00Z", source="aa", host=host, engine="vllm",
+            engine_sha256="0", model="qwen2.5-7b", request_set_sha256="0",
+            metrics={"step_ms": MetricNoise(log_sd=0.1, num_blocks=8, floor_frac=0.9)},
+        )  # fmt: skip
+        write_json_atomic(results.path / NOISE.file, noise)
+        compared = compare_arms(results)
+        assert bool(compared.noise) is is_used
+        told = [text.partition(": ")[0] for text in messages(compared, "noise-of-another-machine")]
+        words = "the noise floor is that of login, and the runs were measured on 2 nodes (n0, n1), 2 x NVIDIA H100"
+        assert told == ([] if is_used else [words])
+    text = results.profile_yaml()
     begin, end = text.index("  guided:"), text.index("sweep:")
-    profile.write_text(text[:begin] + "  guided: {}\n")
     assert end > begin
+    results.write_profile(text[:begin] + "  guided: {}\n")
     with pytest.raises(NotComparableError, match=r"2 nodes \(n0, n1\).*one machine"):
         noise_of_experiment(load_experiment(results.path))
+    elsewhere = measured_on(tmp_path / "c", nowhere).manifest()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_names_here(elsewhere) == ()
+    monkeypatch.setattr("platform.node", lambda: "login")
+    assert gpu_names_here(elsewhere) == ("Quadro P400",)
 
 
 def test_two_directories_are_held_against_each_other_by_the_machines_that_measured(tmp_path):
-    left = measured_on(tmp_path, on_two)
+    left = measured_on(tmp_path / "a", lambda block: on_two(block, build={"torch": "2.8.0"}))
     right = measured_on(
-        tmp_path, lambda block: node(f"m{block % 4}", f"GPU-m{block % 4}", build={"torch": "2.9.0"}), name="b",
+        tmp_path / "b",
+        lambda block: node(f"m{block % 4}", f"GPU-m{block % 4}", build={"torch": "2.9.0"}),
         created_at="2026-02-01T00:00:00Z",
-    )  # fmt: skip
-    for planned in left.plan().runs:
-        edit_run(
-            left, planned.run_id, node=msgspec.structs.replace(on_two(planned.block), build={"torch": "2.8.0"})
-        )
-    compared = compare_sides(parse_side(str(left.path)), parse_side(str(right.path)), CompareOptions())
-    messages = {w.where: w.message for w in compared.warnings if w.code == "machines-differ"}
-    assert messages == {
+    )
+    compared = compare(left.path, right.path)
+    assert {w.where: w.message for w in compared.warnings if w.code == "machines-differ"} == {
         "host": "host differs: 2 nodes: n0, n1 (Xeon, 16 cores, Linux-6) against 4 nodes: m0, m1, m2, m3 (Xeon, 16 "
         "cores, Linux-6)",
         "GPUs": "GPUs differs: 2 nodes: 2 x NVIDIA H100 driver 570.1 against 4 nodes: 4 x NVIDIA H100 driver 570.1",
         "engine build": "engine build differs: torch 2.8.0 against torch 2.9.0",
     }
+    place(right, lambda block: node("n9", "GPU-9", "GPU-8", cpu_model="EPYC"))
+    assert undeclared(compare(left.path, right.path)) == []
+    place(right, lambda block: node("n9", "GPU-9", cpu_model="EPYC" if block else "Xeon"))
+    with pytest.raises(NotComparableError, match=r"hardware: .* against processor EPYC .* or processor Xeon"):
+        compare(left.path, right.path)
 
 
-def test_durations_of_a_run_elsewhere_are_not_stored_for_the_devices_of_the_creating_host(tmp_path, monkeypatch):
-    results = measured_on(tmp_path, lambda block: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu_names_here(results.manifest()) == ()
-    monkeypatch.setattr("platform.node", lambda: "login")
-    assert gpu_names_here(results.manifest()) == ("Quadro P400",)
+def undeclared(comparison):
+    """The keys of the differences that were allowed and are not declared by the profile's variants."""
+    return [difference.key for difference in comparison.allowed if not difference.is_declared]
+
+
+def differences_of(results):
+    with pytest.raises(NotComparableError) as caught:
+        compare_arms(results)
+    return caught.value.differences
+
+
+def assert_pooled(results, num_blocks=7, **options):
+    compared = compare_arms(results, **options)
+    assert [cell.num_blocks for cell in compared.cells] == [num_blocks]
+    return compared
+
+
+@pytest.fixture(name="results")
+def _results(tmp_path):
+    return write_results(tmp_path / "a", block_factors=SEVEN)
+
+
+def test_blocks_on_nodes_with_the_same_hardware_are_pooled_as_those_of_one_machine(results):
+    on_one = compare_arms(results)
+    place(results, lambda block: node(f"n{block % 3}", f"GPU-{block % 3}a", job=f"slurm 17_{block}"))
+    on_several = compare_arms(results)
+    assert on_several.cells == on_one.cells
+    assert undeclared(on_several) == messages(on_several, "block-on-several-nodes") == []
+
+
+def test_a_block_of_which_the_arms_met_different_nodes_is_left_out_and_named(results):
+    place(results, lambda block: node("n1"))
+    place(results, lambda block: node("n2" if block == 3 else "n1"), ("guided",))
+    for options in ({}, {"allow_suspect": True}):
+        compared = assert_pooled(results, 6, **options)
+        assert messages(compared, "excluded-block") == []
+        (message,) = messages(compared, "block-on-several-nodes")
+        assert message == (
+            "block 3 is left out: its runs were measured on several nodes: n1 (006-b3-baseline) and n2 "
+            "(007-b3-guided-top_k5)"
+        )
+    analysis = analyze_directory(results.path)
+    assert [len(cell.runs) for cell in analysis.cells] == [6, 6]
+    assert [w.message[:7] for w in analysis.warnings if w.code == "block-on-several-nodes"] == ["block 3"]
+
+
+def test_a_block_on_several_devices_of_one_node_is_left_out_too_unless_its_run_does_not_count(results):
+    place(results, lambda block: node("n1", "GPU-a"))
+    place(results, lambda block: node("n1", "GPU-b" if block == 0 else "GPU-a"), ("guided",))
+    (message,) = messages(assert_pooled(results, 6), "block-on-several-nodes")
+    assert "on several devices: n1 with GPU-a (000-b0-baseline) and n1 with GPU-b" in message
+    place(results, lambda block: node("n1"))
+    edit_run(results, "006-b3-baseline", node=node("n2"), state="running")
+    compared = compare_arms(results)
+    assert messages(compared, "block-on-several-nodes") == []
+    (message,) = messages(compared, "excluded-block")
+    assert message.startswith("block 3 is left out: 006-b3-baseline: failed (interrupted)")
+
+
+def test_arms_whose_profile_chooses_their_devices_may_have_other_ones_on_one_node(results):
+    results.write_profile("""\
+name: built
+seed: 7
+engine: {kind: vllm}
+model: qwen2.5-7b
+workload: {dataset: generated, num_prompts: 4, arrival: {kind: closed-loop, max_concurrency: 4}}
+variants:
+  baseline: {server: {env: {CUDA_VISIBLE_DEVICES: "0"}}}
+  guided: {server: {env: {CUDA_VISIBLE_DEVICES: "0,1"}, tensor_parallel_size: 2}}
+sweep: {top_k: [5]}
+allowed_differences: [server.value_model]
+""")
+    place(results, lambda block: node("n1", "GPU-a"))
+    place(results, lambda block: node("n1", "GPU-a", "GPU-b"), ("guided",))
+    assert_pooled(results)
+    place(results, lambda block: node("n2", "GPU-a", "GPU-b"), ("guided",))
+    codes = [warning.code for warning in load_experiment(results.path).block_warnings]
+    assert codes.count("block-on-several-nodes") == 7
+
+
+def test_a_simulator_with_its_own_clock_may_run_anywhere(results):
+    place(results, lambda block: node(f"n{block}", cpu_model=f"CPU {block}"), clock="virtual")
+    place(results, lambda block: node(f"m{block}", cpu_model=f"CPU {block}"), ("guided",), clock="virtual")
+    assert undeclared(assert_pooled(results)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "first", "second"),
+    [
+        ({"cpu_model": "EPYC"}, "processor Xeon", "processor EPYC"),
+        ({"gpus": ()}, "1 x NVIDIA H100", "no visible GPU"),
+        ({"build": {"torch": "2.7.0", "vllm": "0.10.1"}}, "torch 2.8.0", "torch 2.7.0"),
+        ({"build": {"torch": "2.8.0"}}, "vllm 0.10.1", "vllm absent"),
+        (
+            {"of_gpu": {"driver": "560.2", "power_limit_w": 500.0}},
+            "driver 570.1, power limit 700 W", "driver 560.2, power limit 500 W",
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_on_other_hardware_are_refused_with_what_each_ran_on(results, changed, first, second):
+    place(results, lambda block: node("n2", "GPU-b", **changed) if block > 4 else node("n1", "GPU-a"))
+    (difference,) = differences_of(results)
+    before, after = difference.removeprefix("hardware: ").split(" against ")
+    assert before.startswith(first)
+    assert before.endswith("(blocks 0, 1, 2, 3, 4 on n1)")
+    assert after.startswith(second)
+    assert after.endswith("(blocks 5, 6 on n2)")
+    with pytest.raises(NotComparableError, match="--allow-difference hardware"):
+        compare_arms(results)
+
+
+def test_cores_are_the_hardware_of_servers_without_devices_and_only_of_these(results):
+    place(results, lambda block: node("n1", "GPU-a", cores="0-3" if block > 3 else "4-11"))
+    assert_pooled(results)
+    place(results, lambda block: node("n1", cores="0-7" if block > 3 else "8-15"))
+    assert_pooled(results)
+    place(results, lambda block: node("n1", cores="0-3" if block > 3 else "4-11"))
+    assert differences_of(results) == (
+        "hardware: cores 8 (blocks 0, 1, 2, 3 on n1) against cores 4 (blocks 4, 5, 6 on n1)",
+    )
+    place(results, lambda block: node("n1"))
+    place(results, lambda block: node("n1", build={"torch": "2.9.0"}), ("guided",))
+    assert_pooled(results)  # builds that differ between the arms alone are no hardware
+
+
+def test_hardware_that_is_allowed_is_pooled_and_listed(results):
+    place(results, lambda block: node("n2", cpu_model="EPYC") if block > 4 else node("n1"))
+    for allowed in ("hardware", "host", "h*"):
+        assert undeclared(assert_pooled(results, allow=(allowed,))) == ["hardware"]
+    results.write_profile(results.profile_yaml().replace("_differences: [", "_differences: [hardware, "))
+    assert undeclared(compare_arms(results)) == ["hardware"]
+
+
+def test_older_runs_without_a_node_are_held_to_one_host_as_before(results):
+    for planned in results.plan().runs:
+        edit_run(results, planned.run_id, host="two" if planned.block > 4 else "one")
+    assert differences_of(results) == ('host: "one" or "two" against "one" or "two"',)
+
+
+def test_devices_that_a_scheduler_chose_and_places_on_several_hosts_are_no_difference_of_servers(results):
+    for variant in ("baseline", "guided"):
+        for block, run_id in enumerate(run_ids(results, variant)):
+            cores = {"server.client_cores": f"client on {block}, server on {block + 1}-{block + 7}"}
+            edit_run(
+                results, run_id, node=node("n1", f"{block}", cores=f"{block}-{block + 7}"),
+                env={"CUDA_VISIBLE_DEVICES": f"{block}", "NVIDIA_VISIBLE_DEVICES": f"{block}", "OMP": "4"},
+                effective_config=results.run(run_id).read().effective_config | cores,
+            )  # fmt: skip
+    assert undeclared(compare_arms(results)) == []
+    edit_run(results, BASELINE, env={"CUDA_VISIBLE_DEVICES": "0", "OMP": "8"})
+    assert differences_of(results) == ('env.OMP: "8" or "4" against "4"',)
+    edit_run(results, BASELINE, env={"OMP": "4"})
+    for planned in results.plan().runs:
+        argv = (f"/scratch/n{planned.block}/bin/python", "-m", "vllm")
+        edit_run(results, planned.run_id, node=node(f"n{planned.block}"), argv=argv)
+    assert undeclared(compare_arms(results)) == []
+    place(results, lambda block: node("n1"))
+    assert any(difference.startswith("argv.program") for difference in differences_of(results))
+
+
+def test_what_a_stranger_calls_a_node_begins_no_line_of_a_refusal(results):
+    place(results, lambda block: node("n1\n  seed: 7 against 8", cpu_model=f"\x1b[2J{block > 3}\n"))
+    (difference,) = differences_of(results)
+    assert not {"\n", "\x1b"} & set(difference)
+    place(results, lambda block: node("n2\nand more"), ("guided",))
+    warnings = load_experiment(results.path).block_warnings
+    assert [warning.code for warning in warnings].count("block-on-several-nodes") == 7
+    assert not any("\n" in warning.message for warning in warnings)

@@ -1,29 +1,43 @@
 """Each check of a run, on records that agree and on records that do not."""
 
+from functools import partial
+
 import msgspec
 import pytest
 from support.cli import benchctl
-from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import (
+    BASELINE,
+    GUIDED,
+    ONE_BLOCK,
+    PROFILE_YAML,
+    change_requests,
+    change_steps,
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    edit_steps,
+    rewrite_lines,
+    write_results,
+)
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.checks import reconcile, skips_guidance
 from benchctl.errors import RecordError
 from benchctl.profile.arrival import Arrival
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError, RunTimes
 
-BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
-
 
 @pytest.fixture(name="results")
 def _results(tmp_path):
-    return write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    return write_results(tmp_path / "r", block_factors=ONE_BLOCK)
 
 
-def checks_of(results, run_id, settings=None, **workload):
+def checks_of(results, run_id=BASELINE, settings=None, server=None, **workload):
     """Checks by name, as the profile declares the run unless ``settings`` or keys of its workload say otherwise."""
     loaded = load_results(results.path)
     run = next(run for run in loaded.runs if run.record.run_id == run_id)
@@ -31,134 +45,172 @@ def checks_of(results, run_id, settings=None, **workload):
     profile = experiment.profile
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
     declared = settings or experiment.settings(run.record)
+    if server is not None:
+        declared = declared.model_copy(update={"server": declared.server.model_copy(update=server)})
     checks = reconcile(run, profile, declared, loaded.requests, loaded.manifest.stop)
     return {check.name: check for check in checks}
 
 
-OF_DRAFTS = {"draft-counters", "accepted-drafts", "speculation"}
-"""Checks that need steps that count drafts."""
+def outcome(check):
+    """``agrees``, ``unknown``, or what follows where it fails: the run is ``invalid`` or a ``doubt``."""
+    return {True: "agrees", None: "unknown", False: "invalid" if check.is_fatal else "doubt"}[check.ok]
 
 
 def test_records_that_agree_pass_every_check(results):
     for run_id in (BASELINE, GUIDED):
         checks = checks_of(results, run_id)
-        assert [name for name, check in checks.items() if check.ok is not True and name not in OF_DRAFTS] == []
+        unknown = {name for name, check in checks.items() if check.ok is not True}
+        assert unknown == {"draft-counters", "accepted-drafts", "speculation"}, "no step counts drafts"
     assert checks["guided"].detail == "guidance declared; guided rows in 8 of 8 steps"
     assert checks["step-tokens"].detail == "steps 64, usage 64"
     assert checks["concurrency"].detail.startswith("4.00 requests in flight on average, limit 4; 8.00 sequences")
 
 
-def test_a_request_without_a_line_is_named(results):
-    edit_requests(results, BASELINE, lambda r: None if r.index == 1 else r)
-    check = checks_of(results, BASELINE)["requests"]
-    assert check.ok is False
-    assert check.is_fatal
-    assert "run.json says 4 were sent" in check.detail
-    assert "never recorded: r00001" in check.detail
-
-
-def test_a_request_recorded_twice_is_named(results):
+def record_twice(results):
     path = results.run(BASELINE).path / "requests.jsonl"
     path.write_bytes(path.read_bytes() * 2)
     edit_run(results, BASELINE, num_sent=8)
-    check = checks_of(results, BASELINE)["requests"]
-    assert check.ok is False
-    assert "recorded more than once: r00000, r00001, r00002 and 1 more" in check.detail
 
 
-def test_tokens_that_the_client_saw_must_be_those_of_usage(results):
-    edit_requests(
-        results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=17) if r.index == 2 else r
-    )
-    check = checks_of(results, BASELINE)["client-tokens"]
-    assert (check.ok, check.is_fatal) == (False, True)
-    assert check.detail == "client and usage differ in 1 of 4 requests: r00002 16 != 17"
-
-
-def test_usage_summed_once_per_choice_is_caught_by_the_steps(results):
-    edit_requests(
-        results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=r.completion_tokens * 2)
-    )
-    check = checks_of(results, BASELINE)["step-tokens"]
-    assert (check.ok, check.detail) == (False, "steps 64, usage 128")
-
-
-def test_steps_are_held_against_the_tokens_of_the_client_where_there_is_no_usage(results):
-    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=None))
-    assert checks_of(results, BASELINE)["step-tokens"].detail == "steps 64, client 64"
-    halve_steps(results, BASELINE)
-    check = checks_of(results, BASELINE)["step-tokens"]
-    assert (check.ok, check.is_fatal, check.detail) == (False, True, "steps 32, client 64")
-
-
-def test_a_step_log_that_was_cut_after_the_run_had_ended_is_told_wherever_its_numbers_are_shown(results):
-    assert codes_of_runs(results) == {}
-    halve_steps(results, GUIDED)
-    assert codes_of_runs(results) == {GUIDED: ["check-failed"]}
-
-
-def halve_steps(results, run_id):
+def halve_steps(results, run_id=BASELINE):
     """Drop the second half of a run's step log."""
     path = results.run(run_id).step_log
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[: len(lines) // 2]))
 
 
-def codes_of_runs(results):
-    """Codes of the warnings that tables show beside each run that has some."""
-    runs = analyze_directory(results.path).runs
-    return {run.record.run_id: [warning.code for warning in run.warnings] for run in runs if run.warnings}
+def lose_usage_and_steps(results):
+    change_requests(results, BASELINE, completion_tokens=None)
+    halve_steps(results)
 
 
-def test_failed_requests_leave_the_tokens_of_steps_unexplained(results):
-    error = RequestError(kind="early-close", message="the stream ended")
-    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, error=error) if r.index == 0 else r)
-    check = checks_of(results, BASELINE)["step-tokens"]
-    assert check.ok is None
-    assert "failed requests took tokens" in check.detail
+def slow_steps(results, factor):
+    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, dur_ns=s.dur_ns * factor))
 
 
-@pytest.mark.parametrize(
-    ("name", "detail"),
-    [
-        ("client-tokens", "no request has both usage and tokens counted by the client"),
-        ("step-tokens", "steps or usage do not count tokens"),
-        ("step-time", "no steps, or no time of first send and last output"),
-        ("guided", "the steps do not count guided rows"),
-        ("greedy-share", "the steps do not say whether they are greedy"),
-        ("forced-stop", "no completed request has usage"),
-        ("concurrency", "no closed loop, or no latencies"),
-    ],
-)
-def test_a_check_without_both_accounts_cannot_tell(results, name, detail):
-    edit_requests(
-        results, BASELINE, lambda r: msgspec.structs.replace(r, choices=(), completion_tokens=None, done_ns=1)
+def take_virtual_time(results):
+    slow_steps(results, 20)
+    edit_run(results, BASELINE, clock="virtual", time_scale=20.0)
+
+
+def double_counters(results):
+    rewrite_lines(
+        results.run(BASELINE).path / "prometheus.jsonl",
+        lambda sample: sample | {"values": {name: 2 * value for name, value in sample["values"].items()}},
     )
+
+
+def prefill(results, num_tokens, **fields):
+    """Let the steps compute so many tokens of the 80 of all prompts, and the server have no counters."""
+    (results.run(BASELINE).path / "prometheus.jsonl").unlink()
+    change_steps(results, BASELINE, 1, num_prefill_tokens=num_tokens)
+    change_steps(results, BASELINE, **fields)
+
+
+EARLY = RequestError(kind="early-close", message="the stream ended")
+CASES = {
+    "a request without a line": (
+        lambda r: edit_requests(r, BASELINE, lambda request: None if request.index == 1 else request),
+        "requests", "invalid", "run.json says 4 were sent; never recorded: r00001",
+    ),
+    "requests recorded twice": (
+        record_twice, "requests", "invalid", "recorded more than once: r00000, r00001, r00002 and 1 more",
+    ),
+    "another usage than what the client saw": (
+        lambda r: change_requests(r, BASELINE, 2, completion_tokens=17),
+        "client-tokens", "invalid", "client and usage differ in 1 of 4 requests: r00002 16 != 17",
+    ),
+    "usage summed once per choice": (
+        lambda r: change_requests(r, BASELINE, completion_tokens=32),
+        "step-tokens", "invalid", "steps 64, usage 128",
+    ),
+    "no usage": (
+        lambda r: change_requests(r, BASELINE, completion_tokens=None),
+        "step-tokens", "agrees", "steps 64, client 64",
+    ),
+    "no usage and a step log that was cut": (
+        lose_usage_and_steps, "step-tokens", "invalid", "steps 32, client 64",
+    ),
+    "a failed request, which took steps": (
+        lambda r: change_requests(r, BASELINE, 0, error=EARLY),
+        "step-tokens", "unknown", "failed requests took tokens",
+    ),
+    "another counter of tokens": (double_counters, "counters", "invalid", "grew by 128, usage 64"),
+    "steps longer than the wall time": (
+        partial(slow_steps, factor=2), "step-time", "doubt", "steps 0.160 s, wall 0.080 s",
+    ),
+    "steps on the engine's clock": (take_virtual_time, "step-time", "agrees", "steps 1.600 s, wall 1.600 s"),
+    "an unguided variant that was guided": (
+        lambda r: change_steps(r, BASELINE, guided_rows=1),
+        "guided", "invalid", "no guidance declared; guided rows in 8 of 8 steps",
+    ),
+    "a greedy step of a sampling variant": (
+        lambda r: change_steps(r, BASELINE, 1, is_greedy=True),
+        "greedy-share", "doubt", "sampling declared; 1 of 8 steps are greedy",
+    ),
+    "a forced output of another length": (
+        lambda r: change_requests(r, BASELINE, 3, completion_tokens=15),
+        "forced-stop", "invalid", "1 of 4 requests have a different length: r00003 15 != 16",
+    ),
+    "natural stops": (lambda r: edit_manifest(r, stop="natural"), "forced-stop", "unknown", "end naturally"),
+    "outputs forced to their natural length": (
+        lambda r: edit_manifest(r, stop="replay-natural"), "forced-stop", "agrees", "4 requests have",
+    ),
+    "a prompt token that no step computed": (
+        partial(prefill, num_tokens=79), "prefix-cache", "invalid",
+        "steps left out 1 of the prompt tokens that usage counts",
+    ),
+    "prompts that steps computed once": (partial(prefill, num_tokens=80), "prefix-cache", "agrees", ""),
+    "prompts computed again after preemption": (partial(prefill, num_tokens=200), "prefix-cache", "agrees", ""),
+    "a step log that lacks output says nothing of a cache": (
+        partial(prefill, num_tokens=0, output_tokens=1), "prefix-cache", "unknown", "neither counters nor usage",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_check_sees_what_records_disagree_in(results, case):
+    change, name, expected, words = CASES[case]
+    change(results)
+    check = checks_of(results)[name]
+    assert outcome(check) == expected
+    assert words in check.detail
+
+
+def test_a_step_log_that_was_cut_after_the_run_had_ended_is_told_wherever_its_numbers_are_shown(results):
+    def codes_of_runs():
+        runs = analyze_directory(results.path).runs
+        return {run.record.run_id: [warning.code for warning in run.warnings] for run in runs if run.warnings}
+
+    assert codes_of_runs() == {}
+    halve_steps(results, GUIDED)
+    assert codes_of_runs() == {GUIDED: ["check-failed"]}
+
+
+def test_a_check_without_both_accounts_cannot_tell(results):
+    change_requests(results, BASELINE, choices=(), completion_tokens=None, done_ns=1)
     (results.run(BASELINE).path / "steps.jsonl").unlink()
     edit_run(results, BASELINE, times=RunTimes())
-    check = checks_of(results, BASELINE)[name]
-    assert (check.ok, check.detail) == (None, detail)
+    checks = checks_of(results)
+    details = {
+        "client-tokens": "no request has both usage and tokens counted by the client",
+        "step-tokens": "steps or usage do not count tokens",
+        "step-time": "no steps, or no time of first send and last output",
+        "guided": "the steps do not count guided rows",
+        "greedy-share": "the steps do not say whether they are greedy",
+        "forced-stop": "no completed request has usage",
+        "concurrency": "no closed loop, or no latencies",
+    }
+    assert {name: (outcome(checks[name]), checks[name].detail) for name in details} == {
+        name: ("unknown", detail) for name, detail in details.items()
+    }
 
 
-def test_steps_longer_than_the_wall_time_are_a_doubt(results):
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, dur_ns=s.dur_ns * 2))
-    check = checks_of(results, BASELINE)["step-time"]
-    assert (check.ok, check.is_fatal) == (False, False)
-    assert check.detail == "steps 0.160 s, wall 0.080 s"
-
-
-def test_step_time_is_compared_on_the_engines_clock(results):
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, dur_ns=s.dur_ns * 20))
-    edit_run(results, BASELINE, clock="virtual", time_scale=20.0)
-    check = checks_of(results, BASELINE)["step-time"]
-    assert (check.ok, check.detail) == (True, "steps 1.600 s, wall 1.600 s")
-
-
-def test_a_guided_variant_that_was_never_guided_is_invalid(results):
-    edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
-    check = checks_of(results, GUIDED)["guided"]
-    assert (check.ok, check.is_fatal) == (False, True)
-    assert "guided rows in 0 of 8 steps" in check.detail
+def test_a_cache_that_is_allowed_is_no_contradiction_and_more_requests_than_the_loop_allows_are_a_doubt(results):
+    prefill(results, 79)
+    assert checks_of(results, allow_prefix_cache_hits=True)["prefix-cache"].ok is None
+    three = Arrival(kind="closed-loop", max_concurrency=3)
+    assert outcome(checks_of(results, arrival=three)["concurrency"]) == "doubt"
 
 
 def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
@@ -167,11 +219,12 @@ def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
     assert {variant: skips_guidance(each) for variant, each in settings.items()} == {
         "baseline": False, "computed": False, "skipped": True,
     }  # fmt: skip
-    check = checks_of(results, GUIDED, settings["skipped"])["guided"]
-    assert (check.ok, check.is_fatal) == (False, True)
-    edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
+    assert outcome(checks_of(results, GUIDED, settings["skipped"])["guided"]) == "invalid"
+    change_steps(results, GUIDED, guided_rows=0)
     check = checks_of(results, GUIDED, settings["skipped"])["guided"]
     assert (check.ok, check.detail) == (True, "neutral guidance is skipped; guided rows in 0 of 8 steps")
+    check = checks_of(results, GUIDED)["guided"]
+    assert (outcome(check), check.detail) == ("invalid", "guidance declared; guided rows in 0 of 8 steps")
 
 
 @pytest.mark.parametrize("engine", ["sim", "sglang-lenvm"])
@@ -185,17 +238,12 @@ def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revi
 
 
 def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
-    options = [
-        "--blocks",
-        "1",
-        "--set",
-        "workload.num_prompts=4",
-        "--set",
-        "engine.options.revision=V2",
-        "--set",
-        "sweep.top_k=[5]",
-    ]
-    run = benchctl("simulate", "--profile", "topk-sweep", "--engine", "sim", *options, "-o", tmp_path / "r")
+    quick = ("workload.num_prompts=2", "workload.output_len=8", "engine.options.time_scale=200.0")
+    overrides = (*quick, "engine.options.revision=V2", "sweep.top_k=[5]")
+    options = [word for override in overrides for word in ("--set", override)]
+    run = benchctl(
+        "simulate", "--profile", "topk-sweep", "--engine", "sim", "--blocks", "1", *options, "-o", tmp_path / "r"
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "check guided failed" not in run.stdout
     experiment = experiment_of(load_results(tmp_path / "r"))
@@ -204,90 +252,76 @@ def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
         assert experiment.usability(loaded).is_usable
 
 
-def test_an_unguided_variant_that_was_guided_is_invalid(results):
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, guided_rows=1))
-    check = checks_of(results, BASELINE)["guided"]
-    assert (check.ok, check.detail) == (False, "no guidance declared; guided rows in 8 of 8 steps")
-
-
 def test_top_k_one_is_reported_as_the_greedy_path_and_not_as_a_violation(tmp_path):
-    results = write_results(
-        tmp_path / "k1", block_factors=({"baseline": 1.0, "guided": 1.0},), cells=({"top_k": 1},)
-    )
-    run_id = "001-b0-guided-top_k1"
-    edit_steps(results, run_id, lambda s: msgspec.structs.replace(s, guided_rows=0, is_greedy=True))
-    checks = checks_of(results, run_id)
-    assert checks["guided"].ok is None
+    results = write_results(tmp_path / "k1", block_factors=ONE_BLOCK, cells=({"top_k": 1},))
+    change_steps(results, "001-b0-guided-top_k1", guided_rows=0, is_greedy=True)
+    checks = checks_of(results, "001-b0-guided-top_k1")
+    assert outcome(checks["guided"]) == "unknown"
     assert checks["guided"].detail.startswith("greedy path")
-    assert checks["greedy-share"].ok is True
+    assert outcome(checks["greedy-share"]) == "agrees"
     assert checks["greedy-share"].detail == "greedy declared; 8 of 8 steps are greedy"
 
 
-def test_greedy_steps_in_a_sampling_variant_are_a_doubt(results):
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, is_greedy=s.step == 1))
-    check = checks_of(results, BASELINE)["greedy-share"]
-    assert (check.ok, check.is_fatal) == (False, False)
-    assert check.detail == "sampling declared; 1 of 8 steps are greedy"
-
-
-def test_a_forced_output_of_another_length_is_invalid(results):
-    edit_requests(
-        results, GUIDED, lambda r: msgspec.structs.replace(r, completion_tokens=15) if r.index == 3 else r
-    )
-    check = checks_of(results, GUIDED)["forced-stop"]
-    assert (check.ok, check.detail) == (False, "1 of 4 requests have a different length: r00003 15 != 16")
-
-
-def test_natural_stops_have_no_declared_length(results):
-    edit_manifest(results, stop="natural")
-    assert checks_of(results, GUIDED)["forced-stop"].ok is None
-
-
-def test_outputs_forced_to_their_natural_length_have_a_declared_one(results):
-    edit_manifest(results, stop="replay-natural")
-    assert checks_of(results, GUIDED)["forced-stop"].ok is True
-
-
-def test_more_requests_in_flight_than_the_loop_allows_are_a_doubt(results):
-    check = checks_of(results, BASELINE, arrival=Arrival(kind="closed-loop", max_concurrency=3))["concurrency"]
-    assert (check.ok, check.is_fatal) == (False, False)
-
-
 def test_a_profile_that_was_damaged_since_is_named(results):
-    path = results.path / "profile.yaml"
-    path.write_text(PROFILE_YAML.replace("num_prompts", "num_promts"))
+    (results.path / "profile.yaml").write_text(PROFILE_YAML.replace("num_prompts", "num_promts"))
     with pytest.raises(RecordError, match=r"profile\.yaml cannot be read as the profile of these results"):
         experiment_of(load_results(results.path)).profile  # noqa: B018  # raises
 
 
-def prefilling(num_tokens):
-    """A change of steps: those of the load that compute prompt compute ``num_tokens`` of it."""
-    return lambda step: msgspec.structs.replace(
-        step, num_prefill_tokens=num_tokens if step.num_prefill_tokens else 0
-    )
+PREFIX = "vllm:spec_decode_num"
+GROWN = {"drafts": 56, "draft_tokens": 112, "accepted_tokens": 56, "by_position": (42, 14)}
+NO_DRAFTS = dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens", "accepted_by_position"))
+DECODE_STEPS = range(2, 9)
 
 
-def without_counters(results):
-    (results.run(BASELINE).path / "prometheus.jsonl").unlink()
+def plant_counters(results, *, by_position, **grown):
+    series = {f'{PREFIX}_{name}_total{{engine="0",model_name="m"}}': count for name, count in grown.items()}
+    for position, count in enumerate(by_position):
+        series[f'{PREFIX}_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{position}"}}'] = count
+    before = dict.fromkeys(series, 5.0)
+
+    def change(sample):
+        values = {name: 5.0 + count for name, count in series.items()} if any(sample["values"].values()) else before
+        return sample | {"values": sample["values"] | values}
+
+    rewrite_lines(results.run(BASELINE).path / "prometheus.jsonl", change)
 
 
-def test_prompts_that_no_step_computed_came_from_a_cache_even_if_the_server_tells_of_none(results):
-    without_counters(results)
-    edit_steps(results, BASELINE, prefilling(79))  # of 4 prompts of 20 tokens
-    check = checks_of(results, BASELINE)["prefix-cache"]
-    assert (check.ok, check.is_fatal) == (False, True)
-    assert check.detail.startswith("steps left out 1 of the prompt tokens that usage counts")
-    assert checks_of(results, BASELINE, allow_prefix_cache_hits=True)["prefix-cache"].ok is None
+@pytest.mark.parametrize(
+    ("steps", "counters", "name", "expected", "words"),
+    [
+        ({}, {}, "draft-counters", "agrees", "accepted by position (42, 14) by steps, (42, 14) by counters"),
+        ({}, {"drafts": 57}, "draft-counters", "invalid", f"drafts 56 by steps, 57 by {PREFIX}_drafts_total"),
+        ({}, {"draft_tokens": 111}, "draft-counters", "invalid", "draft tokens 112 by steps, 111 by"),
+        ({}, {"accepted_tokens": 55}, "draft-counters", "invalid", "accepted tokens 56 by steps, 55 by"),
+        ({}, {"by_position": (41, 15)}, "draft-counters", "invalid", "(42, 14) by steps, (41, 15) by counters"),
+        # A position that was never accepted may be missing from a page.
+        ({"accepted_by_position": (8, 0, 0)}, {"by_position": (56,)}, "draft-counters", "agrees", ""),
+        ({}, {}, "accepted-drafts", "agrees", "56 of 112"),
+        ({"accepted_by_position": (2, 6)}, {}, "accepted-drafts", "invalid", "more often than the one before"),
+        ({"accepted_tokens": 17}, {}, "accepted-drafts", "invalid", "more than were drafted"),
+        ({"accepted_tokens": 17}, {}, "accepted-drafts", "invalid", "the positions add up to 56"),
+        ({}, {}, "speculation", "agrees", "speculation declared"),
+        (
+            NO_DRAFTS, GROWN | dict.fromkeys(GROWN, 0) | {"by_position": (0, 0)},
+            "speculation", "invalid", "speculation declared; 0 draft tokens",
+        ),
+    ],
+)  # fmt: skip
+def test_drafts_by_steps_and_by_counters_and_by_options_agree(results, steps, counters, name, expected, words):
+    """Seven decode steps draft two tokens for each of eight sequences."""
+    by_position = {"accepted_by_position": (6, 2)}
+    drafted = {"drafts": 8, "draft_tokens": 16, "accepted_tokens": 8} | by_position | steps
+    change_steps(results, BASELINE, *DECODE_STEPS, **drafted)
+    plant_counters(results, **GROWN | counters)
+    check = checks_of(results, server={"num_speculative_tokens": 2})[name]
+    assert outcome(check) == expected
+    assert words in check.detail
+    undeclared = checks_of(results, server={"num_speculative_tokens": None})["speculation"]
+    assert outcome(undeclared) == ("agrees" if steps == NO_DRAFTS else "doubt"), "drafts that nobody asked for"
 
 
-@pytest.mark.parametrize("computed", [80, 200])
-def test_prompts_that_were_computed_once_or_again_after_preemption_came_from_no_cache(results, computed):
-    without_counters(results)
-    edit_steps(results, BASELINE, prefilling(computed))
-    assert checks_of(results, BASELINE)["prefix-cache"].ok is True
-
-
-def test_a_step_log_that_lacks_steps_says_nothing_of_a_cache(results):
-    without_counters(results)
-    edit_steps(results, BASELINE, lambda step: msgspec.structs.replace(prefilling(0)(step), output_tokens=1))
-    assert checks_of(results, BASELINE)["prefix-cache"].ok is None
+def test_records_without_drafts_and_engines_without_an_option_for_them_cannot_tell(results):
+    checks = checks_of(results, server={"num_speculative_tokens": 2})
+    assert {checks[name].ok for name in ("draft-counters", "accepted-drafts", "speculation")} == {None}
+    assert options_class("llamacpp")().speculates is None

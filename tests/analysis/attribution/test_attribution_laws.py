@@ -1,11 +1,13 @@
-"""A change of step time divided by a step-time model: laws of the parts, and the part that each factor gets."""
+"""Laws of the parts of a difference, whatever the numbers are; the part of each factor of a step-time model."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_ind
 
 from benchctl.analysis.attribution.estimate import (
     FACTORS,
@@ -14,14 +16,76 @@ from benchctl.analysis.attribution.estimate import (
     ModelledRun,
     PairDesign,
     SourcedModel,
+    estimate_levels,
+    estimate_terms,
+    logarithmic_mean,
     mean_work,
     shapley_s,
     split_by_model,
 )
+from benchctl.analysis.statistics.estimate import PooledSlope
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import US_PER_S
+
+numbers = st.floats(-1e3, 1e3)
+times_s = st.floats(1e-4, 1e3)
+runs_of_three = st.tuples(numbers, numbers, numbers)
+paired_runs = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(*(st.lists(runs_of_three, min_size=n, max_size=n) for _ in range(2)))
+)
+unpaired_runs = st.tuples(*(st.lists(runs_of_three, min_size=1, max_size=6) for _ in range(2)))
+
+
+@given(st.one_of(paired_runs, unpaired_runs), st.lists(st.integers(-3, 3), min_size=9, max_size=9))
+def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides, places):
+    a, b = sides
+    is_paired = len(a) == len(b)
+    design = PairDesign(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
+    rows_a, rows_b = (
+        [{"whole": math.fsum(run), **dict(zip("xyz", run, strict=True))} for run in side] for side in (a, b)
+    )
+    whole, *parts = estimate_levels(rows_a, rows_b, design)
+    assert math.fsum(part.added_s for part in parts) == pytest.approx(whole.added_s, abs=1e-9)
+    assert math.fsum(part.a_s or 0.0 for part in parts) == pytest.approx(whole.a_s, abs=1e-9)
+    assert whole.b_s - whole.a_s == pytest.approx(whole.added_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say(is_swapped):
+    without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
+    a, b = (having, without) if is_swapped else (without, having)
+    positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
+    design = PairDesign(is_paired=True, positions=positions, slope=PooledSlope(0.0, 4.5))
+    rows_a, rows_b = ([{"both have": both, "one has": one} for both, one in side] for side in (a, b))
+    _, part = estimate_levels(rows_a, rows_b, design)
+    assert (part.b_s if is_swapped else part.a_s) == 0
+    assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)
+
+
+@given(unpaired_runs)
+def test_all_pairs_give_the_difference_of_the_means(sides):
+    a, b = sides
+    (found,) = estimate_terms(a, b, lambda x, y: [y[0] - x[0]], PairDesign(is_paired=False))
+    means = [math.fsum(run[0] for run in side) / len(side) for side in (a, b)]
+    assert found.log_ratio == pytest.approx(means[1] - means[0], abs=1e-9)
+    assert (found.log_interval is None) == (min(len(a), len(b)) < 2)
+
+
+def test_all_pairs_give_the_interval_of_welch():
+    a, b = [1.0, 1.2, 0.9, 1.1], [2.0, 2.3, 1.8]
+    (found,) = estimate_terms(a, b, lambda x, y: [y - x], PairDesign(is_paired=False))
+    welch = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    assert found.log_interval == pytest.approx((welch.low, welch.high))
+
+
+@given(times_s, times_s)
+def test_shares_of_the_logarithm_add_up_to_the_difference(a, b):
+    mean = logarithmic_mean(a, b)
+    assert mean * (math.log(b) - math.log(a)) == pytest.approx(b - a, abs=1e-9 * (a + b))
+    assert min(a, b) * (1 - 1e-9) <= mean <= max(a, b) * (1 + 1e-9)
+
 
 SMALL = Deployment(shape=shape_for("qwen2.5-0.5b"), hardware=hardware_for("h100-sxm"))
 LARGE = replace(SMALL, shape=shape_for("qwen2.5-7b"))
@@ -82,26 +146,18 @@ def split(a, b):
     return split_by_model(PLANTED, [a], [b], PairDesign(is_paired=True))
 
 
-@given(runs(), runs())
-def test_the_parts_add_up_to_the_difference_and_the_factors_to_what_the_model_predicts(a, b):
+@given(runs(), runs(), st.floats(-0.01, 0.01))
+def test_parts_add_up_to_the_difference_and_factors_to_what_the_model_predicts(a, b, added_s):
     parts = split(a, b)
     assert sum(part.added_s for part in parts.parts) == pytest.approx(b.step_s - a.step_s, abs=1e-12)
     assert sum(part.added_s for part in parts.parts[:-1]) == pytest.approx(b.predicted_s - a.predicted_s, abs=1e-12)
     assert parts.whole.b_s == pytest.approx(b.step_s)
     assert parts.rest.b_s == pytest.approx(b.step_s - b.predicted_s, abs=1e-12)
-
-
-@given(runs(), runs())
-def test_exchanged_sides_have_the_negative_parts(a, b):
     there, back = shapley_s(planted_us, a, b), shapley_s(planted_us, b, a)
     assert there == pytest.approx([-part for part in back], abs=1e-12)
-
-
-@given(runs(), st.floats(-0.01, 0.01))
-def test_runs_of_equal_work_differ_in_the_rest_alone(a, added_s):
-    parts = split(a, replace(a, step_s=a.step_s + added_s))
-    assert [part.added_s for part in parts.parts[:-1]] == pytest.approx([0.0] * len(parts.parts[:-1]), abs=1e-12)
-    assert parts.rest.added_s == pytest.approx(added_s, abs=1e-12)
+    *factors, rest = split(a, replace(a, step_s=a.step_s + added_s)).parts
+    assert [part.added_s for part in factors] == pytest.approx([0.0] * len(factors), abs=1e-12)
+    assert rest.added_s == pytest.approx(added_s, abs=1e-12), "runs of equal work differ in the rest alone"
 
 
 def added_us(a, b):
