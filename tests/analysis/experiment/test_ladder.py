@@ -5,14 +5,14 @@ import math
 
 import pytest
 from support.results.builders import edit_run
+from support.results.comparing import compare
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.estimate import logarithmic_mean
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
-from benchctl.analysis.experiment.pairing import Side
 from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
+from benchctl.measure.measured_run import ignore
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
@@ -37,32 +37,35 @@ def _path(tmp_path_factory):
     prepared = prepare_requests(profile)
     origin = Origin(output_root=tmp_path_factory.mktemp("ladder"), label=None, argv=("test",))
     results = create_experiment(profile, prepared, origin)
-    deaf = Listener(
-        on_run_start=lambda *_: None,
-        on_request_end=lambda _: None,
-        on_run_end=lambda *_: None,
-        on_log_line=lambda *_: None,
-    )
+    deaf = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
     outcome = run_experiment(results, profile, prepared.requests, deaf)
     assert outcome.num_done == 2 * (1 + 1 + 3 * 2)
     return results.path
 
 
-def test_prices_add_up_to_the_whole_in_every_cell(path):
-    analysis = analyze_directory(path)
-    assert [ladder.label for ladder in analysis.ladders] == [
+def test_prices_add_up_to_the_whole_in_every_cell_which_is_what_compare_says_of_its_two_ends(path):
+    ladders = analyze_directory(path).ladders
+    assert [ladder.label for ladder in ladders] == [
         "guided value_model=qwen2.5-0.5b",
         "guided value_model=qwen2.5-1.5b",
     ]
-    for ladder in analysis.ladders:
+    compared = compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms", "wall_s"))
+    for ladder in ladders:
         assert ladder.num_blocks == 2
-        for quantity in ("wall_s", "step_ms"):
+        (cell,) = [cell for cell in compared.cells if ladder.label.endswith(cell.label)]
+        for metric in cell.deciding:
+            quantity, whole = metric.metric.name, ladder.whole.differences[metric.metric.name]
             parts = [price.differences[quantity].mean for price in ladder.prices]
-            assert math.isclose(math.fsum(parts), ladder.whole.differences[quantity].mean, rel_tol=1e-9)
+            assert math.isclose(math.fsum(parts), whole.mean, rel_tol=1e-9)
+            assert whole.mean == pytest.approx(metric.b - metric.a, rel=1e-12)
+            half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
+            assert whole.half_width == pytest.approx(half, rel=1e-12)
+    assert {metric.metric.name for metric in cell.deciding} == {"step_ms", "wall_s"}
 
 
-def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell(path):
-    prices = analyze_directory(path).ladders[1].prices
+def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell_table_and_summary(path):
+    analysis = analyze_directory(path)
+    prices = analysis.ladders[1].prices
     assert [(price.what, price.upper) for price in prices] == [
         ("flags", "guided-flags"),
         ("idle code", "guided-idle value_model=qwen2.5-1.5b"),
@@ -71,42 +74,21 @@ def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell(path):
     ]
     compute = prices[2].differences["step_ms"].mean
     assert compute > 5 * max(abs(p.differences["step_ms"].mean) for p in prices if p is not prices[2])
-
-
-def test_the_ladder_is_a_table_and_a_part_of_the_summary(path):
-    table = ladder_table(analyze_directory(path))
-    names = [row["what"] for row in table.rows]
-    assert names == ["flags", "idle code", "sampling + value-model compute", "changed tokens", "all of it"] * 2
+    names = [row["what"] for row in ladder_table(analysis).rows]
+    assert names == [*(price.what for price in prices), "all of it"] * 2
     write_report(path)
     stored = json.loads((path / "summary.json").read_text())["ladders"]
-    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in analyze_directory(path).ladders]
+    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in analysis.ladders]
+    settings = variant_settings(load_profile("aa"), "again", {})
+    assert describe_difference(settings, settings) == "nothing"
+    assert describe_difference(None, settings) == "unknown"
 
 
 def test_a_block_with_an_unusable_step_takes_no_part(path):
     results = ResultDirectory(path)
     flags = next(run.path.name for run in results.runs() if run.path.name.endswith("b1-guided-flags"))
     edit_run(results, flags, state="suspect")
-    try:
-        assert [ladder.num_blocks for ladder in analyze_directory(path).ladders] == [1, 1]
-        assert analyze_directory(path).ladders[0].whole.differences["wall_s"].half_width is None
-    finally:
-        edit_run(results, flags, state="done")
-
-
-def test_the_whole_of_a_ladder_is_what_compare_shows_of_its_two_ends(path):
-    for ladder in analyze_directory(path).ladders:
-        cell = ladder.label.split("=")[1]
-        sides = Side(path, "baseline"), Side(path, "guided")
-        compared = compare_sides(*sides, CompareOptions(metrics=("step_ms", "wall_s")))
-        (found,) = [found for found in compared.cells if found.label.endswith(cell)]
-        for metric in found.deciding:
-            whole = ladder.whole.differences[metric.metric.name]
-            assert whole.mean == pytest.approx(metric.b - metric.a, rel=1e-12)
-            half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
-            assert whole.half_width == pytest.approx(half, rel=1e-12)
-
-
-def test_neighbours_that_differ_in_nothing_say_so():
-    settings = variant_settings(load_profile("aa"), "again", {})
-    assert describe_difference(settings, settings) == "nothing"
-    assert describe_difference(None, settings) == "unknown"
+    ladders = analyze_directory(path).ladders
+    edit_run(results, flags, state="done")
+    assert [ladder.num_blocks for ladder in ladders] == [1, 1]
+    assert ladders[0].whole.differences["wall_s"].half_width is None

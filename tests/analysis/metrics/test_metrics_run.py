@@ -2,255 +2,203 @@
 
 import msgspec
 import pytest
-from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import (
+    BASELINE,
+    GUIDED,
+    ONE_BLOCK,
+    T0_NS,
+    change_requests,
+    change_steps,
+    edit_run,
+    write_results,
+)
 
+from benchctl.analysis.metrics.latency import known_values, mean_of_known, quotient, total
 from benchctl.analysis.metrics.run import load_window_ns, run_metrics
+from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.metrics.table import METRICS
+from benchctl.engines.metrics_page import series_of
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import RequestError, RunRecord, RunTimes
-from benchctl.records.schema import GpuSample, HostSample, ResultWarning
+from benchctl.records.schema import GpuSample, HostSample, PrometheusSample, ResultWarning
 from benchctl.units import NS_PER_S
-
-BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 
 
 @pytest.fixture(name="results")
 def _results(tmp_path):
-    return write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    return write_results(tmp_path / "r", block_factors=ONE_BLOCK)
 
 
 def metrics_of(results, index=0):
     return run_metrics(load_results(results.path).runs[index])
 
 
-def run_with(**changes):
-    record = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v")
-    return LoadedRun(**({"record": record} | changes))
+def assert_are(metrics, **expected):
+    assert {name: metrics[name] for name in expected} == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+    }
 
 
-def test_a_run_has_every_metric_of_the_table_and_no_other(results):
-    assert list(metrics_of(results)) == list(METRICS)
+def test_metrics_of_a_built_run_are_those_of_its_law_and_of_the_table(results):
+    metrics = metrics_of(results)
+    assert list(metrics) == list(METRICS)
     assert all(metric.name == name and metric.formula and metric.unit for name, metric in METRICS.items())
-
-
-def test_metrics_of_a_built_run_are_those_of_its_law(results):
-    found = metrics_of(results)
-    assert found["wall_s"] == pytest.approx(0.08)
-    assert found["client_wall_s"] == found["wall_s"]
-    assert found["ready_s"] == pytest.approx(1.0)
-    assert (found["num_requests"], found["num_completed"], found["num_failed"]) == (4, 4, 0)
-    assert found["prompt_tokens"] == 80
-    assert found["output_tokens"] == 64
-    assert found["output_throughput"] == pytest.approx(800)
-    assert found["request_throughput"] == pytest.approx(50)
-    assert found["ttft_ms"] == found["p50_ttft_ms"] == pytest.approx(10)
-    assert found["tpot_ms"] == found["itl_ms"] == pytest.approx(10)
-    assert found["e2el_ms"] == pytest.approx(80)
-    assert found["num_steps"] == 8
-    assert found["step_ms"] == found["decode_step_ms"] == found["prefill_step_ms"] == pytest.approx(10)
-    assert found["tokens_per_step"] == 1
-    assert found["batch_tokens_per_step"] == found["mean_batch_size"] == 8
-    assert found["guided_step_frac"] == found["greedy_step_frac"] == found["candidates_per_token"] == 0
-
-
-def test_a_guided_run_counts_its_candidates(results):
-    found = metrics_of(results, 1)
-    assert found["step_ms"] == pytest.approx(15.5)
-    assert found["guided_step_frac"] == 1
-    assert found["candidates_per_token"] == 3
+    assert_are(
+        metrics,
+        **dict.fromkeys(("wall_s", "client_wall_s"), 0.08),
+        **dict.fromkeys(("ttft_ms", "p50_ttft_ms", "tpot_ms", "itl_ms"), 10.0),
+        **dict.fromkeys(("step_ms", "decode_step_ms", "prefill_step_ms"), 10.0),
+        **dict.fromkeys(("guided_step_frac", "greedy_step_frac", "candidates_per_token"), 0),
+        ready_s=1.0,
+        num_requests=4,
+        num_completed=4,
+        num_failed=0,
+        prompt_tokens=80,
+        output_tokens=64,
+        output_throughput=800.0,
+        request_throughput=50.0,
+        e2el_ms=80.0,
+        num_steps=8,
+        tokens_per_step=1,
+        batch_tokens_per_step=8,
+        mean_batch_size=8,
+    )
+    guided = metrics_of(results, 1)
+    assert_are(
+        guided, step_ms=15.5, tpot_ms=15.5, guided_step_frac=1, candidates_per_token=3, value_reuse_frac=None
+    )
 
 
 def test_a_guided_run_tells_how_much_its_value_model_reused_and_how_often_it_replayed(results):
-    assert metrics_of(results, 1)["value_reuse_frac"] is None  # a log of before there was any reuse
-
-    def planted(step):
-        # A step of the prompts, then seven that reuse all but one row's token; the last one met a new size.
-        is_first, is_last = step.step == 1, step.step == 8
-        return msgspec.structs.replace(
-            step,
-            value_extend_tokens=0 if is_first else 1,
-            value_reuse_tokens=0 if is_first else 7,
-            value_replayed=not is_last,
-            value_recordings=int(is_last),
-        )
-
-    edit_steps(results, GUIDED, planted)
-    found = metrics_of(results, 1)
-    assert found["value_reuse_frac"] == pytest.approx(7 / 8)
-    assert found["value_replay_frac"] == pytest.approx(7 / 8)
-    assert found["value_recordings"] == 1
-
-
-def test_steps_without_a_guided_row_do_not_count_where_passes_are_replayed(results):
-    edit_steps(
-        results,
-        GUIDED,
-        lambda step: msgspec.structs.replace(
-            step,
-            value_extend_tokens=None if step.step % 2 else 4,
-            value_reuse_tokens=None if step.step % 2 else 4,
-            value_replayed=None if step.step % 2 else True,
-        ),
+    # A step of the prompts, then seven that reuse all but one row's token; the last one met a new size.
+    change_steps(
+        results, GUIDED, value_extend_tokens=1, value_reuse_tokens=7, value_replayed=True, value_recordings=0
     )
-    found = metrics_of(results, 1)
-    assert (found["value_reuse_frac"], found["value_replay_frac"], found["value_recordings"]) == (0.5, 1, None)
-
-
-def test_tpot_is_step_time_over_tokens_per_step(results):
-    found = metrics_of(results, 1)
-    assert found["tpot_ms"] == pytest.approx(found["decode_step_ms"] / found["tokens_per_step"])
+    change_steps(results, GUIDED, 1, value_extend_tokens=0, value_reuse_tokens=0)
+    change_steps(results, GUIDED, 8, value_replayed=False, value_recordings=1)
+    assert_are(metrics_of(results, 1), value_reuse_frac=7 / 8, value_replay_frac=7 / 8, value_recordings=1)
+    of_pass = ("value_extend_tokens", "value_reuse_tokens", "value_replayed", "value_recordings")
+    change_steps(results, GUIDED, **dict.fromkeys(of_pass))
+    change_steps(results, GUIDED, 2, 4, 6, 8, value_extend_tokens=4, value_reuse_tokens=4, value_replayed=True)
+    assert_are(metrics_of(results, 1), value_reuse_frac=0.5, value_replay_frac=1, value_recordings=None)
 
 
 def test_durations_of_the_client_are_scaled_on_a_virtual_clock_only(results):
     edit_run(results, BASELINE, clock="virtual", time_scale=20.0)
-    scaled = metrics_of(results)
-    assert scaled["wall_s"] == pytest.approx(20 * 0.08)
-    assert scaled["client_wall_s"] == pytest.approx(0.08)
-    assert scaled["ttft_ms"] == pytest.approx(200)
-    assert scaled["p50_e2el_ms"] == pytest.approx(1600)
-    assert scaled["step_ms"] == pytest.approx(10)
-    assert scaled["output_throughput"] == pytest.approx(40)
+    assert_are(
+        metrics_of(results), wall_s=20 * 0.08, client_wall_s=0.08, ttft_ms=200.0, p50_e2el_ms=1600.0, step_ms=10.0,
+        output_throughput=40.0,
+    )  # fmt: skip
     edit_run(results, BASELINE, clock="host", time_scale=20.0)
-    assert metrics_of(results)["wall_s"] == pytest.approx(0.08)
+    assert_are(metrics_of(results), wall_s=0.08)
     assert results.run(BASELINE).read().clock_factor == 1.0
 
 
-def test_failed_requests_stay_in_the_counts_and_leave_the_tokens(results):
-    def fail_first(request):
-        if request.index:
-            return request
-        error = RequestError(kind="timeout", message="no answer in 600 s")
-        return msgspec.structs.replace(request, error=error, choices=(), completion_tokens=None)
-
-    edit_requests(results, BASELINE, fail_first)
-    found = metrics_of(results)
-    assert (found["num_requests"], found["num_completed"], found["num_failed"]) == (4, 3, 1)
-    assert found["output_tokens"] == 48
-    assert found["request_throughput"] == pytest.approx(3 / 0.08)
-
-
-def test_warm_up_requests_and_steps_do_not_count(results):
-    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, is_warmup=r.index == 0))
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, is_warmup=s.phase == "prefill"))
-    found = metrics_of(results)
-    assert found["num_requests"] == 3
-    assert found["num_steps"] == 7
-    assert found["prefill_step_ms"] is None
+def test_failed_requests_stay_in_the_counts_and_leave_the_tokens_and_warm_up_counts_for_nothing(results):
+    error = RequestError(kind="timeout", message="no answer in 600 s")
+    change_requests(results, BASELINE, 0, error=error, choices=(), completion_tokens=None)
+    counts = {"num_requests": 4, "num_completed": 3, "num_failed": 1}
+    assert_are(metrics_of(results), **counts, output_tokens=48, request_throughput=3 / 0.08)
+    change_requests(results, BASELINE, 0, is_warmup=True)
+    change_steps(results, BASELINE, 1, is_warmup=True)
+    assert_are(metrics_of(results), num_requests=3, num_failed=0, num_steps=7, prefill_step_ms=None)
 
 
 def test_one_part_unknown_makes_the_sum_unknown(results):
-    edit_requests(
-        results,
-        BASELINE,
-        lambda r: msgspec.structs.replace(r, completion_tokens=None) if r.index == 0 else r,
-    )
-    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, is_greedy=None) if s.step == 1 else s)
-    found = metrics_of(results)
-    assert found["output_tokens"] is None
-    assert found["output_throughput"] is None
-    assert found["greedy_step_frac"] is None
-    assert found["wall_s"] == pytest.approx(0.08)
+    change_requests(results, BASELINE, 0, completion_tokens=None)
+    change_steps(results, BASELINE, 1, is_greedy=None)
+    unknown = dict.fromkeys(("output_tokens", "output_throughput", "greedy_step_frac"))
+    assert_are(metrics_of(results), wall_s=0.08, **unknown)
+    assert (total([1, 2, 0]), total([1, None, 2]), total([]), known_values([1, None, 0])) == (3, None, None, [1, 0])
+    assert (mean_of_known([1.0, None, 2.0]), mean_of_known([None])) == (1.5, None)
+    quotients = [quotient(above, below) for above, below in ((0, 2), (None, 2), (1, None), (1, 0), (None, None))]
+    assert quotients == [0, None, None, None, None]
 
 
 def test_the_wall_time_comes_from_the_requests_when_the_run_has_no_times(results):
     edit_run(results, BASELINE, times=RunTimes())
     run = load_results(results.path).runs[0]
     assert load_window_ns(run) == (T0_NS, T0_NS + 80_000_000)
-    assert run_metrics(run)["wall_s"] == pytest.approx(0.08)
-    assert run_metrics(run)["ready_s"] is None
-
-
-def test_a_run_without_records_has_no_metrics_and_no_zeros():
-    assert set(run_metrics(run_with()).values()) == {None}
+    assert_are(run_metrics(run), wall_s=0.08, ready_s=None)
 
 
 def test_speculation_shows_in_tokens_per_step_and_acceptance(results):
-    edit_steps(
-        results,
-        BASELINE,
-        lambda s: msgspec.structs.replace(
-            s,
-            output_tokens=2 * s.num_seqs,
-            draft_tokens=4 * s.num_seqs,
-            accepted_tokens=s.num_seqs,
-            kv_used_blocks=s.step,
-        ),
-    )
-    found = metrics_of(results)
-    assert found["tokens_per_step"] == 2
-    assert found["acceptance_rate"] == 0.25
-    assert found["peak_kv_blocks"] == 8
+    change_steps(results, BASELINE, output_tokens=16, draft_tokens=32, accepted_tokens=8)
+    for number in range(1, 9):
+        change_steps(results, BASELINE, number, kv_used_blocks=number)
+    assert_are(metrics_of(results), tokens_per_step=2, acceptance_rate=0.25, peak_kv_blocks=8)
+
+
+def test_output_past_the_natural_end_is_a_share_of_all_output(results):
+    for index, natural in enumerate((10, 16, 20, 4)):
+        change_requests(results, BASELINE, index, natural_tokens=natural)
+    assert metrics_of(results)["past_eos_frac"] == (6 + 0 + 0 + 12) / 64
+    change_requests(results, BASELINE, 0, natural_tokens=None)
+    assert metrics_of(results)["past_eos_frac"] is None, "an end that nobody measured"
 
 
 TIMES = RunTimes(first_send_ns=NS_PER_S, last_token_ns=3 * NS_PER_S)
 TIMED = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v", times=TIMES)
 
 
-def gpu(t_s, index, **fields):
-    return GpuSample(t_ns=round(t_s * NS_PER_S), index=index, source="nvml", **fields)
+def timed(*samples, warnings=(), host=()):
+    """Metrics of a load from second 1 to 3 with samples of GPUs: the time in s, the device, its readings."""
+    gpu = tuple(
+        GpuSample(t_ns=round(t_s * NS_PER_S), index=index, source="nvml", **readings)
+        for t_s, index, readings in samples
+    )
+    record = msgspec.structs.replace(TIMED, warnings=tuple(warnings))
+    return run_metrics(LoadedRun(record=record, gpu=gpu, host=tuple(host)))
+
+
+def power(t_s, index, power_w, **readings):
+    return t_s, index, {"power_w": power_w} | readings
+
+
+def test_gpu_metrics_cover_the_load_and_add_over_devices():
+    metrics = timed(
+        power(0.5, 0, 9999, memory_used_bytes=9999, utilization_frac=1.0, energy_j=0),
+        power(1, 0, 100, memory_used_bytes=10, utilization_frac=0.2, energy_j=1000),
+        power(1, 1, 300, memory_used_bytes=5, utilization_frac=0.8, energy_j=50),
+        power(3, 0, 200, memory_used_bytes=30, utilization_frac=0.4, energy_j=1300),
+        power(3, 1, 300, memory_used_bytes=4, utilization_frac=0.8, energy_j=650),
+    )
+    assert_are(metrics, gpu_energy_j=900, gpu_power_w=450, gpu_utilization_frac=0.55, gpu_peak_memory_bytes=35)
+    integrated = timed(power(1, 0, 100), power(2, 0, 200), power(3, 0, 200))
+    assert_are(integrated, gpu_energy_j=350.0)  # where there is no counter
+    assert timed(power(1, 0, 100))["gpu_energy_j"] is None
+    no_power = timed(power(1, 0, 100), power(2, 0, 100), (1, 1, {}), (2, 1, {}))
+    assert no_power["gpu_energy_j"] is None, "a device that reads none"
 
 
 @pytest.mark.parametrize(
     ("code", "is_known"), [("gpu-lost", False), ("gpu-unreadable", False), ("gpu-throttled", True)]
 )
 def test_gpu_metrics_are_unknown_where_a_device_was_not_sampled_throughout(code, is_known):
-    record = msgspec.structs.replace(TIMED, warnings=(ResultWarning(code=code, message="GPU 1"),))
-    samples = tuple(
-        gpu(t_s, 0, power_w=100, energy_j=t_s, memory_used_bytes=1, utilization_frac=1) for t_s in (1, 3)
-    )
-    found = run_metrics(run_with(record=record, gpu=samples))
+    samples = [power(t_s, 0, 100, energy_j=t_s, memory_used_bytes=1, utilization_frac=1) for t_s in (1, 3)]
+    metrics = timed(*samples, warnings=[ResultWarning(code=code, message="GPU 1")])
     names = ("gpu_energy_j", "gpu_power_w", "gpu_utilization_frac", "gpu_peak_memory_bytes")
-    assert {found[name] is not None for name in names} == {is_known}
+    assert {metrics[name] is not None for name in names} == {is_known}
 
 
-def test_gpu_metrics_cover_the_load_and_add_over_devices():
-    samples = (
-        gpu(0.5, 0, power_w=9999, memory_used_bytes=9999, utilization_frac=1.0, energy_j=0),
-        gpu(1, 0, power_w=100, memory_used_bytes=10, utilization_frac=0.2, energy_j=1000),
-        gpu(1, 1, power_w=300, memory_used_bytes=5, utilization_frac=0.8, energy_j=50),
-        gpu(3, 0, power_w=200, memory_used_bytes=30, utilization_frac=0.4, energy_j=1300),
-        gpu(3, 1, power_w=300, memory_used_bytes=4, utilization_frac=0.8, energy_j=650),
-    )
-    found = run_metrics(run_with(record=TIMED, gpu=samples))
-    assert found["gpu_energy_j"] == 900
-    assert found["gpu_power_w"] == 450
-    assert found["gpu_utilization_frac"] == pytest.approx(0.55)
-    assert found["gpu_peak_memory_bytes"] == 35
+def test_host_metrics_are_means_over_the_load_and_a_run_without_records_has_none():
+    loads = ((0, 9.0), (1, 1.0), (2, 2.0))
+    metrics = timed(host=[HostSample(t_ns=t * NS_PER_S, server_cpu_cores=cores) for t, cores in loads])
+    assert_are(metrics, server_cpu_cores=1.5, client_cpu_cores=None)
+    record = msgspec.structs.replace(TIMED, times=RunTimes())
+    assert set(run_metrics(LoadedRun(record=record)).values()) == {None}
 
 
-def test_energy_is_integrated_from_power_where_there_is_no_counter():
-    samples = (gpu(1, 0, power_w=100), gpu(2, 0, power_w=200), gpu(3, 0, power_w=200))
-    assert run_metrics(run_with(record=TIMED, gpu=samples))["gpu_energy_j"] == pytest.approx(350)
+def grown(*pages):
+    return [PrometheusSample(t_ns=i, values=series_of(page)) for i, page in enumerate(pages)]
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        (gpu(1, 0, power_w=100),),
-        (gpu(1, 0, power_w=100), gpu(2, 0, power_w=100), gpu(1, 1), gpu(2, 1)),
-    ],
-    ids=["one sample", "a device that reads no power"],
-)
-def test_energy_that_cannot_be_known_is_none(samples):
-    assert run_metrics(run_with(record=TIMED, gpu=samples))["gpu_energy_j"] is None
-
-
-def test_host_metrics_are_means_over_the_load():
-    samples = tuple(
-        HostSample(t_ns=t * NS_PER_S, server_cpu_cores=cores) for t, cores in ((0, 9.0), (1, 1.0), (2, 2.0))
-    )
-    found = run_metrics(run_with(record=TIMED, host=samples))
-    assert found["server_cpu_cores"] == 1.5
-    assert found["client_cpu_cores"] is None
-
-
-def test_output_past_the_natural_end_is_a_share_of_all_output(results):
-    natural = {0: 10, 1: 16, 2: 20, 3: 4}
-    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=natural[r.index]))
-    assert metrics_of(results)["past_eos_frac"] == (6 + 0 + 0 + 12) / 64
-
-
-def test_output_past_an_end_that_nobody_measured_is_unknown(results):
-    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=16 if r.index else None))
-    run = load_results(results.path).runs[0]
-    assert run_metrics(run)["past_eos_frac"] is None
+def test_counters_of_a_server_that_states_what_no_counter_can_be():
+    position, generated = COUNTERS.accepted_by_position[0], COUNTERS.generated_tokens[0]
+    pages = [f'{position}{{position="0"}} {i}\n{position}{{position="{10**14}"}} {i}\n' for i in (1, 4)]
+    assert measure_growth_by_position(grown(*pages), COUNTERS.accepted_by_position) == (3,), "no draft is so long"
+    for value in ("1e308", "-1e308", "1e19", "NaN", "+Inf"):
+        page = f'{generated}{{a="1"}} {value}\n{generated}{{a="2"}} {value}\n'
+        assert measure_growth(grown(page, page), COUNTERS.generated_tokens) is None, value
+    back = grown(f"{generated} 9\n", f"{generated} 4\n")
+    assert measure_growth(back, COUNTERS.generated_tokens).count == -5

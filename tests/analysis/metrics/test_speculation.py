@@ -5,7 +5,6 @@ import pytest
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import (
     DraftCounts,
-    PositionAcceptance,
     draft_counts,
     run_drafts,
 )
@@ -34,30 +33,20 @@ STEPS = (
 )
 
 
-def test_counts_are_sums_over_the_steps_that_drafted():
-    assert draft_counts(columns_from(STEPS)) == DraftCounts(
-        drafts=8, draft_tokens=20, accepted_tokens=10, accepted_by_position=(6, 3, 1)
-    )
-
-
-def test_acceptance_is_what_vllm_calls_so():
-    metrics = draft_counts(columns_from(STEPS)).metrics
-    assert metrics["acceptance_rate"] == 10 / 20
-    assert metrics["acceptance_length"] == 1 + 10 / 8
-    assert (metrics["drafts"], metrics["draft_tokens"], metrics["accepted_tokens"]) == (8, 20, 10)
-
-
-def test_each_position_has_a_share_of_all_drafts_and_of_those_that_came_so_far():
-    first, second, third = draft_counts(columns_from(STEPS)).positions
-    assert first == PositionAcceptance(position=1, accepted=6, survival=0.75, conditional=0.75)
-    assert second == PositionAcceptance(position=2, accepted=3, survival=0.375, conditional=0.5)
-    assert third == PositionAcceptance(position=3, accepted=1, survival=0.125, conditional=pytest.approx(1 / 3))
-
-
-def test_a_position_that_no_draft_reached_has_no_conditional_acceptance():
-    counts = DraftCounts(drafts=5, draft_tokens=10, accepted_tokens=0, accepted_by_position=(0, 0))
-    assert [at.conditional for at in counts.positions] == [0, None]
-    assert [at.survival for at in counts.positions] == [0, 0]
+def test_counts_are_sums_over_the_steps_that_drafted_and_rates_are_what_vllm_calls_so():
+    counts = draft_counts(columns_from(STEPS))
+    assert counts == DraftCounts(drafts=8, draft_tokens=20, accepted_tokens=10, accepted_by_position=(6, 3, 1))
+    assert counts.metrics == {
+        "drafts": 8,
+        "draft_tokens": 20,
+        "accepted_tokens": 10,
+        "acceptance_rate": 10 / 20,
+        "acceptance_length": 1 + 10 / 8,
+    }
+    shares = [(each.position, each.accepted, each.survival, each.conditional) for each in counts.positions]
+    assert shares == [(1, 6, 0.75, 0.75), (2, 3, 0.375, 0.5), (3, 1, 0.125, pytest.approx(1 / 3))]
+    unreached = DraftCounts(drafts=5, draft_tokens=10, accepted_tokens=0, accepted_by_position=(0, 0))
+    assert [(each.survival, each.conditional) for each in unreached.positions] == [(0, 0), (0, None)]
 
 
 def test_a_server_without_a_step_log_has_its_counters():
