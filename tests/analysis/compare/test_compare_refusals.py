@@ -187,7 +187,7 @@ def test_a_failed_or_suspect_run_takes_its_block_out_of_both_sides_with_its_reas
     throttled = ResultWarning(code="throttled", message="the GPU throttled for 3 s")
     edit_run(results, "002-b1-baseline", state="suspect", warnings=(throttled,))
     comparison = compare_arms(results)
-    of_failed, of_suspect = messages(comparison, "excluded-block")
+    of_suspect, of_failed = messages(comparison, "excluded-block")
     assert of_failed == f"block 0 is left out: {GUIDED}: failed (server-died): killed by signal 9"
     assert of_suspect.endswith("suspect: throttled: the GPU throttled for 3 s (--allow-suspect counts it)")
     assert (comparison.cells[0].num_blocks, len(comparison.cells[0].metrics[0].a_blocks)) == (5, 5)

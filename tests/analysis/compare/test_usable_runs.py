@@ -89,13 +89,13 @@ def test_a_run_that_violates_a_gate_leaves_with_its_pair_and_is_named(results):
     edit_run(results, "002-b1-baseline", warnings=(OTHER,))
     comparison = compare_arms(results)
     assert excluded(comparison) == [
-        f"block 0 is left out: {GUIDED}: {SLOWED}",
         f"block 1 is left out: 002-b1-baseline: gate foreign-gpu-process: {OTHER.message}",
+        f"block 0 is left out: {GUIDED}: {SLOWED}",
     ]
     assert {cell.num_blocks for cell in comparison.cells} == {5}
     late = ResultWarning(code="sends-delayed", message="requests left late")
     edit_run(results, "002-b1-baseline", state="suspect", warnings=(late, OTHER))
-    assert "gate foreign-gpu-process" in excluded(compare_arms(results, allow_suspect=True))[1], "before its client"
+    assert "gate foreign-gpu-process" in excluded(compare_arms(results, allow_suspect=True))[0], "before its client"
     edit_run(results, "002-b1-baseline", state="done", warnings=(OTHER,))
     declare(results, [])
     comparison = compare_arms(results)
@@ -169,7 +169,8 @@ def test_that_times_of_the_client_do_not_count_is_the_first_reason_where_they_de
     suspect(results, GUIDED, "arrival-times-unreliable")
     reasons = {metric.metric.name: metric.reason for metric in compare_arms(results).cells[0].deciding}
     across = "the interval reaches across the margin of 1%"
-    assert reasons["wall_s"].startswith(f"the client's times of 1 of 14 runs do not count; {across}")
+    assert reasons["wall_s"].startswith("the client's times of 1 of 14 runs do not count; ")
+    assert f"; {across}" in reasons["wall_s"]
     assert reasons["step_ms"].startswith(across)
 
 
