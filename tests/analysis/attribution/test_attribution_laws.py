@@ -175,8 +175,7 @@ def test_one_factor_that_differs_gets_the_whole_difference():
     }
     for name, other in cases.items():
         parts = added_us(base, other)
-        whole = (other.predicted_s - base.predicted_s) * US_PER_S
-        assert parts.pop(name) == pytest.approx(whole), name
+        assert parts.pop(name) == pytest.approx((other.predicted_s - base.predicted_s) * US_PER_S), name
         assert all(abs(part) < 1e-6 for part in parts.values()), (name, parts)
 
 

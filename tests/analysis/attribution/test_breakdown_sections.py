@@ -82,8 +82,7 @@ def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
     blocks = ({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
     experiment = load_experiment(builders.write_results(tmp_path, block_factors=blocks).path)
     runs = [run for run in experiment.results.runs if run.record.variant == "baseline"]
-    parts = mean_breakdown([experiment.run_time(run) for run in runs])
-    assert parts.tree[0].mean_ns == 2 * builders.STEP_NS
+    assert mean_breakdown([experiment.run_time(run) for run in runs]).tree[0].mean_ns == 2 * builders.STEP_NS
 
 
 sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))

@@ -101,8 +101,7 @@ def test_what_the_log_does_not_count_is_assumed_and_said(runs):
     assert silent.observed == account(runs["guided"]).observed
     one_prompt = account(steps_with(runs["baseline"], num_prefill_tokens=None))
     assert codes(one_prompt) == ["base-prefill-assumed"]
-    counts = StepLogCounts(base_prefill_tokens=80)
-    assert one_prompt.observed == observed_flops(SEQUENCES, counts, base=BASE)
+    assert one_prompt.observed == observed_flops(SEQUENCES, StepLogCounts(base_prefill_tokens=80), base=BASE)
     assert codes(account(steps_with(runs["baseline"], draft_tokens=3))) == ["drafts-not-charged"]
 
 

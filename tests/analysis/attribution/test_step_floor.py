@@ -1,13 +1,12 @@
 """The floor of a step by models: that of one step, the same in every output, and a reason where it is unknown."""
 
-import json
 from contextlib import nullcontext
 from statistics import fmean
 
 import msgspec
 import pytest
-from support import cli
 from support.results.builders import edit_manifest, write_results
+from support.results.comparing import compare_arms
 from support.servers.simulator import FILTERED, NEUTRAL, measured_steps, request_of, run
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -72,8 +71,8 @@ def test_fewer_candidates_than_k_and_fewer_rows_lower_the_floor():
 
 
 def test_a_guided_step_has_a_higher_floor_whose_parts_add_up_the_same_in_show_and_compare(tmp_path):
-    path = write_results(tmp_path / "r", cells=[{"top_k": 1}, {"top_k": 5}]).path
-    greedy, guided = analyze_directory(path).sweep
+    results = write_results(tmp_path / "r", cells=[{"top_k": 1}, {"top_k": 5}])
+    greedy, guided = analyze_directory(results.path).sweep
     assert greedy.number("step_floor_ratio") == pytest.approx(1)
     step, floor = guided.work.whole, guided.work.predicted
     assert floor.ratio > 1
@@ -83,11 +82,8 @@ def test_a_guided_step_has_a_higher_floor_whose_parts_add_up_the_same_in_show_an
     assert step.ratio == pytest.approx(ratio)
     assert guided.number("step_floor_ratio") == floor.ratio
     assert guided.number("step_times_floor") == pytest.approx(ratio / floor.ratio)
-    told = json.loads(cli.benchctl("show", str(path), "--json").stdout)["sweep"][1]["work"]
-    (compared,) = json.loads(cli.benchctl("compare", str(path), "--json").stdout)["comparisons"]
-    assert compared["cells"][1]["decomposition"]["work"] == told
-    assert [part["a_s"] for part in told["parts"]] == [part.a_s for part in guided.work.parts]
-    assert "value model's FLOPs and bytes" in cli.benchctl("compare", str(path), "--all").stdout
+    compared = compare_arms(results).cells[1].decomposition.work
+    assert [part.a_s for part in compared.parts] == [part.a_s for part in guided.work.parts]
 
 
 def test_without_known_peaks_no_floor_is_printed_for_a_reason(tmp_path):

@@ -217,8 +217,7 @@ ALL_THREE = ("step_ms", "tpot_ms", "wall_s")
 )
 def test_the_headline_names_the_margin_that_decided(tmp_path, floors, named):
     noise = {name: MetricNoise(log_sd=0.01, num_blocks=6, floor_frac=floor) for name, floor in floors.items()}
-    comparison = compare_arms(write_results(tmp_path, block_factors=STEADY), noise=noise)
-    assert named in verdict_sentence(comparison)
+    assert named in verdict_sentence(compare_arms(write_results(tmp_path, block_factors=STEADY), noise=noise))
 
 
 def test_a_change_is_called_beyond_the_noise_floor_of_the_machine_and_none_is_called_equivalent_inside_it(results):

@@ -216,8 +216,7 @@ def test_it_is_chosen_where_requests_ask_for_json_and_counts_the_answers_of_both
     rewrite_lines(results.path / "requests.jsonl", lambda line: line | {"answer": None})
     share_request_set(results, results)
     for run in results.plan().runs:
-        num_valid = 0 if run.variant == "baseline" else 3
-        edit_requests(results, run.run_id, partial(answered, num_valid=num_valid))
+        edit_requests(results, run.run_id, partial(answered, num_valid=(0 if run.variant == "baseline" else 3)))
     profile = parse_profile(results.profile_yaml(), "p")
     asked = {"structured_outputs": {"json": {"type": "object"}}}
     guided = profile.variants["guided"].model_copy(update={"request": asked})

@@ -1,11 +1,9 @@
 """Runs that count, and for what: gates of the machine, suspect runs, times of a client that was in doubt."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-import typer
 from support.results.builders import (
     BASELINE,
     GUIDED,
@@ -17,15 +15,12 @@ from support.results.builders import (
     write_results,
 )
 from support.results.comparing import compare_arms, messages
-from typer.testing import CliRunner
 
 import benchctl.measure
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.metric import Rules, compare_metric, judge_together
 from benchctl.analysis.compare.words import reasons_of
 from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.analysis.validity.usable import clock_warnings, violated_gates
-from benchctl.cli.commands.compare import compare as compare_command
 from benchctl.records.loaded import load_run
 from benchctl.records.record import RequestError, RunFailure
 from benchctl.records.schema import FOREIGN_GPU_PROCESS, GpuSample, ResultWarning
@@ -154,15 +149,6 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
     assert excluded(left_out) == messages(counted, "client-times-excluded") == []
 
 
-def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
-    suspect(results, GUIDED, "arrival-times-unreliable")
-    (row,), cell = analyze_directory(results.path).sweep, compare_arms(results).cells[0]
-    estimates = {metric.metric.name: metric.estimate for metric in cell.metrics}
-    for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
-        assert row.estimates[quantity].num_blocks == estimates[name].num_blocks
-        assert row.estimates[quantity].ratio == estimates[name].ratio
-
-
 def test_that_times_of_the_client_do_not_count_is_the_first_reason_where_they_decide_nothing(tmp_path):
     shaken = tuple({"baseline": 1.0 + 0.05 * (i % 3), "guided": (1 + 0.07 * (i * i % 4)) / 1.55} for i in range(7))
     results = write_results(tmp_path / "r", block_factors=shaken)
@@ -218,28 +204,9 @@ def test_what_is_wrong_beside_a_doubt_is_not_allowed_with_it(results):
     (message,) = excluded(compare_arms(results, allow_suspect=True))
     assert "suspect, and cannot be read completely: " in message
     assert "steps.jsonl:8: the line is cut off" in message
-    failure = RunFailure(cause="server-died", message="killed")
-    edit_run(results, GUIDED, state="failed", failure=failure)
+    edit_run(results, GUIDED, state="failed", failure=RunFailure(cause="server-died", message="killed"))
     counted = compare_arms(results, allow_suspect=True)
     assert excluded(counted) == [f"block 0 is left out: {GUIDED}: failed (server-died): killed"]
-
-
-def test_table_markdown_and_document_show_that_suspect_runs_count(results):
-    app = typer.Typer()
-    app.command()(compare_command)
-    suspect(results, GUIDED, "arrival-times-unreliable")
-    sides = (f"{results.path}:baseline", f"{results.path}:guided")
-    forms = (["--allow-suspect"], ["--allow-suspect", "--markdown"], ["--allow-suspect", "--json"], [])
-    table, markdown, document, plain = (CliRunner().invoke(app, [*sides, *form]) for form in forms)
-    assert {form.exit_code for form in (table, markdown, document)} == {1}
-    counts = "1 of 7 runs of guided (arrival-times-unreliable)"
-    assert f"warning: suspect runs are counted (--allow-suspect): {counts}" in table.stdout
-    assert f"- warning: suspect runs are counted (--allow-suspect): {counts}" in markdown.stdout
-    warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}
-    assert counts in warnings["suspect-counted"]
-    assert warnings["arrival-times-unreliable"] == "arrival-times-unreliable it was"
-    assert "times that the client measured in block 0 do not count, those of the server do" in plain.stdout
-    assert "arrival-times-unreliable: arrival-times-unreliable it was" in plain.stdout
 
 
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():

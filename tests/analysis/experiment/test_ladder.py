@@ -4,43 +4,35 @@ import json
 import math
 
 import pytest
+from support.cli import benchctl
 from support.results.builders import edit_run
 from support.results.comparing import compare
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.experiment.ladder import describe_difference
-from benchctl.measure.directory import Origin
-from benchctl.measure.experiment import Listener, create_experiment, run_experiment
-from benchctl.measure.measured_run import ignore
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.report.experiment_tables import ladder_table
 from benchctl.report.export import write_report
-from benchctl.workload.prepare import prepare_requests
 
-QUICK = (
-    "engine.options.time_scale=200.0",
+OVERRIDES = (
+    "sweep.value_model=[qwen2.5-0.5b, qwen2.5-1.5b]",
     "workload.num_prompts=2",
     "workload.samples_per_prompt=2",
     "workload.output_len=8",
-    "telemetry.host_hz=0",
 )
 
 
 @pytest.fixture(name="path", scope="module")
 def _path(tmp_path_factory):
-    """Two blocks of the profile ``controls`` over two value models, measured on the simulator."""
-    sweep = "sweep.value_model=[qwen2.5-0.5b, qwen2.5-1.5b]"
-    profile = load_profile("controls", overrides=(*QUICK, sweep), blocks=2)
-    prepared = prepare_requests(profile)
-    origin = Origin(output_root=tmp_path_factory.mktemp("ladder"), label=None, argv=("test",))
-    results = create_experiment(profile, prepared, origin)
-    deaf = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
-    outcome = run_experiment(results, profile, prepared.requests, deaf)
-    assert outcome.num_done == 2 * (1 + 1 + 3 * 2)
-    return results.path
+    """Two blocks of the profile ``controls`` over two value models, in virtual time."""
+    path = tmp_path_factory.mktemp("ladder") / "r"
+    words = [word for override in OVERRIDES for word in ("--set", override)]
+    simulated = benchctl("simulate", "--profile", "controls", "--blocks", 2, "--jobs", 1, *words, "-o", path)
+    assert simulated.returncode == 0, simulated.stdout + simulated.stderr
+    return path
 
 
 def test_prices_add_up_to_the_whole_in_every_cell_which_is_what_compare_says_of_its_two_ends(path):

@@ -137,8 +137,7 @@ def test_what_a_profile_does_not_know_or_allow_has_no_flops_and_no_settings(resu
     results.write_profile(profile.replace("  guided:\n", "  renamed:\n"))
     assert summarise(results)[1].settings is None
     for factor, value in (("no_such_factor", 1), ("top_k", -1)):
-        other = builders.write_results(tmp_path / factor, cells=[{factor: value}])
-        assert summarise(other)[1].settings is None
+        assert summarise(builders.write_results(tmp_path / factor, cells=[{factor: value}]))[1].settings is None
 
 
 NOISY = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
@@ -245,8 +244,7 @@ def test_a_block_without_a_usable_baseline_takes_no_part(tmp_path):
 def test_what_a_run_does_not_record_stays_unknown(results):
     for run in results.runs():
         (run.path / "requests.jsonl").unlink()
-        times = msgspec.structs.replace(run.read().times, last_token_ns=None)
-        edit_run(results, run.path.name, times=times)
+        edit_run(results, run.path.name, times=msgspec.structs.replace(run.read().times, last_token_ns=None))
     (row,) = sweep(results)
     unknown = ("wall_ratio", "base_wall_s", "flops_ratio", "utilization_gap", "unexplained_frac")
     assert [row.values[column] for column in unknown] == [None] * 5

@@ -1,7 +1,12 @@
-"""Metrics of whole runs whose truth is known."""
+"""Metrics of requests and of whole runs whose truth is known, also of GPUs, hosts, counters and drafts."""
+
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.results.builders import (
     BASELINE,
     GUIDED,
@@ -12,16 +17,107 @@ from support.results.builders import (
     edit_run,
     write_results,
 )
+from test_client_guard import run_of
 
-from benchctl.analysis.metrics.latency import known_values, mean_of_known, quotient, total
+from benchctl.analysis.metrics.latency import (
+    choice_tokens,
+    e2el_ns,
+    is_completed,
+    itls_ns,
+    known_values,
+    mean_of_known,
+    measured,
+    percentiles,
+    quotient,
+    send_lag_ns,
+    smallest_sample,
+    total,
+    tpots_ns,
+    ttft_ns,
+)
 from benchctl.analysis.metrics.run import load_window_ns, run_metrics
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
+from benchctl.analysis.metrics.speculation import DraftCounts, draft_counts, run_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.engines.metrics_page import series_of
+from benchctl.records.columns import columns_from
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.records.record import RequestError, RunRecord, RunTimes
-from benchctl.records.schema import GpuSample, HostSample, PrometheusSample, ResultWarning
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord, RunTimes
+from benchctl.records.schema import GpuSample, HostSample, PrometheusSample, ResultWarning, StepRecord
 from benchctl.units import NS_PER_S
+
+ONE_CHOICE = RequestRecord(
+    request_id="r0",
+    index=0,
+    scheduled_ns=90,
+    sent_ns=100,
+    done_ns=500,
+    choices=(ChoiceRecord(index=0, chunk_ns=(200, 300, 460), output_tokens=5),),
+    prompt_tokens=7,
+    completion_tokens=14,
+)
+TWO_CHOICES = RequestRecord(
+    request_id="r1",
+    index=1,
+    scheduled_ns=100,
+    sent_ns=100,
+    done_ns=900,
+    choices=(
+        ChoiceRecord(index=0, chunk_ns=(250, 450), output_tokens=5),
+        ChoiceRecord(index=1, chunk_ns=(210, 810), chunk_tokens=(1, 3)),
+    ),
+    completion_tokens=9,
+)
+NOTHING = RequestRecord(request_id="r2", index=2, scheduled_ns=100)
+
+
+def durations(request):
+    """Time to first token, until the last one, between tokens, and from when it was due to its send."""
+    return ttft_ns(request), e2el_ns(request), list(itls_ns(request)), send_lag_ns(request)
+
+
+def test_latencies_follow_vllms_definitions_and_span_all_choices():
+    assert durations(ONE_CHOICE) == (100, 360, [100, 160], 10)
+    assert durations(TWO_CHOICES) == (110, 710, [200, 600], 0)
+    assert durations(NOTHING) == (None, None, [], None)
+
+
+def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():
+    assert tpots_ns(ONE_CHOICE) == (260 / 13,)
+    assert tpots_ns(TWO_CHOICES) == (200 / 4, 600 / 3)
+    silent = ChoiceRecord(index=0, chunk_ns=(1, 2))
+    unknown = msgspec.structs.replace(TWO_CHOICES, choices=(silent, silent))
+    assert choice_tokens(unknown, silent) is None, "usage of several choices says nothing of one of them"
+    assert tpots_ns(unknown) == ()
+    one_token = (ChoiceRecord(index=0, chunk_ns=(5,)),)
+    assert tpots_ns(msgspec.structs.replace(ONE_CHOICE, choices=one_token, completion_tokens=1)) == ()
+
+
+def test_the_load_spans_first_send_to_last_output_of_what_is_measured():
+    assert load_window_ns(run_of([ONE_CHOICE, TWO_CHOICES, NOTHING])) == (100, 810)
+    assert load_window_ns(run_of([NOTHING])) is None
+    failed = msgspec.structs.replace(ONE_CHOICE, error=RequestError(kind="timeout", message="late"))
+    assert [is_completed(request) for request in (ONE_CHOICE, NOTHING, failed)] == [True, False, False]
+    assert measured([msgspec.structs.replace(NOTHING, is_warmup=True), ONE_CHOICE]) == (ONE_CHOICE,)
+
+
+@pytest.mark.parametrize(("percent", "needed"), [(50, 1), (90, 29), (95, 59), (99, 299)])
+def test_a_tail_percentile_needs_as_many_requests_as_bound_it(percent, needed):
+    assert smallest_sample(percent) == needed
+    assert percentiles([1.0, 2.0], needed - 1, (percent,))[percent] is None or percent == 50
+    assert percentiles([1.0, 2.0], needed, (percent,))[percent] == pytest.approx(1 + percent / 100)
+    assert percentiles([], 1000, (percent,)) == {percent: None}
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=50), st.floats(0.001, 1000))
+def test_percentiles_lie_in_order_within_the_values_and_scale_with_them(values, factor):
+    found = percentiles(values, 1000)
+    ordered = [found[percent] for percent in (50, 90, 95, 99)]
+    assert ordered == sorted(ordered)
+    assert min(values) <= ordered[0]
+    assert ordered[-1] <= max(values)
+    scaled = percentiles([value * factor for value in values], 1000)
+    assert np.allclose([scaled[p] for p in (50, 90, 95, 99)], np.array(ordered) * factor, rtol=1e-9, atol=1e-9)
 
 
 @pytest.fixture(name="results")
@@ -200,5 +296,56 @@ def test_counters_of_a_server_that_states_what_no_counter_can_be():
     for value in ("1e308", "-1e308", "1e19", "NaN", "+Inf"):
         page = f'{generated}{{a="1"}} {value}\n{generated}{{a="2"}} {value}\n'
         assert measure_growth(grown(page, page), COUNTERS.generated_tokens) is None, value
-    back = grown(f"{generated} 9\n", f"{generated} 4\n")
-    assert measure_growth(back, COUNTERS.generated_tokens).count == -5
+    assert measure_growth(grown(f"{generated} 9\n", f"{generated} 4\n"), COUNTERS.generated_tokens).count == -5
+
+
+def step(number, **changed):
+    return StepRecord(
+        step=number, start_ns=10 * number, dur_ns=7, clock="host", phase="decode", num_seqs=4, **changed
+    )
+
+
+STEPS = (
+    step(0, drafts=4, draft_tokens=12, accepted_tokens=6, accepted_by_position=(3, 2, 1)),
+    step(1),
+    step(2, drafts=4, draft_tokens=8, accepted_tokens=4, accepted_by_position=(3, 1)),
+)
+
+
+def test_counts_are_sums_over_the_steps_that_drafted_and_rates_are_what_vllm_calls_so():
+    counts = draft_counts(columns_from(STEPS))
+    assert counts == DraftCounts(drafts=8, draft_tokens=20, accepted_tokens=10, accepted_by_position=(6, 3, 1))
+    assert counts.metrics == {
+        "drafts": 8,
+        "draft_tokens": 20,
+        "accepted_tokens": 10,
+        "acceptance_rate": 10 / 20,
+        "acceptance_length": 1 + 10 / 8,
+    }
+    shares = [(each.position, each.accepted, each.survival, each.conditional) for each in counts.positions]
+    assert shares == [(1, 6, 0.75, 0.75), (2, 3, 0.375, 0.5), (3, 1, 0.125, pytest.approx(1 / 3))]
+    unreached = DraftCounts(drafts=5, draft_tokens=10, accepted_tokens=0, accepted_by_position=(0, 0))
+    assert [(each.survival, each.conditional) for each in unreached.positions] == [(0, 0), (0, None)]
+
+
+def test_a_server_without_a_step_log_has_its_counters():
+    prefix = "vllm:spec_decode_num"
+    names = [f"{prefix}_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
+    names += [f'{prefix}_accepted_tokens_per_pos_total{{position="{position}"}}' for position in range(2)]
+    samples = [
+        PrometheusSample(t_ns=t_ns, values=dict(zip(names, values, strict=True)))
+        for t_ns, values in ((0, (5.0, 10.0, 6.0, 4.0, 2.0)), (9, (9.0, 18.0, 12.0, 8.0, 4.0)))
+    ]
+    run = LoadedRun(record=TIMED, prometheus=tuple(samples))
+    assert run_drafts(run) == DraftCounts(drafts=4, draft_tokens=8, accepted_tokens=6, accepted_by_position=(4, 2))
+    assert run_drafts(replace(run, prometheus=run.prometheus[:1])) == DraftCounts()
+    assert run_metrics(run)["acceptance_length"] == 2.5
+
+
+def test_nothing_is_known_of_steps_that_count_no_drafts_and_no_rate_of_drafts_without_tokens():
+    counts = draft_counts(columns_from([step(0)]))
+    assert counts == DraftCounts()
+    assert set(counts.metrics.values()) == {None}
+    assert counts.positions == ()
+    metrics = DraftCounts(drafts=0, draft_tokens=0, accepted_tokens=0).metrics
+    assert (metrics["drafts"], metrics["acceptance_rate"], metrics["acceptance_length"]) == (0, None, None)

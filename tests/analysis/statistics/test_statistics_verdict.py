@@ -175,8 +175,7 @@ def test_tests_that_say_the_same_are_judged_as_one(values, num_tests):
 
 @given(st.lists(residuals, min_size=2, max_size=5))
 def test_the_joint_level_lies_between_that_of_bonferroni_and_that_of_one_test(several):
-    level = joint_level([scores(values) for values in several], 0.05)
-    assert 0.05 / len(several) <= level <= 0.05
+    assert 0.05 / len(several) <= joint_level([scores(values) for values in several], 0.05) <= 0.05
 
 
 def test_independent_tests_cost_about_what_bonferroni_asks_for_and_equal_ones_nearly_nothing():

@@ -56,8 +56,7 @@ def split(rng, total, most):
 
 
 def codes(records, *, is_forced=True, may_stop=False):
-    warnings = answer_end_warnings(records, is_forced=is_forced, may_stop=may_stop)
-    return [warning.code for warning in warnings]
+    return [warning.code for warning in answer_end_warnings(records, is_forced=is_forced, may_stop=may_stop)]
 
 
 def whole(rng, index):

@@ -180,9 +180,35 @@ def _results(tmp_path):
     return write_results(tmp_path / "a", block_factors=SEVEN)
 
 
-def test_blocks_on_nodes_with_the_same_hardware_are_pooled_as_those_of_one_machine(results):
+@pytest.mark.parametrize(
+    ("of_all", "of_guided", "clock"),
+    [
+        pytest.param(
+            lambda block: node(f"n{block % 3}", f"GPU-{block % 3}", job=f"17_{block}"), None, "host", id="same"
+        ),
+        pytest.param(
+            lambda block: node("n1", "GPU-a", cores="0-3" if block > 3 else "4-11"), None, "host",
+            id="cores beside devices",
+        ),
+        pytest.param(
+            lambda block: node("n1", cores="0-7" if block > 3 else "8-15"), None, "host", id="as many cores"
+        ),
+        pytest.param(
+            lambda block: node(), lambda block: node(build={"torch": "2.9.0"}), "host",
+            id="builds that differ between the arms alone",
+        ),
+        pytest.param(
+            lambda block: node(f"n{block}", cpu_model=f"CPU {block}"), lambda block: node(f"m{block}"), "virtual",
+            id="a simulator with its own clock",
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_on_nodes_with_the_same_hardware_are_pooled_as_those_of_one_machine(
+    results, of_all, of_guided, clock
+):
     on_one = compare_arms(results)
-    place(results, lambda block: node(f"n{block % 3}", f"GPU-{block % 3}a", job=f"slurm 17_{block}"))
+    place(results, of_all, clock=clock)
+    place(results, of_guided or of_all, ("guided",), clock=clock)
     on_several = compare_arms(results)
     assert on_several.cells == on_one.cells
     assert undeclared(on_several) == messages(on_several, "block-on-several-nodes") == []
@@ -238,53 +264,39 @@ allowed_differences: [server.value_model]
     assert codes.count("block-on-several-nodes") == 7
 
 
-def test_a_simulator_with_its_own_clock_may_run_anywhere(results):
-    place(results, lambda block: node(f"n{block}", cpu_model=f"CPU {block}"), clock="virtual")
-    place(results, lambda block: node(f"m{block}", cpu_model=f"CPU {block}"), ("guided",), clock="virtual")
-    assert undeclared(assert_pooled(results)) == []
+WITH_GPU = node("n1", "GPU-a")
 
 
 @pytest.mark.parametrize(
-    ("changed", "first", "second"),
+    ("early", "late", "first", "second"),
     [
-        ({"cpu_model": "EPYC"}, "processor Xeon", "processor EPYC"),
-        ({"gpus": ()}, "1 x NVIDIA H100", "no visible GPU"),
-        ({"build": {"torch": "2.7.0", "vllm": "0.10.1"}}, "torch 2.8.0", "torch 2.7.0"),
-        ({"build": {"torch": "2.8.0"}}, "vllm 0.10.1", "vllm absent"),
+        (WITH_GPU, node("n2", "GPU-b", cpu_model="EPYC"), "processor Xeon", "processor EPYC"),
+        (WITH_GPU, node("n2"), "1 x NVIDIA H100", "no visible GPU"),
         (
-            {"of_gpu": {"driver": "560.2", "power_limit_w": 500.0}},
+            WITH_GPU, node("n2", "GPU-b", build={"torch": "2.7.0", "vllm": "0.10.1"}), "torch 2.8.0", "torch 2.7.0",
+        ),
+        (WITH_GPU, node("n2", "GPU-b", build={"torch": "2.8.0"}), "vllm 0.10.1", "vllm absent"),
+        (
+            WITH_GPU, node("n2", "GPU-b", of_gpu={"driver": "560.2", "power_limit_w": 500.0}),
             "driver 570.1, power limit 700 W", "driver 560.2, power limit 500 W",
         ),
+        (node("n1", cores="4-11"), node("n2", cores="0-3"), "cores 8", "cores 4"),
     ],
 )  # fmt: skip
-def test_blocks_on_other_hardware_are_refused_with_what_each_ran_on(results, changed, first, second):
-    place(results, lambda block: node("n2", "GPU-b", **changed) if block > 4 else node("n1", "GPU-a"))
+def test_blocks_on_other_hardware_are_refused_with_what_each_ran_on(results, early, late, first, second):
+    place(results, lambda block: late if block > 4 else early)
     (difference,) = differences_of(results)
     before, after = difference.removeprefix("hardware: ").split(" against ")
     assert before.startswith(first)
     assert before.endswith("(blocks 0, 1, 2, 3, 4 on n1)")
     assert after.startswith(second)
     assert after.endswith("(blocks 5, 6 on n2)")
-    with pytest.raises(NotComparableError, match="--allow-difference hardware"):
-        compare_arms(results)
-
-
-def test_cores_are_the_hardware_of_servers_without_devices_and_only_of_these(results):
-    place(results, lambda block: node("n1", "GPU-a", cores="0-3" if block > 3 else "4-11"))
-    assert_pooled(results)
-    place(results, lambda block: node("n1", cores="0-7" if block > 3 else "8-15"))
-    assert_pooled(results)
-    place(results, lambda block: node("n1", cores="0-3" if block > 3 else "4-11"))
-    assert differences_of(results) == (
-        "hardware: cores 8 (blocks 0, 1, 2, 3 on n1) against cores 4 (blocks 4, 5, 6 on n1)",
-    )
-    place(results, lambda block: node("n1"))
-    place(results, lambda block: node("n1", build={"torch": "2.9.0"}), ("guided",))
-    assert_pooled(results)  # builds that differ between the arms alone are no hardware
 
 
 def test_hardware_that_is_allowed_is_pooled_and_listed(results):
     place(results, lambda block: node("n2", cpu_model="EPYC") if block > 4 else node("n1"))
+    with pytest.raises(NotComparableError, match="--allow-difference hardware"):
+        compare_arms(results)
     for allowed in ("hardware", "host", "h*"):
         assert undeclared(assert_pooled(results, allow=(allowed,))) == ["hardware"]
     results.write_profile(results.profile_yaml().replace("_differences: [", "_differences: [hardware, "))

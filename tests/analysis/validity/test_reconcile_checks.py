@@ -238,12 +238,10 @@ def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revi
 
 
 def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
-    quick = ("workload.num_prompts=2", "workload.output_len=8", "engine.options.time_scale=200.0")
-    overrides = (*quick, "engine.options.revision=V2", "sweep.top_k=[5]")
-    options = [word for override in overrides for word in ("--set", override)]
-    run = benchctl(
-        "simulate", "--profile", "topk-sweep", "--engine", "sim", "--blocks", "1", *options, "-o", tmp_path / "r"
-    )
+    overrides = ("workload.num_prompts=2", "workload.output_len=8", "engine.options.revision=V2", "sweep.top_k=[5]")
+    words = [word for override in overrides for word in ("--set", override)]
+    options = ("--profile", "topk-sweep", "--engine", "sim", "--blocks", 1, "--jobs", 1, "-o", tmp_path / "r")
+    run = benchctl("simulate", *options, *words)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "check guided failed" not in run.stdout
     experiment = experiment_of(load_results(tmp_path / "r"))

@@ -97,8 +97,7 @@ def test_an_engine_that_steps_with_less_than_the_load_has_in_flight_is_doubted(
     record = msgspec.structs.replace(template.record, clock=clock)
     run = with_steps(replace(template, record=record, requests=tuple(requests)), steps)
     assert in_step_frac(run) == (None if share is None else pytest.approx(share))
-    codes = [warning.code for warning in underfilled_batch_warnings(run)]
-    assert codes == ["underfilled-batch"] * is_doubted
+    assert [warning.code for warning in underfilled_batch_warnings(run)] == ["underfilled-batch"] * is_doubted
 
 
 def value_warnings(results):

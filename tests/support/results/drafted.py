@@ -27,11 +27,11 @@ def write_drafted(
 
     All blocks gain as many tokens. A step of it lasts ``step_factor`` times one of the baseline.
     """
-    by_block = [[gained(number, num_draft_tokens, has_bonus=has_bonus) for number in block] for block in accepted]
+    by_block = [[_gained(number, num_draft_tokens, has_bonus=has_bonus) for number in block] for block in accepted]
     (output_tokens,) = {1 + sum(tokens) for tokens in by_block}
     factors = ({"baseline": 1.0, "guided": step_factor},) * len(accepted)
     results = write_results(path, block_factors=factors, output_tokens=output_tokens, num_requests=num_requests)
-    results.write_profile(profile_of(num_draft_tokens, has_bonus=has_bonus))
+    results.write_profile(_profile_of(num_draft_tokens, has_bonus=has_bonus))
     drafting = [run for run in results.plan().runs if run.variant == "guided"]
     for planned, numbers, tokens in zip(drafting, accepted, by_block, strict=True):
         scatter = 1 + 0.001 * planned.block
@@ -40,20 +40,15 @@ def write_drafted(
     return results
 
 
-def profile_of(num_draft_tokens: int, *, has_bonus: bool = True, more: str = "") -> str:
+def _profile_of(num_draft_tokens: int, *, has_bonus: bool) -> str:
     """The profile of such an experiment: ``guided`` drafts tokens instead, and no value model guides it."""
     head, _, rest = PROFILE_YAML.partition("    server: {value_model")
-    options = {
-        "num_speculative_tokens": num_draft_tokens,
-        "acceptance": 0.5,
-        "draft_cost": 0.05,
-        "bonus_token": str(has_bonus).lower(),
-    }
-    server = f"    server: {{{', '.join(f'{name}: {value}' for name, value in options.items())}}}\n"
-    return f"{head}{server}{rest[rest.index('sweep:') :]}{more}"
+    options = f"num_speculative_tokens: {num_draft_tokens}, acceptance: 0.5, draft_cost: 0.05"
+    server = f"    server: {{{options}, bonus_token: {str(has_bonus).lower()}}}\n"
+    return f"{head}{server}{rest[rest.index('sweep:') :]}"
 
 
-def gained(accepted: int, num_draft_tokens: int, *, has_bonus: bool) -> int:
+def _gained(accepted: int, num_draft_tokens: int, *, has_bonus: bool) -> int:
     """Tokens that a sequence gains in a step: without a bonus token none comes after a draft accepted whole."""
     return accepted + (1 if has_bonus or accepted < num_draft_tokens else 0)
 
