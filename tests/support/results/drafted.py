@@ -31,7 +31,7 @@ def write_drafted(
     (output_tokens,) = {1 + sum(tokens) for tokens in by_block}
     factors = ({"baseline": 1.0, "guided": step_factor},) * len(accepted)
     results = write_results(path, block_factors=factors, output_tokens=output_tokens, num_requests=num_requests)
-    results.write_profile(_profile_of(num_draft_tokens, has_bonus=has_bonus))
+    results.write_profile(profile_of(num_draft_tokens, has_bonus=has_bonus))
     drafting = [run for run in results.plan().runs if run.variant == "guided"]
     for planned, numbers, tokens in zip(drafting, accepted, by_block, strict=True):
         scatter = 1 + 0.001 * planned.block
@@ -40,12 +40,12 @@ def write_drafted(
     return results
 
 
-def _profile_of(num_draft_tokens: int, *, has_bonus: bool) -> str:
+def profile_of(num_draft_tokens: int, *, has_bonus: bool = True, more: str = "") -> str:
     """The profile of such an experiment: ``guided`` drafts tokens instead, and no value model guides it."""
     head, _, rest = PROFILE_YAML.partition("    server: {value_model")
     options = f"num_speculative_tokens: {num_draft_tokens}, acceptance: 0.5, draft_cost: 0.05"
     server = f"    server: {{{options}, bonus_token: {str(has_bonus).lower()}}}\n"
-    return f"{head}{server}{rest[rest.index('sweep:') :]}"
+    return f"{head}{server}{rest[rest.index('sweep:') :]}{more}"
 
 
 def _gained(accepted: int, num_draft_tokens: int, *, has_bonus: bool) -> int:
