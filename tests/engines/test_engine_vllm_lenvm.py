@@ -105,45 +105,35 @@ def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declar
     assert all("server.value_model" in names for names in of_guidance.values()), of_guidance
 
 
-def test_guidance_travels_beside_sampling_parameters_that_are_those_of_any_request(pair):
-    call = ENGINE.request_call(request(), settings_of(pair, guidance=TILT, stride=3))
-    body = json.loads(call.body)
-    assert body["vllm_xargs"] == {
-        "lenvm_mode": "exp", "lenvm_value_scale": 2.0, "lenvm_gamma": 0.9, "lenvm_value_entropy_threshold": 0.5,
-        "lenvm_skip_noop": 0, "lenvm_stride": 3,
-    }  # fmt: skip
+def test_guidance_travels_in_words_that_the_server_knows_beside_the_parameters_of_any_request(pair):
+    said = Guidance(
+        value_min=0.2, target_length=50.0, target_length_mode="remaining", value_constraint="le", target_value=0.5,
+        value_entropy_threshold=0.1,
+    )  # fmt: skip
+    body = json.loads(ENGINE.request_call(request(), settings_of(pair, guidance=said, stride=3)).body)
+    own = {name.removeprefix("lenvm_"): value for name, value in body["vllm_xargs"].items()}
+    assert own == said.model_dump() | {"skip_noop": 0, "stride": 3}
+    params = parse_params(own)
+    assert (params.value_min, params.target_length, params.value_constraint) == (0.2, 50.0, "le")
     assert (body["top_k"], body["seed"], body["n"]) == (5, 77, 2)
     plain = json.loads(ENGINE.request_call(request(), settings_of(pair)).body)
     assert plain == {key: value for key, value in body.items() if key != "vllm_xargs"}
 
 
-def test_whatever_a_profile_says_of_guidance_is_sent_in_words_that_the_server_knows(pair):
-    said = Guidance(
-        value_min=0.2, target_length=50.0, target_length_mode="remaining", value_constraint="le", target_value=0.5,
-        value_entropy_threshold=0.1,
-    )  # fmt: skip
-    told = json.loads(ENGINE.request_call(request(), settings_of(pair, guidance=said)).body)["vllm_xargs"]
-    own = {name.removeprefix("lenvm_"): value for name, value in told.items()}
-    assert own == said.model_dump() | {"skip_noop": 0, "stride": 1}
-    params = parse_params(own)
-    assert (params.value_min, params.target_length, params.value_constraint) == (0.2, 50.0, "le")
-
-
-@pytest.mark.parametrize("top_k", [-1, 65])
-def test_more_candidates_than_a_value_model_scores_are_refused_before_anything_is_started(pair, top_k):
-    settings = settings_of(pair, guidance=TILT, top_k=top_k)
-    with pytest.raises(UnsupportedError, match=f"sampling.top_k is {top_k}"):
-        ENGINE.check_requests([request()], settings)
+def test_what_a_guided_server_cannot_do_is_refused_before_anything_is_started(pair):
+    for options, changes, said in (
+        ({"guidance": TILT, "top_k": -1}, {}, "sampling.top_k is -1"),
+        ({"guidance": TILT, "top_k": 65}, {}, "sampling.top_k is 65"),
+        ({"guidance": TILT}, {"max_tokens": 200}, "128 tokens"),
+        ({"extra_args": ("--logits-processors", "mine:P")}, {}, "extra_args name --logits-processors"),
+        ({"extra_args": ("--logits_processors=mine:P",)}, {}, "extra_args name --logits-processors"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            ENGINE.check_requests([request(**changes)], settings_of(pair, **options))
     ENGINE.check_requests([request()], settings_of(pair, guidance=TILT, top_k=1))
-    with pytest.raises(UnsupportedError, match="128 tokens"):
-        ENGINE.check_requests([request(max_tokens=200)], settings_of(pair, guidance=TILT))
-
-
-@pytest.mark.parametrize("words", [("--logits-processors", "mine:P"), ("--logits_processors=mine:P",)])
-def test_a_second_logits_processor_is_refused_beside_a_value_model(pair, words):
-    with pytest.raises(UnsupportedError, match="extra_args name --logits-processors"):
-        ENGINE.check_requests([request()], settings_of(pair, extra_args=words))
-    ENGINE.check_requests([request()], settings_of(pair, guided=False, extra_args=words))
+    ENGINE.check_requests(
+        [request()], settings_of(pair, guided=False, extra_args=("--logits-processors", "mine:P"))
+    )
 
 
 def refusal(settings: VariantSettings) -> str | None:

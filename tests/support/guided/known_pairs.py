@@ -50,11 +50,11 @@ def shares_after(num_tokens: int, scale: float) -> dict[int, float]:
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
-def length_law(scale: float, longest: int, num_prompt: int = len(PROMPT)) -> list[float]:
+def length_law(scale: float, longest: int) -> list[float]:
     """The chance of an answer of 1, 2, ... ``longest`` tokens with its end; the last is that of being cut off."""
     law, alive = [], 1.0
     for length in range(1, longest):
-        ends = shares_after(num_prompt + length - 1, scale)[END]
+        ends = shares_after(len(PROMPT) + length - 1, scale)[END]
         law.append(alive * ends)
         alive *= 1 - ends
     return [*law, alive]

@@ -1,6 +1,6 @@
 """A stand-in for a server of SGLang's LenVM fork: its API, its step logs and its ways to fail, without a model.
 
-``STAND_IN`` in the environment is a JSON object: ``revision`` (V0 to V4), ``load_s`` (how long loading the value
+``STAND_IN`` in the environment is a JSON object: ``revision`` (V1, V2, V4), ``load_s`` (how long loading the value
 model takes, 0.4), ``truth`` (a file that gets the body of every request), ``told`` (a value model that it claims).
 A step of a few milliseconds gives one token to every open sequence. The first sampled batch loads the value model.
 """
@@ -49,7 +49,7 @@ class Timer:
 
     def __init__(self):
         path = os.environ.get("SGLANG_LVM_TIMING_LOG")
-        has_lines = path and REVISION in {"V1", "V3", "V4"}
+        has_lines = path and REVISION in {"V1", "V4"}
         self.log = open(path, "a", buffering=1) if has_lines else None  # noqa: PTH123, SIM115 - as the fork does
         self.is_printing = REVISION == "V2" and os.environ.get("SGLANG_LVM_TIMING") == "1"
         self.interval = int(os.environ.get("SGLANG_LVM_TIMING_INTERVAL", "200"))
@@ -72,8 +72,6 @@ class Timer:
             if REVISION != "V4" or has_value_model:
                 record["t_lvm_apply_outer_ms"] = load_ms + (0.8 if guided else 0.0)
             record["t_sample_ms"] = 0.1
-        if guided and REVISION == "V3":
-            record["lvm_fused_path"] = 1
         if guided and REVISION == "V4":
             record |= {"lvm_guided_rows": guided, "lvm_forward_rows": guided, "lvm_n_candidates": 3 * guided}
             record |= {"lvm_fused_total_extend_tokens": 4 * guided, "t_preprocess_logits_ms": 0.05}
@@ -108,7 +106,6 @@ class Scheduler:
     def step(self):
         began = time.perf_counter()
         batch, guided = self.running, [sequence for sequence in self.running if sequence.is_guided]
-        self.refuse_what_has_no_path(guided)
         is_greedy = all(sequence.is_greedy for sequence in batch)
         load_ms = self.load() if self.must_load(is_greedy, guided) else 0.0
         for sequence in batch:
@@ -133,14 +130,6 @@ class Scheduler:
         self.is_loaded = True
         time.sleep(HOW.get("load_s", 0.4))
         return 1000 * HOW.get("load_s", 0.4)
-
-    def refuse_what_has_no_path(self, guided):
-        for sequence in guided:
-            params = sequence.body["custom_params"]
-            if params.get("mode") in {"centered_exp", "value_bias"} and sequence.body["top_k"] == -1:
-                print("Scheduler hit an exception: Traceback", flush=True)
-                print("Exception: Not implemented, cpu should not be used", flush=True)
-                os._exit(1)
 
 
 class Server:
@@ -207,8 +196,6 @@ class Server:
 
 async def main():
     options = arguments()
-    if stride := os.environ.get("LENVM_STRIDE"):
-        print(f"WARNING LENVM_STRIDE={stride}", flush=True)
     server = Server(options)
     listener = await asyncio.start_server(server.connected, options.host, options.port)
     # The fork's own first request: greedy, eight tokens, one sequence.
