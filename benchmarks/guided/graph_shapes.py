@@ -15,18 +15,19 @@ probability, answers end and new prompts come. For each cell:
 ``--quick`` takes a corner of each range. Neither device nor checkpoint is needed; all is drawn from one seed.
 """
 
-import argparse
 import itertools
 import random
 import sys
 from dataclasses import dataclass, replace
 
 import torch
+from transformers import AutoConfig
 
 from benchctl.guided.operations import PLAIN
 from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import random_value_model
+from benchmarks.common.harness import options, show, write
 
 VOCABULARY = 512
 PROMPT, MEAN_OUTPUT, CONTEXT = 60, 150, 2048
@@ -56,42 +57,34 @@ class Cell:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    ranges = ((0.0, 0.3, 0.7), (1, 16, 64), (2, 5)) if options.quick else (SHARES, BATCHES, CANDIDATES)
-    print(f"{'without':>8} {'batch':>6} {'k':>3} {'replayed':>9} {'recorded':>9} {'eager':>7} {'padding':>8}")
-    cells = []
-    for share, batch, candidates in itertools.product(*ranges):
-        cell = decode(share, batch, candidates, options.steps)
-        cells.append(cell)
-        print(
-            f"{share:>8.0%} {batch:>6} {candidates:>3} {cell.replayed / max(cell.steps, 1):>9.2%} "
-            f"{cell.recorded:>9} {cell.eager / max(cell.steps, 1):>7.1%} {cell.padding:>8.1%}",
-            flush=True,
-        )
-    missed = [cell for cell in cells if not cell.holds]
-    print(
-        f"# {len(cells) - len(missed)} of {len(cells)} cells replay {LEAST_REPLAYED:.0%} or more, record nothing, "
-        f"run nothing eagerly and pad {MOST_PADDING:.0%} or less; lowest share replayed "
-        f"{min(cell.replayed / max(cell.steps, 1) for cell in cells):.2%}, most padding "
-        f"{max(cell.padding for cell in cells):.1%}"
+    asked = options(__doc__, steps=300, quick=False)
+    ranges = ((0.0, 0.3, 0.7), (1, 16, 64), (2, 5)) if asked.quick else (SHARES, BATCHES, CANDIDATES)
+    cells = [decode(*sizes, asked.steps) for sizes in itertools.product(*ranges)]
+    rows = [
+        {
+            "without": f"{cell.share:.0%}",
+            "batch": cell.batch,
+            "k": cell.candidates,
+            "replayed": cell.replayed / max(cell.steps, 1),
+            "recorded": cell.recorded,
+            "eager": cell.eager / max(cell.steps, 1),
+            "padding": cell.padding,
+            "holds": "yes" if cell.holds else "NO",
+        }
+        for cell in cells
+    ]
+    show(
+        rows, f"replay {LEAST_REPLAYED:.0%} or more, record and run nothing eagerly, pad {MOST_PADDING:.0%} or less"
     )
-    sys.exit(bool(missed))
+    write(asked.json, rows)
+    sys.exit(not all(cell.holds for cell in cells))
 
 
 def decode(
     share: float, batch: int, candidates: int, num_steps: int, *, reuse: bool = True, record: bool = True
 ) -> Cell:
     """Steps in which each row has no choice with probability ``share``, without a device."""
-    return decode_with(
-        made_scorer(batch, candidates, reuse=reuse, record=record), share, batch, candidates, num_steps
-    )
-
-
-def decode_with(scorer: Scorer, share: float, batch: int, candidates: int, num_steps: int) -> Cell:
-    """The same by a scorer of any device, for ``batch`` rows of up to ``CONTEXT`` tokens."""
+    scorer = made_scorer(batch, candidates, reuse=reuse, record=record)
     choices = torch.Generator().manual_seed(0)
     draw = random.Random(f"{share} {batch} {candidates}")
     numbers = itertools.count()
@@ -111,7 +104,7 @@ def decode_with(scorer: Scorer, share: float, batch: int, candidates: int, num_s
         done = scorer.counters
         ids = torch.randint(VOCABULARY, (len(open_rows), candidates), generator=choices)
         if open_rows:
-            scorer.score(open_rows, ids.to(scorer.model.device), waiting)
+            scorer.score(open_rows, ids.to("meta"), waiting)
         else:
             scorer.keep_up(waiting)
         now = scorer.counters
@@ -140,8 +133,6 @@ def decode_with(scorer: Scorer, share: float, batch: int, candidates: int, num_s
 
 def made_scorer(batch: int, candidates: int, *, reuse: bool, record: bool) -> Scorer:
     """On a device without numbers, with the sizes of passes that a GPU with kernels has."""
-    from transformers import AutoConfig  # noqa: PLC0415 - not needed for a scorer that is there already
-
     config = AutoConfig.for_model(
         "qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=VOCABULARY,

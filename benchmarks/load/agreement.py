@@ -4,8 +4,10 @@ Both send the same prompts, with the same lengths and limit of concurrency, to t
 alternating order. Of each round the median over requests is taken, of each client the median over rounds. They
 agree when these differ by no more than 5 % or 1 ms, and when every count is exactly the same.
 
-    python -m benchmarks.load.agreement --tokenizer tiny/                              # against the simulator
-    python -m benchmarks.load.agreement --tokenizer tiny/ --engine llamacpp --model tiny/tiny.gguf
+    python -m benchmarks.load.agreement tiny/                              # against the simulator
+    python -m benchmarks.load.agreement tiny/ --engine llamacpp --model tiny/tiny.gguf
+
+The argument is a directory with the model's tokenizer, for vLLM's client; exit code 1: they disagree, 3: undecided.
 
 benchctl attaches to the server as to one that someone else started, so that both clients find the same. The servers
 are those that vLLM's client can talk to: they state usage in an event of its own and take fields that
@@ -14,15 +16,17 @@ what differs is the clients'; llama-server computes, and competes with the clien
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +47,11 @@ from benchctl.records.record import Message, PlannedRun, PreparedRequest, Reques
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.fresh_server import fresh_server
+from benchmarks.common.harness import Figures, in_turns, options, show, write
+from benchmarks.load.peers.tools import words
 
 LIMIT_FRAC, LIMIT_MS = 0.05, 1.0
 DURATIONS = ("ttft", "tpot", "e2el")
-COUNTS = ("completed", "prompt tokens", "output tokens")
 OURS, THEIRS = "benchctl", "vllm bench"
 NOT_EXTRA = frozenset({"messages", "max_tokens", "stream", "stream_options", "model", "seed"})
 PROFILE = """\
@@ -70,14 +75,6 @@ ENGINES = {
 }
 ATTACHED = "{{kind: attach, options: {{url: '{url}', dialect: {dialect}, served_model: {served}}}}}"
 DIALECTS = {"sim": ("vllm", "{model}"), "llamacpp": ("llamacpp", "benchctl")}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one client saw in one round: medians over requests in ms, and counts."""
-
-    medians_ms: dict[str, float]
-    counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,43 +117,42 @@ def serving(trial: Trial, name: str) -> Iterator[str]:
         yield base_url
 
 
-def seen_by_benchctl(trial: Trial, index: int) -> Seen:
-    directory = RunDirectory(trial.directory / f"ours-{index}")
-    planned = PlannedRun(index=index, run_id=f"{index:03d}", block=index, position=0, variant="baseline")
-    with serving(trial, f"ours-{index}") as url:
+def seen_by_benchctl(trial: Trial, numbers: Iterator[int]) -> Figures:
+    """Medians over requests in ms, and counts."""
+    name = f"ours-{next(numbers)}"
+    directory = RunDirectory(trial.directory / name)
+    planned = PlannedRun(index=0, run_id=name, block=0, position=0, variant="baseline")
+    with serving(trial, name) as url:
         record = measure_run(RunContext(profile=trial.attached(url), requests=trial.requests), planned, directory)
     if record.state not in ("done", "suspect"):
         raise SystemExit(f"benchctl's run failed: {record.failure}")
     requests = measured(read_jsonl(directory.path / "requests.jsonl", RequestRecord))
     completed = [request for request in requests if is_completed(request)]
     spent = latencies_ns(completed)
-    return Seen(
-        {name: statistics.median(map(ms_from_ns, spent[name])) for name in DURATIONS},
-        {
-            "completed": len(completed),
-            "prompt tokens": sum(request.prompt_tokens or 0 for request in completed),
-            "output tokens": sum(request.completion_tokens or 0 for request in completed),
-        },
-    )
+    return {
+        **{name: statistics.median(map(ms_from_ns, spent[name])) for name in DURATIONS},
+        "completed": len(completed),
+        "prompt tokens": sum(request.prompt_tokens or 0 for request in completed),
+        "output tokens": sum(request.completion_tokens or 0 for request in completed),
+    }
 
 
-def seen_by_vllm(trial: Trial, index: int) -> Seen:
-    with serving(trial, f"theirs-{index}") as url:
-        found = run_vllm(trial, index, url)
-    outputs, spans = found["output_lens"], found["latencies"]
-    tpots = [(e2el - ttft) / (n - 1) for e2el, ttft, n in zip(spans, found["ttfts"], outputs, strict=True) if n > 1]
-    medians_s = {"ttft": found["ttfts"], "tpot": tpots, "e2el": spans}
-    return Seen(
-        {name: 1e3 * statistics.median(values) for name, values in medians_s.items()},
-        {
-            "completed": found["completed"],
-            "prompt tokens": sum(found["input_lens"]),
-            "output tokens": sum(outputs),
-        },
-    )
+def seen_by_vllm(trial: Trial, numbers: Iterator[int]) -> Figures:
+    name = f"theirs-{next(numbers)}"
+    with serving(trial, name) as url:
+        told = run_vllm(trial, name, url)
+    outputs, spans = told["output_lens"], told["latencies"]
+    tpots = [(e2el - ttft) / (n - 1) for e2el, ttft, n in zip(spans, told["ttfts"], outputs, strict=True) if n > 1]
+    medians_s = {"ttft": told["ttfts"], "tpot": tpots, "e2el": spans}
+    return {
+        **{name: 1e3 * statistics.median(values) for name, values in medians_s.items()},
+        "completed": told["completed"],
+        "prompt tokens": sum(told["input_lens"]),
+        "output tokens": sum(outputs),
+    }
 
 
-def run_vllm(trial: Trial, index: int, url: str) -> dict[str, Any]:
+def run_vllm(trial: Trial, name: str, url: str) -> dict[str, Any]:
     """Its result with the details of each request; it asks what benchctl asks beside prompt, length and seed."""
     asked, attached = trial.asked, trial.attached(url)
     settings = variant_settings(attached, "baseline", {})
@@ -165,55 +161,22 @@ def run_vllm(trial: Trial, index: int, url: str) -> dict[str, Any]:
     dataset = trial.directory / "dataset.json"
     turns = [[{"value": request.messages[0].content}, {"value": ""}] for request in trial.requests]
     dataset.write_text(json.dumps([{"conversations": pair} for pair in turns]))
-    argv = [str(asked.vllm), "bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
-    argv += ["--base-url", url, "--model", body["model"], "--tokenizer", asked.tokenizer]
-    argv += ["--dataset-name", "sharegpt", "--dataset-path", str(dataset), "--disable-shuffle"]
-    argv += ["--sharegpt-output-len", str(asked.output_len), "--num-prompts", str(len(turns))]
-    argv += ["--max-concurrency", str(asked.concurrency), "--num-warmups", str(asked.concurrency)]
     # A connection for each request, as benchctl's client has: a server that closes an idle one would lose another.
-    argv += ["--extra-body", json.dumps(extra), "--header", "Connection=close"]
-    argv += ["--disable-tqdm", "--save-result", "--save-detailed"]
-    argv += ["--result-dir", str(trial.directory), "--result-filename", f"theirs-{index}.json"]
+    argv = [str(asked.vllm), "bench", "serve", *words(
+        backend="openai-chat", endpoint="/v1/chat/completions", base_url=url, model=body["model"],
+        tokenizer=asked.tokenizer, dataset_name="sharegpt", dataset_path=dataset, disable_shuffle=True,
+        sharegpt_output_len=asked.output_len, num_prompts=len(turns), max_concurrency=asked.concurrency,
+        num_warmups=asked.concurrency, extra_body=json.dumps(extra), header="Connection=close", disable_tqdm=True,
+        save_result=True, save_detailed=True, result_dir=trial.directory, result_filename=f"{name}.json",
+    )]  # fmt: skip
     ended = subprocess.run(argv, capture_output=True, text=True, check=False)
     if ended.returncode:
         said = f"{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
         raise SystemExit(f"vllm bench serve ended with {ended.returncode}:\n{said}")
-    return dict(json.loads((trial.directory / f"theirs-{index}.json").read_text()))
+    return dict(json.loads((trial.directory / f"{name}.json").read_text()))
 
 
-def rounds(trial: Trial, count: int) -> dict[str, list[Seen]]:
-    """ABBA: whoever begins changes from round to round."""
-    clients = {OURS: seen_by_benchctl, THEIRS: seen_by_vllm}
-    found: dict[str, list[Seen]] = {OURS: [], THEIRS: []}
-    for index in range(count):
-        for name in (OURS, THEIRS) if index % 2 == 0 else (THEIRS, OURS):
-            seen = clients[name](trial, index)
-            found[name].append(seen)
-            medians = "   ".join(f"{metric} {ms:9.3f} ms" for metric, ms in seen.medians_ms.items())
-            print(f"round {index}   {name:10}   {medians}", flush=True)
-    return found
-
-
-def verdict(found: dict[str, list[Seen]]) -> str:
-    """Print both sides of each figure: they ``agree``, ``disagree``, or are ``undecided`` where rounds overlap."""
-    marks = []
-    print(f"\n{'':16} {OURS:>10} {THEIRS:>10} {'difference':>13}   rounds of {OURS}, of {THEIRS}")
-    for metric in DURATIONS:
-        values = {name: [seen.medians_ms[metric] for seen in seen_by] for name, seen_by in found.items()}
-        ours, theirs = (statistics.median(values[name]) for name in (OURS, THEIRS))
-        marks.append(compared(values[OURS], values[THEIRS]))
-        ranges = ", ".join(f"{min(values[name]):.3f} to {max(values[name]):.3f}" for name in (OURS, THEIRS))
-        shown = f"{ours:10.3f} {theirs:10.3f} {ours - theirs:+10.3f} ms"
-        print(f"{metric + ' median, ms':16} {shown}   {ranges} {marks[-1]}")
-    for name in COUNTS:
-        ours, theirs = ({seen.counts[name] for seen in found[side]} for side in (OURS, THEIRS))
-        marks.append("agree" if ours == theirs and len(ours) == 1 else "disagree")
-        shown = ("/".join(map(str, sorted(counts))) for counts in (ours, theirs))
-        print(" ".join((f"{name:16}", *(f"{counts:>10}" for counts in shown), marks[-1])))
-    return next((mark for mark in ("disagree", "undecided") if mark in marks), "agree")
-
-
-def compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def agreed(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Medians over rounds within the limit agree; others disagree where no round of one lies among the other's."""
     first, second = statistics.median(ours), statistics.median(theirs)
     if abs(first - second) <= max(LIMIT_MS, LIMIT_FRAC * second):
@@ -221,24 +184,43 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return "undecided" if min(ours) <= max(theirs) and min(theirs) <= max(ours) else "disagree"
 
 
+def judged(samples: Mapping[str, Sequence[Figures]]) -> list[dict[str, Any]]:
+    """A row for each figure: the sides agree, disagree, or are undecided where rounds overlap."""
+    rows = []
+    for name in samples[OURS][0]:
+        ours, theirs = ([figures[name] for figures in samples[side]] for side in (OURS, THEIRS))
+        same = "agree" if set(ours) == set(theirs) and len(set(ours)) == 1 else "disagree"
+        word = agreed(ours, theirs) if name in DURATIONS else same
+        ranges = {
+            f"of {side}": f"{min(each):g} to {max(each):g}" for side, each in ((OURS, ours), (THEIRS, theirs))
+        }
+        medians = {OURS: statistics.median(ours), THEIRS: statistics.median(theirs)}
+        rows.append({"median, ms or count": name, **medians, **ranges, "they": word})
+    return rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="sim")
-    parser.add_argument("--model", default="qwen2.5-7b", help="a GGUF file for llamacpp")
-    parser.add_argument("--tokenizer", required=True, help="the directory with its tokenizer, for vLLM's client")
-    parser.add_argument("--vllm", type=Path, default=engines_directory() / "vllm" / "bin" / "vllm")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--num-prompts", type=int, default=48)
-    parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=4)
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        "tokenizer",
+        engine="sim",
+        model="qwen2.5-7b",
+        vllm=engines_directory() / "vllm" / "bin" / "vllm",
+        rounds=5,
+        num_prompts=48,
+        output_len=64,
+        concurrency=4,
+    )
     with tempfile.TemporaryDirectory() as directory:
         trial = Trial(asked, (), Path(directory))
         requests = user_messages(prepare_requests(trial.profile(ENGINES[asked.engine])).requests)
-        found = rounds(replace(trial, requests=requests), asked.rounds)
-    word = verdict(found)
-    print(f"\n{word}: medians within {LIMIT_FRAC:.0%} or {LIMIT_MS:g} ms, counts exactly")
-    sys.exit({"agree": 0, "disagree": 1, "undecided": 3}[word])
+        trial, numbers = replace(trial, requests=requests), itertools.count()
+        ways = {OURS: partial(seen_by_benchctl, trial, numbers), THEIRS: partial(seen_by_vllm, trial, numbers)}
+        rows = judged(in_turns(ways, asked.rounds))
+    show(rows, f"medians have to be within {LIMIT_FRAC:.0%} or {LIMIT_MS:g} ms, counts exactly the same")
+    write(asked.json, rows)
+    marks = {row["they"] for row in rows}
+    sys.exit(1 if "disagree" in marks else 3 if "undecided" in marks else 0)
 
 
 if __name__ == "__main__":

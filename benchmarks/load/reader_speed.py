@@ -3,17 +3,18 @@
     python -m benchmarks.load.reader_speed [--events N] [--repeats N]
 
 The limit parses HTTP with httptools and decodes each event's JSON with msgspec, and knows neither where events end,
-nor whose tokens they bring, nor when. Best of all repeats, in microseconds per event.
+nor whose tokens they bring, nor when. Microseconds per event, the median of all repeats.
 """
 
-import argparse
 import json
 import time
+from functools import partial
 
 import httptools
 
 from benchctl.load.answer import Answer
 from benchctl.load.events import decode_event
+from benchmarks.common.harness import compared, options, write
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -32,13 +33,10 @@ FORMS = {
 }
 
 
-def best_us(function, reads, num_events, repeats):
-    best_s = float("inf")
-    for _ in range(repeats):
-        start_s = time.perf_counter()
-        function(reads)
-        best_s = min(best_s, time.perf_counter() - start_s)
-    return best_s / num_events * 1e6
+def us_per_event(function, reads, num_events):
+    start_s = time.perf_counter()
+    function(reads)
+    return {"us": (time.perf_counter() - start_s) / num_events * 1e6}
 
 
 def understood(reads):
@@ -65,21 +63,18 @@ def at_least(reads):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=100)
-    options = parser.parse_args()
-    print(f"{'form':<20} {'per read':>8} {'answer us':>10} {'limit us':>9} {'ratio':>6}")
-    for form, write in FORMS.items():
-        events = [b"data: " + json.dumps(write(i)).encode() + b"\n\n" for i in range(options.events)]
+    asked = options(__doc__, events=500, repeats=100)
+    tables = {}
+    for form, make in FORMS.items():
+        events = [b"data: " + json.dumps(make(i)).encode() + b"\n\n" for i in range(asked.events)]
         chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in events]
         for per_read in (1, 8):
-            reads = [b"".join(chunks[i : i + per_read]) for i in range(0, len(chunks), per_read)]
-            answer_us, limit_us = (
-                best_us(function, [HEAD, *reads], len(events), options.repeats)
-                for function in (understood, at_least)
-            )
-            print(f"{form:<20} {per_read:>8} {answer_us:>10.2f} {limit_us:>9.2f} {answer_us / limit_us:>6.2f}")
+            reads = [HEAD, *(b"".join(chunks[i : i + per_read]) for i in range(0, len(chunks), per_read))]
+            ways = {"limit": partial(us_per_event, at_least, reads, len(events))}
+            ways["benchctl"] = partial(us_per_event, understood, reads, len(events))
+            title = f"{form}, {per_read} in each read"
+            tables[title] = compared(title, ways, rounds=asked.repeats, ratios=["us"])
+    write(asked.json, tables)
 
 
 if __name__ == "__main__":

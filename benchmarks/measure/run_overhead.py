@@ -6,7 +6,6 @@ limit of one second.
     python -m benchmarks.measure.run_overhead [--runs 5]
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.record import PlannedRun, RunTimes
 from benchctl.units import s_from_ns
 from benchctl.workload.prepare import prepare_requests
+from benchmarks.common.harness import options
 
 LIMIT_S = 1.0
 PROFILE = """\
@@ -58,13 +58,12 @@ def parts(wall_s: float, times: RunTimes, began_ns: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
+    asked = options(__doc__, runs=5)
     profile = parse_profile(PROFILE, "run_overhead.py")
     context = RunContext(profile=profile, requests=prepare_requests(profile).requests)
     overheads = []
     with tempfile.TemporaryDirectory() as root:
-        for index in range(parser.parse_args().runs):
+        for index in range(asked.runs):
             planned = PlannedRun(index=index, run_id=f"{index:03d}", block=index, position=0, variant="baseline")
             began, began_ns = time.perf_counter(), time.monotonic_ns()
             record = measure_run(context, planned, RunDirectory(Path(root) / planned.run_id))

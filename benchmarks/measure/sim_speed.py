@@ -1,14 +1,13 @@
 """How fast the simulator steps, beside the fastest loop that Python could run for the same load.
 
-    python -m benchmarks.measure.sim_speed [--azure REQUESTS]
+    python -m benchmarks.measure.sim_speed [--rounds 3] [--azure REQUESTS]
 
 The plain loop keeps the size of the batch, the sum of contexts and a heap of last steps, and nothing else: no
 blocks, no sections, no records. The simulator besides schedules, counts blocks, shares prefixes,
-preempts, and keeps the columns of every step and request. CPU seconds are those of ``simulate`` alone, the best of
-three, in one process.
+preempts, and keeps the columns of every step and request. CPU seconds are those of ``simulate`` alone, in one
+process.
 """
 
-import argparse
 import heapq
 import random
 import resource
@@ -16,6 +15,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchctl.guided.params import GuidanceParams
@@ -24,6 +24,7 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
 from benchctl.workload.datasets.published import timestamp_ns
+from benchmarks.common.harness import Figures, compared, options, write
 
 AZURE = Path("../shared/data/azure/AzureLLMInferenceTrace_conv.csv")
 BLIS_STEPS_PER_S = 24_000
@@ -137,69 +138,76 @@ def cpu_s(call: Callable[[], object]) -> float:
     return time.process_time() - start_s
 
 
-def speed(name: str, config: SimConfig, load: SimLoad, goal: int | None, repeats: int = 3) -> float:
-    """Print one line of the table; returns steps per CPU second."""
+def speed(config: SimConfig, load: SimLoad, goal: int | None = None) -> Figures:
     simulations: list[Simulation] = []
-    best_s = min(cpu_s(lambda: simulations.append(simulate(config, [load]))) for _ in range(repeats))
-    simulation = simulations[-1]
-    per_s = len(simulation.log) / best_s
-    hits = f"  {simulation.num_hit_tokens:,} tokens from the cache" if simulation.num_hit_tokens else ""
-    preempted = f"  {simulation.num_preemptions:,} preemptions" if simulation.num_preemptions else ""
-    aim = "" if goal is None else f"goal {goal:,}"
-    print(f"{name:<42} {len(simulation.log):>10,} {best_s:>8.3f} {per_s:>11,.0f}  {aim}{preempted}{hits}")
-    return per_s
+    spent_s = cpu_s(lambda: simulations.append(simulate(config, [load])))
+    (simulation,) = simulations
+    return {
+        "steps": len(simulation.log),
+        "CPU s": spent_s,
+        "steps/s": len(simulation.log) / spent_s,
+        "goal": goal,
+        "preemptions": simulation.num_preemptions or None,
+        "tokens from the cache": simulation.num_hit_tokens or None,
+    }
 
 
-def azure_scale(num_requests: int) -> None:
+def plain() -> Figures:
+    steps: list[int] = []
+    spent_s = cpu_s(lambda: steps.append(plain_loop(codegen_arrivals(), 566, 247, 128)))
+    return {"steps": steps[0], "CPU s": spent_s, "steps/s": steps[0] / spent_s}
+
+
+def log_lines() -> Figures:
+    log = simulate(CODEGEN, [codegen()]).log
+    spent_s = cpu_s(lambda: deque((encode(step) for step in log.records()), maxlen=0))
+    return {"steps": len(log), "CPU s": spent_s, "steps/s": len(log) / spent_s}
+
+
+def ways() -> dict[str, Callable[[], Figures]]:
+    large = SimConfig(cost_model="roofline", num_kv_blocks=1 << 20)
+    tight = CODEGEN.model_copy(update={"num_kv_blocks": 500, "enable_prefix_caching": True})
+    drafts = {"num_speculative_tokens": 4, "acceptance": 0.8, "draft_cost": 0.05}
+    chosen: dict[str, Callable[[], Figures]] = {
+        "plain loop, codegen": plain,
+        "BLIS, as published": lambda: {"steps/s": BLIS_STEPS_PER_S},
+    }
+    for blocks in (7463, 1 << 20):
+        config = CODEGEN.model_copy(update={"num_kv_blocks": blocks})
+        chosen[f"codegen, {blocks:,} blocks"] = partial(speed, config, codegen(), 500_000)
+    noisy = CODEGEN.model_copy(update={"noise": "published"})
+    chosen["codegen with noise"] = partial(speed, noisy, codegen())
+    chosen["steps of codegen as lines of a log"] = log_lines
+    chosen["prefix cache and 500 blocks"] = partial(speed, tight, shared_prefixes(), 200_000)
+    for batch in (8, 256):
+        goal = 500_000 if batch == 256 else None
+        constant = constant_batch(batch, 50_000, is_guided=False)
+        chosen[f"closed loop, batch {batch}, 15 steps a request"] = partial(speed, large, closed_loop(batch), goal)
+        chosen[f"constant batch {batch}"] = partial(speed, large, constant, goal)
+        few = constant_batch(batch, 2000, is_guided=False)
+        chosen[f"speculation, 4 drafts, batch {batch}"] = partial(speed, large.model_copy(update=drafts), few)
+    for mode, batch, goal in (("aggregate", 64, 200_000), ("aggregate", 256, 200_000), ("exact", 64, None)):
+        config = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows=mode)
+        guided = constant_batch(batch, 10_000, is_guided=True)
+        chosen[f"guided {mode}, batch {batch}"] = partial(speed, config, guided, goal)
+    return chosen
+
+
+def azure_scale(num_requests: int) -> Figures:
     config = SimConfig(model="llama-3.1-8b", cost_model="roofline", num_kv_blocks=30_000, max_num_seqs=256)
-    wall_s = time.monotonic()
-    speed(f"Azure trace, {num_requests:,} requests", config, azure(num_requests), None, repeats=1)
+    start_s = time.monotonic()
+    figures = speed(config, azure(num_requests))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"  wall time {time.monotonic() - wall_s:.1f} s with the load (goal 60 s), most memory {peak_mb:,.0f} MB")
+    return {**figures, "wall s with the load (goal 60)": time.monotonic() - start_s, "peak MB": peak_mb}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--azure", type=int, default=0, help="only the trace, with so many requests")
-    if num_requests := parser.parse_args().azure:
-        azure_scale(num_requests)
-        return
-    arrivals, steps = codegen_arrivals(), [0]
-    plain_s = min(cpu_s(lambda: steps.append(plain_loop(arrivals, 566, 247, 128))) for _ in range(3))
-    print(f"{'load':<42} {'steps':>10} {'CPU s':>8} {'steps/s':>11}")
-    print(f"{'plain loop, codegen':<42} {steps[-1]:>10,} {plain_s:>8.3f} {steps[-1] / plain_s:>11,.0f}")
-    print(f"{'BLIS, as published':<42} {'':>10} {'':>8} {BLIS_STEPS_PER_S:>11,}")
-    for blocks in (7463, 65_352, 1 << 20):
-        config = CODEGEN.model_copy(update={"num_kv_blocks": blocks})
-        speed(f"codegen, {blocks:,} blocks", config, codegen(), 500_000)
-    speed("codegen with noise", CODEGEN.model_copy(update={"noise": "published"}), codegen(), None)
-    tight = CODEGEN.model_copy(update={"num_kv_blocks": 500, "enable_prefix_caching": True})
-    speed("prefix cache and 500 blocks", tight, shared_prefixes(), 200_000)
-    closed = {
-        batch: speed(
-            f"closed loop, batch {batch}, 15 steps a request",
-            SimConfig(cost_model="roofline", num_kv_blocks=1 << 20),
-            closed_loop(batch),
-            500_000 if batch == 256 else None,
-        )
-        for batch in (8, 64, 256)
-    }
-    print(f"  batch 8 / batch 256: {closed[8] / closed[256]:.2f} (goal: at most 2)")
-    for batch in (8, 256):
-        config = SimConfig(cost_model="roofline", num_kv_blocks=1 << 20)
-        load = constant_batch(batch, 50_000, is_guided=False)
-        speed(f"constant batch {batch}", config, load, 500_000 if batch == 256 else None)
-    for mode, batch, goal in (("aggregate", 64, 200_000), ("aggregate", 256, 200_000), ("exact", 64, None)):
-        config = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows=mode)
-        speed(f"guided {mode}, batch {batch}", config, constant_batch(batch, 10_000, is_guided=True), goal)
-    for batch in (8, 64, 256):
-        config = SimConfig(
-            cost_model="roofline", num_kv_blocks=1 << 20, num_speculative_tokens=4, acceptance=0.8, draft_cost=0.05
-        )
-        speed(f"speculation, 4 drafts, batch {batch}", config, constant_batch(batch, 2000, is_guided=False), None)
-    encoded = simulate(CODEGEN, [codegen()])
-    log_s = cpu_s(lambda: deque((encode(step) for step in encoded.log.records()), maxlen=0))
-    print(f"steps of codegen as lines of a log: {len(encoded.log) / log_s:,.0f} a CPU second")
+    asked = options(__doc__, azure=0, rounds=3)
+    if asked.azure:
+        rows = compared("Azure trace", {f"{asked.azure:,} requests": lambda: azure_scale(asked.azure)})
+    else:
+        rows = compared("steps of simulated loads", ways(), rounds=asked.rounds, ratios=["steps/s"])
+    write(asked.json, rows)
 
 
 if __name__ == "__main__":

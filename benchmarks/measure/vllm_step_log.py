@@ -2,7 +2,7 @@
 
 First the time of one record, in the interpreter of the engine with vLLM's own statistics. Then the processor time
 that the front end, where records are made, spends on a token: one server of the preset vllm-cpu, whose step log is
-switched on and off between bursts of requests, in the order on, off, off, on. ``--aa`` leaves it on: what differs
+switched on and off between bursts of requests, in an order that turns. ``--aa`` leaves it on: what differs
 then is noise.
 
 Run it both ways: a ratio says something only where its interval is narrower than that of ``--aa``. Where server and
@@ -12,7 +12,6 @@ then vary by factors, and only the time of one record beside that of a step is k
     python -m benchmarks.measure.vllm_step_log [--model DIR] [--rounds 10] [--records 20000] [--aa]
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -22,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -34,6 +34,7 @@ from benchctl.measure.server.process import choose_port
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server
+from benchmarks.common.harness import Figures, in_turns, options, show, typical, write
 
 CONCURRENCY, TOKENS = 12, 256
 SWITCHED = """
@@ -95,7 +96,7 @@ def serving(model: str, directory: Path) -> Iterator[str]:
         yield base_url
 
 
-async def burst(base_url: str, model: str) -> tuple[float, float]:
+async def burst(base_url: str, model: str) -> Figures:
     """Processor time of the front end and wall time of one burst, in microseconds per token."""
     body = {"model": model, "prompt": "one two three", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 
@@ -112,58 +113,43 @@ async def burst(base_url: str, model: str) -> tuple[float, float]:
         start_s, before_s = time.perf_counter(), await front_end_s(client)
         await asyncio.gather(*(ask(client) for _ in range(CONCURRENCY)))
         spent_s, wall_s = await front_end_s(client) - before_s, time.perf_counter() - start_s
-    return spent_s / (CONCURRENCY * TOKENS) * 1e6, wall_s / (CONCURRENCY * TOKENS) * 1e6
-
-
-def compared(base_url: str, model: str, switch: Path, rounds: int, *, switches: bool) -> list[tuple[float, float]]:
-    """Processor time and wall time with the log over without, one pair of ratios for each round."""
-    found = []
-    for _ in range(2):
-        asyncio.run(burst(base_url, model))
-    for index in range(rounds):
-        spent: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        for is_on in (True, False, False, True) if index % 2 else (False, True, True, False):
-            if is_on or not switches:
-                switch.touch()
-            else:
-                switch.unlink(missing_ok=True)
-            spent[is_on].append(asyncio.run(burst(base_url, model)))
-        (on_cpu, on_wall), (off_cpu, off_wall) = (
-            map(sum, zip(*spent[is_on], strict=True)) for is_on in (True, False)
-        )
-        found.append((on_cpu / off_cpu, on_wall / off_wall))
-        print(f"round {index}: front end {on_cpu / 2:.0f} us a token on, {off_cpu / 2:.0f} off", flush=True)
-    return found
+    per_token = 1e6 / (CONCURRENCY * TOKENS)
+    return {"front end, us a token": spent_s * per_token, "wall, us a token": wall_s * per_token}
 
 
 def main() -> None:
-    """Print the cost of one record, and the ratio of throughputs with its interval."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--model", help="model directory; a tiny one of random weights is made where it is not given"
-    )
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--records", type=int, default=20_000)
-    parser.add_argument("--aa", action="store_true", help="record always: what differs then is noise")
-    asked = parser.parse_args()
+    asked = options(__doc__, model="", rounds=10, records=20_000, aa=False)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        model = asked.model or str(directory / "tiny")
-        if asked.model is None:
+        model, switch = asked.model or str(directory / "tiny"), directory / "on"
+        if not asked.model:
             subprocess.run([sys.executable, "-m", "benchctl", "models", "make-tiny", model], check=True)
         median, tail, mean = record_us(asked.records, directory)
         print(f"one record: median {median:.1f} us, 99 % below {tail:.1f} us, mean {mean:.1f} us")
+
+        def switched(*, is_on: bool) -> Figures:
+            if is_on or asked.aa:
+                switch.touch()
+            else:
+                switch.unlink(missing_ok=True)
+            return asyncio.run(burst(base_url, model))
+
         with serving(model, directory) as base_url:
-            found = compared(base_url, model, directory / "on", asked.rounds, switches=not asked.aa)
+            for _ in range(2):
+                asyncio.run(burst(base_url, model))
+            samples = in_turns(
+                {name: partial(switched, is_on=name == "on") for name in ("off", "on")}, asked.rounds
+            )
         steps = list(vllm.VllmEngine().read_steps(directory))
     step_us = statistics.median(step.dur_ns for step in steps) / 1000
     print(f"step: median {step_us:.0f} us over {len(steps)}; one record is {100 * median / step_us:.2f} % of it")
-    what = "A/A, log always on" if asked.aa else "log on over off"
-    for name, ratios in zip(
-        ("processor time of the front end", "wall time"), zip(*found, strict=True), strict=True
-    ):
+    show([{"log": name, **typical(figures)} for name, figures in samples.items()])
+    for name in samples["on"][0]:
+        ratios = [on[name] / off[name] for on, off in zip(samples["on"], samples["off"], strict=True)]
         half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        what = "A/A, always on" if asked.aa else "on over off"
         print(f"{name}, {what}: mean {statistics.mean(ratios):.3f} +- {half:.3f} (95 %)")
+    write(asked.json, samples)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, median
 from typing import Final
 
 from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.statistics.estimate import BlockDesign, RatioEstimate, estimate_paired, side_ratio
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.report.charts import figure
 
 METRIC: Final = "step_ms"
 """Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""
@@ -132,14 +131,6 @@ def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
     return {f"k={b} / k={a}": metrics[0] for (a, b), metrics in zip(pairs, judged, strict=True)}
 
 
-def against_mean(blocks: Blocks, k: int) -> RatioEstimate:
-    """An arm against the mean of the guided arms of its block. The baseline is in both, and cancels."""
-    arms = zip(*(blocks.values[other] for other in GUIDED), strict=True)
-    return estimate_paired(
-        [math.log(own / geometric_mean(block)) for own, block in zip(blocks.values[k], arms, strict=True)]
-    )
-
-
 def change(estimate: RatioEstimate, confidence: float = 0.95) -> str:
     low, high = estimate.interval_at(confidence) or (math.nan, math.nan)
     return f"{math.expm1(estimate.log_ratio):+6.1%}  [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
@@ -183,49 +174,14 @@ def print_blocks(blocks: Blocks) -> None:
     )
 
 
-def draw(single: Mapping[int, tuple[float, float]], blocks: Blocks) -> bytes:
-    rows = []
-    for line, data in (("published", PUBLISHED_S), ("simulator", single)):
-        ratios = [data[k][1] / data[k][0] for k in GUIDED]
-        mean = geometric_mean(ratios)
-        rows += [{"line": line, "k": k, "ratio": ratio / mean} for k, ratio in zip(GUIDED, ratios, strict=True)]
-    for k in GUIDED:
-        estimate = against_mean(blocks, k)
-        row = {"line": "blocks", "k": k, "ratio": estimate.ratio, "low": estimate.ci_low, "high": estimate.ci_high}
-        rows.append(row)
-    panels = []
-    for title, test, colors in (
-        ("one unpaired baseline for each k", "!==", {"published": figure.GREY, "simulator": figure.VERMILION}),
-        (f"{len(blocks.values[0])} blocks, 95 % interval (simulator)", "===", {"blocks": figure.BLUE}),
-    ):
-        layers = [
-            figure.level(1.0),
-            figure.layer("rule", y_by="low", y2_by="high", where="isValid(datum.low)"),
-            figure.layer("line", y_by="ratio"),
-            figure.layer("point", y_by="ratio"),
-        ]
-        x = figure.axis("k, candidates for each token", "k", values=list(GUIDED), format="d")
-        lows, highs = ([row.get(name) or row["ratio"] for row in rows] for name in ("low", "high"))
-        y = figure.axis("ratio to baseline, relative to its mean over k = 2 to 5", domain=(min(lows), max(highs)))
-        encoding = {"color": figure.by_color("line", colors), "x": x}
-        where = [f"datum.line {test} 'blocks'"]
-        panels.append(figure.panel(260, y, layers, where=where, encoding=encoding, width=360, title=title))
-    title = "Does the cost of guidance depend on k? It depends on the design"
-    return figure.picture_bytes(figure.grid([panels], ["published", "simulator"], rows=rows), title)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("single", type=Path, help="the directory with one result directory for each k")
     parser.add_argument("blocked", type=Path, help="the result directory of the sweep in blocks")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw both designs side by side")
     asked = parser.parse_args()
     single, blocks = read_single(asked.single), read_blocks(asked.blocked)
     print_single(single)
     print_blocks(blocks)
-    if asked.picture:
-        asked.picture.write_bytes(draw(single, blocks))
-        print(f"picture: {asked.picture}")
     return 0
 
 

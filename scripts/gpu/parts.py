@@ -195,10 +195,6 @@ QUICK = (
         commands=_program("kernels", "kernel_check.py"),
     ),
     Part(
-        name="graphs", title="CUDA graphs: share, time and memory", estimate_s=45, limit_s=65, writes_markdown=True,
-        commands=_program("graphs", "graph_share.py"),
-    ),
-    Part(
         name="sweep", title="Guided step at other batch sizes", estimate_s=120, limit_s=135, writes_markdown=True,
         commands=_program("sweep", "guided_step.py", "sweep", "--seconds", "100"),
     ),

@@ -46,11 +46,10 @@ def test_the_quick_measurement_runs_whole_with_nothing_but_torch_and_numpy(tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + (tmp_path / "out/gpu.md").read_text()
     page = (tmp_path / "out/gpu.md").read_text()
-    assert page.count("\n## ") == 4
+    assert page.count("\n## ") == 3
     for arm in ("everything on", "without reuse", "without kernels", "without graphs", "two passes"):
         assert f"| {arm} | 4 | 5 |" in page
     assert "kernels need a GPU" in page
-    assert "| 70% | 2 | 100.0% | 0 | 0.0% |" in page
     numbers = json.loads((tmp_path / "out/parts/goal.numbers.json").read_text())
     for line in numbers["lines"]:
         pairs = zip(line["paired"]["guided_ms"], line["paired"]["base_ms"], strict=True)

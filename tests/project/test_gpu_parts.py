@@ -66,7 +66,7 @@ def test_every_file_that_a_part_runs_is_there(tmp_path):
     programs = {
         word for each in FULL for command in each.commands(setup) for word in command if word.endswith(".py")
     }
-    assert len(programs) == 3
+    assert len(programs) == 2
     assert all(Path(program).is_file() for program in programs)
 
 
