@@ -21,8 +21,9 @@ TAIL_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the largest sum of their
-    resident sizes in a sample, in which memory that processes share counts for each of them."""
+    """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the most that the process
+    had resident or, where the family is watched, the largest sum in a sample, in which memory that processes share
+    counts for each of them."""
 
     cpu_s: float
     peak_bytes: int
@@ -115,7 +116,7 @@ def run_measured(
     code = process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for here
     return Cost(
         cpu_s=max(used.ru_utime + used.ru_stime, sum(family.cpu_s.values())),
-        peak_bytes=max(family.peak_bytes, used.ru_maxrss * 1024),
+        peak_bytes=family.peak_bytes,
         wall_s=time.perf_counter() - began_s,
         most_processes=family.most_processes,
         returncode=code,
@@ -130,12 +131,19 @@ def wait(family: Family, deadline_s: float, *, is_watched: bool) -> tuple[int, r
         while not select.select([handle], [], [], SAMPLE_S)[0]:
             if is_watched:
                 family.look()
+            family.peak_bytes = max(family.peak_bytes, high_water_bytes(family.pid))
             if time.perf_counter() > deadline_s:
                 end_session(family.pid)
     finally:
         os.close(handle)
     _, status, used = os.wait4(family.pid, 0)
     return status, used
+
+
+def high_water_bytes(pid: int) -> int:
+    """The most that a process has had resident; what the kernel counts at its end has its parent's memory in it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def end_session(leader: int) -> None:

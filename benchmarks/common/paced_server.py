@@ -11,7 +11,7 @@ kept is left out and counted: the server never bunches what it is late with.
 ``--truth`` gets one line for each streamed request that ended (``Truth``). Times are nanoseconds
 of CLOCK_MONOTONIC, which all processes of a machine share. A request's arrival is the kernel's stamp, so that a
 server that reads late does not move it. The clocks are related here and not by benchctl's code, which is what is
-being checked. ``GET /stats``, and the last line of the output, say what the server cost and how late it was.
+being checked. The last line of the output says what the server cost and how late it was.
 """
 
 import argparse
@@ -117,13 +117,13 @@ def usage(asked: Asked) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def whole_answer(asked: Asked, *, is_chat: bool) -> bytes:
+def whole_answer(asked: Asked, *, is_chat: bool) -> dict[str, Any]:
     """An answer that is not streamed."""
     text = words(0, asked.num_tokens)
     said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     kind = "chat.completion" if is_chat else "text_completion"
     choices = [{"index": 0, **said, "finish_reason": "length"}]
-    return msgspec.json.encode({**DOCUMENT, "object": kind, "choices": choices, "usage": usage(asked)})
+    return {**DOCUMENT, "object": kind, "choices": choices, "usage": usage(asked)}
 
 
 class Events:
@@ -153,10 +153,6 @@ def kind_of(*, is_chat: bool) -> str:
     return "chat.completion.chunk" if is_chat else "text_completion"
 
 
-def numbers() -> "array[int]":
-    return array("q")
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """One answer under way."""
@@ -170,9 +166,9 @@ class Stream:
     next_token: int = 0
     waiting: list[bytes] = field(default_factory=list)
     """Events that a later send takes along."""
-    sends_ns: "array[int]" = field(default_factory=numbers)
-    send_events: "array[int]" = field(default_factory=numbers)
-    event_tokens: "array[int]" = field(default_factory=numbers)
+    sends_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    send_events: "array[int]" = field(default_factory=lambda: array("q"))
+    event_tokens: "array[int]" = field(default_factory=lambda: array("q"))
 
     @property
     def is_over(self) -> bool:
@@ -217,7 +213,6 @@ IDLE_NS = 4_000_000
 """Truth is written out when the next tick is further away than this."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Its multiples, without their whole parts, fill the unit interval evenly however many there are."""
-FRAMING = b"transfer-encoding: chunked\r\n"
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 MODELS = {
     "object": "list",
@@ -234,10 +229,13 @@ def realtime_less_monotonic_ns() -> int:
     return min(brackets)[1]
 
 
-def quantile_ms(values_ns: Sequence[int], share: float) -> float | None:
-    """The smallest value that ``share`` of them do not exceed."""
+def quantiles_ms(values_ns: Sequence[int]) -> dict[str, float | None]:
+    """The smallest values that these shares of all do not exceed."""
     ordered = sorted(values_ns)
-    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)] / 1e6, 4) if ordered else None
+    return {
+        name: round(ordered[max(0, math.ceil(share * len(ordered)) - 1)] / 1e6, 4) if ordered else None
+        for name, share in SHARES.items()
+    }
 
 
 class Connection:
@@ -282,9 +280,7 @@ class Connection:
         return False
 
     def reply(self, status: str, document: object) -> None:
-        self.reply_bytes(status, msgspec.json.encode(document))
-
-    def reply_bytes(self, status: str, content: bytes) -> None:
+        content = msgspec.json.encode(document)
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         self.send(head.encode() + content)
 
@@ -380,14 +376,11 @@ class PacedServer:
 
     def answer(self, connection: Connection) -> None:
         path = connection.path.partition("?")[0]
+        pages: dict[str, Any] = {"/v1/models": MODELS, "/health": {}, "/": {}}
         if path in ("/v1/completions", "/v1/chat/completions"):
             self.complete(connection, is_chat="chat" in path)
-        elif path == "/v1/models":
-            connection.reply("200 OK", MODELS)
-        elif path == "/stats":
-            connection.reply("200 OK", self.stats())
-        elif path in ("/health", "/"):
-            connection.reply("200 OK", {})
+        elif path in pages:
+            connection.reply("200 OK", pages[path])
         else:
             connection.reply("404 Not Found", {"error": {"message": f"nothing is served at {path}"}})
 
@@ -398,7 +391,7 @@ class PacedServer:
             connection.reply("400 Bad Request", {"error": {"message": str(error)}})
             return
         if not asked.stream:
-            connection.reply_bytes("200 OK", whole_answer(asked, is_chat=is_chat))
+            connection.reply("200 OK", whole_answer(asked, is_chat=is_chat))
             return
         stream = connection.stream = Stream(
             asked=asked,
@@ -427,8 +420,6 @@ class PacedServer:
                 heapq.heappop(due)
                 continue
             content = stream.tick(self.events, self.options.coalesce)
-            if self.options.closes == "said":
-                content = content.replace(FRAMING, FRAMING + b"connection: close\r\n", 1)
             now_ns = monotonic_ns()
             self.lags_ns.append(now_ns - due_ns)
             if stream.is_over:
@@ -454,8 +445,6 @@ class PacedServer:
             connection.stream = None
             self.num_tokens += stream.num_tokens
             self.ended.append(stream)
-            if self.options.closes is not None:
-                self.drop(connection, "the answer has ended")
 
     def write(self, truth: Truth) -> None:
         if self.truth:
@@ -472,9 +461,8 @@ class PacedServer:
             "ticks": len(self.lags_ns),
             "missed_ticks": self.num_missed_ticks,
             "backed_up": self.num_backed_up,
-            "open": sum(connection.stream is not None for connection in self.connections.values()),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 4),
-            "lag_ms": {name: quantile_ms(self.lags_ns, share) for name, share in SHARES.items()},
+            "lag_ms": quantiles_ms(self.lags_ns),
         }
 
     def close(self) -> None:
@@ -495,8 +483,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--phase", choices=("common", "spread"), default="common")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, metavar="K")
     parser.add_argument("--coalesce", type=int, default=1, metavar="K", help="events in one send, every K ticks")
-    closes = "close each connection after its answer, having said so in the head of the answer or not"
-    parser.add_argument("--closes", choices=("said", "silently"), help=closes)
     return parser.parse_args()
 
 

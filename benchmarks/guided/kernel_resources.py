@@ -13,7 +13,7 @@ each kernel the worst of its variants:
 Numbers computed here mean nothing. The exit code is 1 where a kernel does not fit.
 """
 
-import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -31,6 +31,7 @@ from triton.runtime.errors import OutOfResources
 from benchctl.guided.kernels.check import largest_differences
 from benchctl.guided.operations import kernel_operations
 from benchctl.guided.value_model.value_model import ValueModelConfig
+from benchmarks.common.harness import options, show, write
 
 SHARED_MEMORY: Final = {80: 166_912, 89: 101_376, 90: 232_448}
 """Bytes that a block may have, by compute capability (CUDA C programming guide, technical specifications)."""
@@ -129,40 +130,30 @@ def compile_all(model: str, dtype: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=int, nargs="+", choices=SHARED_MEMORY, default=list(SHARED_MEMORY))
-    parser.add_argument("--model", nargs="+", choices=DIMENSIONS, default=list(DIMENSIONS))
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    options = parser.parse_args()
-    if len(options.target) > 1:  # Triton keeps what it compiled for one device, whichever that is
-        argv = [sys.executable, "-m", "benchmarks.guided.kernel_resources", "--model", *options.model]
-        argv += ["--dtype", *options.dtype, "--target"]
-        sys.exit(max(subprocess.run([*argv, str(target)], check=False).returncode for target in options.target))
-    (target,) = options.target
-    print(f"compute capability {target / 10}: {SHARED_MEMORY[target]} bytes of shared memory")
-    print(f"{'dtype':>9} {'model':>13} {'kernel':>20} {'variants':>8} {'shared':>7} {'registers':>9} {'stack':>6}")
-    failed = False
+    asked = options(__doc__, target=list(SHARED_MEMORY), model=list(DIMENSIONS), dtype=list(DTYPES))
+    if len(asked.target) > 1:  # Triton keeps what it compiled for one device, whichever that is
+        argv = [sys.executable, "-m", "benchmarks.guided.kernel_resources", "--model", *asked.model]
+        argv += ["--dtype", *asked.dtype, "--target"]
+        sys.exit(max(subprocess.run([*argv, str(target)], check=False).returncode for target in asked.target))
+    (target,) = asked.target
+    rows = []
     with compiling_for(target) as compiled:
-        for dtype in options.dtype:
-            for model in options.model:
-                compiled.clear()
-                try:
-                    compile_all(model, dtype)
-                except OutOfResources as error:
-                    failed = True
-                    print(f"{dtype:>9} {model:>13} {error}")
-                _print(dtype, model, compiled)
-    sys.exit(failed)
-
-
-def _print(dtype: str, model: str, compiled: list[Resources]) -> None:
-    for kernel in sorted({each.kernel for each in compiled}):
-        variants = [each for each in compiled if each.kernel == kernel]
-        print(
-            f"{dtype:>9} {model:>13} {kernel:>20} {len(variants):>8} {max(each.shared for each in variants):>7} "
-            f"{max(each.registers for each in variants):>9} {max(each.stack for each in variants):>6}",
-            flush=True,
-        )
+        for dtype, model in itertools.product(asked.dtype, asked.model):
+            compiled.clear()
+            name = f"{model} in {dtype}"
+            try:
+                compile_all(model, dtype)
+            except OutOfResources as error:
+                rows.append({"way": name, "failed": str(error)})
+            for kernel in sorted({each.kernel for each in compiled}):
+                variants = [each for each in compiled if each.kernel == kernel]
+                most = {
+                    part: max(getattr(each, part) for each in variants) for part in ("shared", "registers", "stack")
+                }
+                rows.append({"way": name, "kernel": kernel, "variants": len(variants)} | most)
+    show(rows, f"compute capability {target / 10}: {SHARED_MEMORY[target]} bytes of shared memory")
+    write(asked.json, rows)
+    sys.exit(any("failed" in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -112,7 +112,6 @@ class Bench:
                 rate_per_s=case.rate_per_s,
                 output_len=case.output_len,
                 workers=self.workers,
-                new_connections="--closes" in case.flags,
                 keeps_reads=keeps_reads,
             )
             cost = TOOLS[tool].run(load, cores, timeout_s=self.timeout_s, is_watched=is_watched)

@@ -14,6 +14,7 @@ import argparse
 import os
 import pkgutil
 import re
+import shlex
 import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,7 +25,6 @@ from pathlib import Path
 
 import benchctl
 from benchmarks.outputs import directories
-from benchmarks.outputs.commands import run_unit
 
 ROOM_OF_PATHS = r"(?:directories|inputs|home|outputs|work)"
 MASKS = (
@@ -43,101 +43,94 @@ MASKS = (
 def commands_on(name):
     """What reads one result directory; files are written below ../outputs/NAME."""
     out = f"../outputs/{name}"
-    return {
-        "show.txt": ["show", name],
-        "show.json": ["show", name, "--json"],
-        "show-suspect.txt": ["show", name, "--allow-suspect"],
-        "compare.txt": ["compare", name],
-        "compare.json": ["compare", name, "--json"],
-        "compare-all.txt": ["compare", name, "--all", "-o", f"{out}/compare.csv", "-o", f"{out}/compare.md"],
-        "report.txt": ["report", name, "-o", f"{out}/report"],
-        "verify.txt": ["verify", name],
-        **{
-            f"export-{form}.txt": ["export", name, "--format", form, "-o", f"{out}/export-{form}"]
-            for form in ("vllm", "aiperf", "lenvm")
-        },
-    }
+    return parsed(f"""
+        show.txt            show {name}
+        show.json           show {name} --json
+        show-suspect.txt    show {name} --allow-suspect
+        compare.txt         compare {name}
+        compare.json        compare {name} --json
+        compare-all.txt     compare {name} --all -o {out}/compare.csv -o {out}/compare.md
+        report.txt          report {name} -o {out}/report
+        verify.txt          verify {name}
+        export-vllm.txt     export {name} --format vllm -o {out}/export-vllm
+        export-aiperf.txt   export {name} --format aiperf -o {out}/export-aiperf
+        export-lenvm.txt    export {name} --format lenvm -o {out}/export-lenvm
+    """)
 
 
-def commands_once():
-    """Groups of what needs no directory, or certain ones. The commands of a group run one after the other."""
-    foreign = directories.CHECKOUT / "tests/interop/foreign"
-    tables = ["steptime-w1", "steptime-w3", "steptime-w4"]
-    step = ["steptime", "predict", "model.json", "--model", "qwen2.5-7b"]
-    guided = ["compare", "topk-sweep", "--all"]
-    drafts = ["speculation", "--acceptance", "0.8", "--draft-tokens", "1..6"]
-    served = [*drafts, "--model", "qwen2.5-7b", "--draft-model", "qwen2.5-0.5b", "--hardware", "h100-sxm"]
-    smoke = ["--profile", "ci-smoke", "--blocks", "6"]
-    return {
-        "simulated": {
-            "simulate.json": ["simulate", *smoke, "--json", "-o", "simulated"],
-            "simulate-draws.txt": ["simulate", "-p", "aa", "--blocks", "2", "-q", "-o", "simulated-aa"],
-            "sweep.txt": ["simulate", "sweep", "-p", "ci-smoke", "--rate", "4,8", "--slo", "p50_tpot_ms=12"],
-            "sweep.json": ["simulate", "sweep", "-p", "ci-smoke", "--max-concurrency", "2,4", "--json"],
-            "largest.txt": [
-                *("simulate", "sweep", "-p", "ci-smoke"),
-                "--largest",
-                "rate",
-                "--slo",
-                "p50_tpot_ms=13",
-            ],
-            "dry-run.txt": ["run", "topk-sweep", "--dry-run"],
-            "profiles.txt": ["profiles", "list"],
-        },
-        "steptime": {
-            "fit.txt": ["steptime", "fit", *tables, "-o", "model.json"],
-            "fit.json": ["steptime", "fit", *tables, "--structure", "original", "--json"],
-            "evaluate.txt": ["steptime", "evaluate", *tables],
-            "diagnose.json": ["steptime", "diagnose", *tables, "--json"],
-            "diagnose.txt": ["steptime", "diagnose", *tables],
-            "predict.txt": [*step, "--batch", "8", "--prefill", "512"],
-            "predict.json": [*step, "--batch", "8", "--context", "2000", "--json"],
-            "calibrate.txt": ["steptime", "calibrate", "model.json", "steptime-v1", "-o", "carried.json"],
-            "compare-explained.txt": ["compare", "flag", "--all", "--step-time-model", "model.json"],
-            "speculation.txt": [*served[:-2], "--step-time-model", "model.json"],
-            "dry-run.txt": ["run", "ci-smoke", "--dry-run", "--step-time-model", "model.json"],
-        },
-        "calculators": {
-            "guided.txt": ["steptime", "guided"],
-            "guided.json": ["steptime", "guided", "--json", "--scoring", "two-phase"],
-            "speculation.txt": drafts,
-            "speculation.json": [*served, "--rate", "1,2", "--json"],
-            "speculation-served.txt": [*served, "--rate", "1,2"],
-            "speculation-directory.txt": ["speculation", "speculation"],
-            "speculation-directory.json": ["speculation", "speculation", "--json"],
-            "flops.txt": ["flops", "--wall", "100"],
-            "flops.json": ["flops", "--json", "--observed-candidates", "3"],
-            "roofline.txt": ["micro", "roofline", "--show"],
-            "noise-show.txt": ["noise", "show", "aa"],
-            "noise-add.txt": ["noise", "add", "aa"],
-            "noise-list.json": ["noise", "list", "--json"],
-            "list.txt": ["list", "."],
-            "list.json": ["list", ".", "--json"],
-        },
-        "sides": {
-            "mean.txt": [*guided, "--estimator", "mean", "--confidence", "0.9"],
-            "robust.txt": [*guided, "--estimator", "robust", "--threshold", "3%", "--equivalence-margin", "5%"],
-            "noise.txt": [*guided, "--noise-floor", "aa"],
-            "quality.txt": ["compare", "example", "--all", "--quality-margin", "5", "--judge", "numeric"],
-            "suspect.txt": ["compare", "measured", "--all", "--allow-suspect"],
-            "metrics.txt": ["compare", "flag", "--metrics", "p95_ttft_ms,output_throughput"],
-            "arms.txt": ["compare", "flag:baseline", "flag:baseline", "--all"],
-            "directories.txt": ["compare", "ci-smoke", "flag", "--all", "--allow-difference", "*"],
-            "report-sides.txt": [
-                "report",
-                "flag:baseline",
-                "ci-smoke:baseline",
-                "-o",
-                "../outputs/sides/page.html",
-            ],
-            "files.txt": ["compare", foreign / "vllm-0.json", foreign / "vllm-1.json", "--all"],
-            "files.json": ["compare", foreign / "vllm-0.json", foreign / "vllm-1.json", "--json"],
-            "same-file.txt": ["compare", foreign / "guidellm.json", foreign / "guidellm.json"],
-            "exported.txt": ["compare", "exported/baseline", "exported/guided-top_k5", "--all"],
-            "archive.txt": ["export", "flag", "--archive", "flag.tar.gz"],
-            "show-archive.txt": ["show", "flag.tar.gz"],
-        },
-    }
+def parsed(lines):
+    """Arguments by the file that gets the output."""
+    words = [shlex.split(line) for line in lines.splitlines() if line.strip()]
+    return {file: arguments for file, *arguments in words}
+
+
+FOREIGN = shlex.quote(str(directories.CHECKOUT / "tests/interop/foreign"))
+TABLES = "steptime-w1 steptime-w3 steptime-w4"
+STEP = "steptime predict model.json --model qwen2.5-7b"
+DRAFTS = "speculation --acceptance 0.8 --draft-tokens 1..6"
+DRAFTED = f"{DRAFTS} --model qwen2.5-7b --draft-model qwen2.5-0.5b"
+SERVED = f"{DRAFTED} --hardware h100-sxm"
+SWEEP = "simulate sweep -p ci-smoke"
+COMMANDS = {
+    "sides": f"""
+        export.txt          export topk-sweep --format vllm -o exported
+        mean.txt            compare topk-sweep --all --estimator mean --confidence 0.9
+        robust.txt          compare topk-sweep --all --estimator robust --threshold 3% --equivalence-margin 5%
+        noise.txt           compare topk-sweep --all --noise-floor aa
+        quality.txt         compare example --all --quality-margin 5 --judge numeric
+        suspect.txt         compare measured --all --allow-suspect
+        metrics.txt         compare flag --metrics p95_ttft_ms,output_throughput
+        arms.txt            compare flag:baseline flag:baseline --all
+        directories.txt     compare ci-smoke flag --all --allow-difference '*'
+        report-sides.txt    report flag:baseline ci-smoke:baseline -o ../outputs/sides/page.html
+        files.txt           compare {FOREIGN}/vllm-0.json {FOREIGN}/vllm-1.json --all
+        files.json          compare {FOREIGN}/vllm-0.json {FOREIGN}/vllm-1.json --json
+        same-file.txt       compare {FOREIGN}/guidellm.json {FOREIGN}/guidellm.json
+        exported.txt        compare exported/baseline exported/guided-top_k5 --all
+        archive.txt         export flag --archive flag.tar.gz
+        show-archive.txt    show flag.tar.gz
+    """,
+    "simulated": f"""
+        simulate.json       simulate --profile ci-smoke --blocks 6 --json -o simulated
+        simulate-draws.txt  simulate -p aa --blocks 2 -q -o simulated-aa
+        sweep.txt           {SWEEP} --rate 4,8 --slo p50_tpot_ms=12
+        sweep.json          {SWEEP} --max-concurrency 2,4 --json
+        largest.txt         {SWEEP} --largest rate --slo p50_tpot_ms=13
+        dry-run.txt         run topk-sweep --dry-run
+        profiles.txt        profiles list
+    """,
+    "steptime": f"""
+        fit.txt             steptime fit {TABLES} -o model.json
+        fit.json            steptime fit {TABLES} --structure original --json
+        evaluate.txt        steptime evaluate {TABLES}
+        diagnose.json       steptime diagnose {TABLES} --json
+        diagnose.txt        steptime diagnose {TABLES}
+        predict.txt         {STEP} --batch 8 --prefill 512
+        predict.json        {STEP} --batch 8 --context 2000 --json
+        calibrate.txt       steptime calibrate model.json steptime-v1 -o carried.json
+        compare-explained.txt compare flag --all --step-time-model model.json
+        speculation.txt     {DRAFTED} --step-time-model model.json
+        dry-run.txt         run ci-smoke --dry-run --step-time-model model.json
+    """,
+    "calculators": f"""
+        guided.txt          steptime guided
+        guided.json         steptime guided --json --scoring two-phase
+        speculation.txt     {DRAFTS}
+        speculation.json    {SERVED} --rate 1,2 --json
+        speculation-served.txt {SERVED} --rate 1,2
+        speculation-directory.txt speculation speculation
+        speculation-directory.json speculation speculation --json
+        flops.txt           flops --wall 100
+        flops.json          flops --json --observed-candidates 3
+        roofline.txt        micro roofline --show
+        noise-show.txt      noise show aa
+        noise-add.txt       noise add aa
+        noise-list.json     noise list --json
+        list.txt            list .
+        list.json           list . --json
+    """,
+}
+"""Groups of what needs no directory, or certain ones. The commands of a group run one after the other."""
 
 
 class Tables(HTMLParser):
@@ -202,6 +195,42 @@ def import_all():
                 continue
 
 
+def run_unit(unit):
+    """Run the commands of (name, {file: arguments}, working directory, folder, home) in turn; return the name.
+
+    Each unit has a home of its own, so that no other commands' noise floors and durations are on file.
+    """
+    name, commands, cwd, folder, home = unit
+    for needed in (folder, home):
+        needed.mkdir(parents=True, exist_ok=True)
+    os.environ["HOME"] = str(home)
+    for file, arguments in commands.items():
+        out, err = folder / file, (folder / file).with_suffix(".json.err" if file.endswith(".json") else ".err")
+        code = run_forked([str(each) for each in arguments], cwd, out, err)
+        with err.open("a", encoding="utf-8") as stream:
+            stream.write(f"exit code {code}\n")
+    return name
+
+
+def run_forked(arguments, cwd, out, err):
+    """Exit code of ``benchctl ARGUMENTS``; negative: the signal that ended it."""
+    sys.stdout.flush()
+    if (pid := os.fork()) == 0:
+        try:
+            os.chdir(cwd)
+            for number, source in ((0, os.devnull), (1, out), (2, err)):
+                flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                os.dup2(os.open(source, flags, 0o644), number)
+            sys.argv = ["benchctl", *arguments]
+            import_module("benchctl.__main__").main()
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code if isinstance(end.code, int) else bool(end.code))
+        finally:
+            os._exit(70)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def run_units(units):
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         for ended in as_completed([pool.submit(run_unit, unit) for unit in units]):
@@ -231,13 +260,9 @@ def main():
     work = out / "work"  # commands may write into what they read
     shutil.copytree(kept, work, symlinks=True)
     names = sorted(path.name for path in kept.iterdir())
-    once = commands_once()
-    groups = {"sides": once["sides"], "simulated": once["simulated"], "steptime": once["steptime"]}
-    groups |= {name: commands_on(name) for name in names} | {"calculators": once["calculators"]}
-    groups["sides"] = {
-        "export.txt": ["export", "topk-sweep", "--format", "vllm", "-o", "exported"],
-        **groups["sides"],
-    }
+    groups = {name: parsed(lines) for name, lines in COMMANDS.items()}
+    calculators = groups.pop("calculators")  # last: they read what others have written
+    groups |= {name: commands_on(name) for name in names} | {"calculators": calculators}
     run_units([(name, each, work, out / "outputs" / name, out / "home" / name) for name, each in groups.items()])
     tidy(out / "outputs")
     shutil.rmtree(work)

@@ -19,7 +19,6 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests import Prompt, Request
-from benchctl.steptime.layers import captured_sizes
 from benchctl.units import GIB
 
 MS_PER_S = 1000
@@ -104,8 +103,6 @@ def config_of(folder, meta, model, layer_profile):
     remarks = []
     if engine.get("data_parallel_size", 1) != 1:
         raise UsageError(f"{folder}: a run of {engine['data_parallel_size']} engines; simulate them one by one")
-    if engine.get("enforce_eager"):
-        remarks.append("the engine ran without graphs: its launches are not in the tables, and were not padded")
     devices, block_size = engine.get("tensor_parallel_size", 1), cache.get("block_size", 16)
     blocks = cache.get("num_gpu_blocks")
     if not blocks:
@@ -113,13 +110,6 @@ def config_of(folder, meta, model, layer_profile):
         remarks.append(f"meta.json has no kv_cache.num_gpu_blocks: {blocks} blocks from the memory in config.json")
     if "async_scheduling" not in scheduler:
         remarks.append("meta.json has no async_scheduling: taken as on, vLLM's default")
-    if resolved.get("speculative_config"):
-        remarks.append("the engine decoded speculatively, which is not simulated")
-    sizes = resolved.get("compilation_config", {}).get("cudagraph_capture_sizes")
-    if sizes is not None and tuple(sizes) != captured_sizes(engine["max_num_seqs"]):
-        remarks.append(
-            "the engine captured graphs of other sizes than vLLM's default, to which batches were padded"
-        )
     config = SimConfig(
         model=model,
         cost_model="layer-profile",

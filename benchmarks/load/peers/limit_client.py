@@ -1,9 +1,8 @@
 """The least that a client in Python can do: open connections, send requests, stamp and keep every read.
 
 It understands nothing of what it reads, neither HTTP nor JSON; that a stream has ended it sees by the last bytes of
-a chunked body, and sends the next request of ``--requests`` from there, on the same connection or, with
-``--new-connections``, on one that it opens then. What it costs on an event loop is therefore the limit for any load
-generator on that loop.
+a chunked body, and sends the next request of ``--requests`` from there, on the same connection. What it costs on an
+event loop is therefore the limit for any load generator on that loop.
 ``--decode`` adds, after the streams have ended, what nobody who counts tokens can leave out: decoding each event.
 
     python -m benchmarks.load.peers.limit_client http://127.0.0.1:8000 --streams 64 --output-len 500
@@ -57,21 +56,11 @@ class Slots:
         self.num_left = len(answers)
         self.loop = asyncio.get_running_loop()
         self.done = self.loop.create_future()
-        self.opening = set[asyncio.Task[None]]()
 
     async def open(self) -> "Slot":
         """A connection that has sent nothing yet."""
         _, slot = await self.loop.create_connection(lambda: Slot(self), self.address.hostname, self.address.port)
         return slot
-
-    async def open_and_send(self) -> None:
-        (await self.open()).send()
-
-    def renew(self) -> None:
-        """Another connection takes the place of one whose answer has ended."""
-        task = self.loop.create_task(self.open_and_send())
-        self.opening.add(task)
-        task.add_done_callback(self.opening.discard)
 
     def end(self) -> None:
         self.num_left -= 1
@@ -104,12 +93,7 @@ class Slot(asyncio.Protocol):
         answer.stamps_ns.append(time.monotonic_ns())
         answer.reads.append(data)
         if data.endswith(END):
-            if self.slots.asked.new_connections:
-                self.answer = None
-                self.transport.close()
-                self.slots.renew()
-            else:
-                self.send()
+            self.send()
             self.slots.end()
 
 
@@ -162,7 +146,6 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=16, help="words of each prompt")
     parser.add_argument("--output-len", type=int, default=500)
     parser.add_argument("--loop", choices=sorted(LOOPS), default="uvloop")
-    parser.add_argument("--new-connections", action="store_true", help="one for each request")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--reads", type=Path, help="file for {request_id, sent_ns, stamps_ns} of each request")
     asked = parser.parse_args()

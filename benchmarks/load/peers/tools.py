@@ -43,8 +43,6 @@ class Load:
     rate_per_s: float | None = None
     seed: int = 1
     workers: str = "1"
-    new_connections: bool = False
-    """The server closes each after its answer: a client that knows no spare ones opens one for each request."""
     keeps_reads: bool = False
     """Whether the limit writes down when it read, which costs it something."""
 
@@ -188,7 +186,7 @@ def limit_words(load: Load, **more: object) -> list[str]:
     streams = min(load.concurrency or load.num_prompts, load.num_prompts)
     return [load.url, *words(
         streams=streams, requests=load.num_prompts, output_len=load.output_len, input_len=load.input_len,
-        new_connections=load.new_connections, reads=load.directory / "limit.json" if load.keeps_reads else None,
+        reads=load.directory / "limit.json" if load.keeps_reads else None,
         **more,
     )]  # fmt: skip
 
