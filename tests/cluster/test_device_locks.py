@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -9,11 +10,6 @@ import pytest
 from benchctl.cluster.local import HeldError, locked
 from benchctl.errors import UsageError
 
-LEAVE = (
-    "import subprocess, sys; from benchctl.cluster.local import locked\n"
-    "heir = [sys.executable, '-c', 'import time; time.sleep(1.5)']\n"
-    "with locked(['GPU-a']) as locks: subprocess.Popen(heir, pass_fds=locks); print('left', flush=True)"
-)
 HOLD = (
     "import sys; from benchctl.cluster.local import HeldError, locked\n"
     "try:\n"
@@ -42,48 +38,39 @@ def other_process(*names):
     return process, process.stdout.readline().strip()
 
 
-def end(process):
-    process.communicate()
-
-
-def test_a_device_is_held_by_one_process_at_a_time_and_its_holder_is_named():
-    process, taken = other_process("GPU-a", "core-3")
-    assert taken == "held"
+def test_a_device_is_held_by_one_process_at_a_time_which_is_named_and_a_killed_one_holds_nothing():
+    process, said = other_process("GPU-a", "core-3")
+    assert said == "held"
     refused = pytest.raises(HeldError, match=rf"^core-3 is held by process {process.pid} \(")
     with refused, locked(["GPU-b", "core-2", "core-3"]):
         pass
     assert is_free("GPU-b"), "what was taken before the one that is held is given back"
-    end(process)
-    assert is_free("GPU-a")
-
-
-def test_a_killed_process_holds_nothing():
-    process, _ = other_process("GPU-a")
     process.kill()
-    end(process)
+    process.communicate()
     assert is_free("GPU-a")
 
 
-def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
-    with locked(["GPU-a"]) as locks:
-        heir = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"],
-            stdin=subprocess.PIPE,
-            text=True,
-            pass_fds=locks,
-        )
-    second, taken = other_process("GPU-a")
-    assert taken.startswith("GPU-a is held by process ")
-    end(second)
-    end(heir)
-    assert is_free("GPU-a")
-
-
-def test_the_heirs_of_a_process_that_has_ended_are_waited_for():
-    began_s = time.monotonic()
-    subprocess.run([sys.executable, "-c", LEAVE], check=True, stdout=subprocess.DEVNULL)
-    assert is_free("GPU-a")
-    assert time.monotonic() - began_s > 1.5
+def test_a_device_stays_held_by_those_that_inherited_it_who_are_waited_for_when_their_parent_has_ended():
+    leave = (
+        "import subprocess, sys; from benchctl.cluster.local import locked\n"
+        "heir = [sys.executable, '-c', 'import sys; sys.stdin.read()']\n"
+        "with locked(['GPU-a']) as locks: subprocess.Popen(heir, pass_fds=locks, stdout=2)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()"
+    )
+    argv = [sys.executable, "-c", leave]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "held\n"
+        second, said = other_process("GPU-a")
+        assert said.startswith(f"GPU-a is held by process {parent.pid} ")
+        second.communicate()
+        parent.stdin.write("end\n")
+        parent.stdin.flush()
+        assert parent.wait(10) == 0
+        began_s = time.monotonic()
+        threading.Timer(0.5, parent.stdin.close).start()
+        assert is_free("GPU-a")
+        assert time.monotonic() - began_s > 0.4
 
 
 def test_a_file_where_the_directory_of_locks_should_be_is_refused(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Devices and cores that blocks get which run beside each other on one host."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -41,60 +42,26 @@ def test_each_gpu_is_a_slot_with_cores_of_its_own_numa_node():
 
 
 def test_the_cores_of_a_device_do_not_depend_on_the_number_of_blocks_nor_on_hidden_devices():
-    alone = slots_of_host(host_of(num_gpus=8, visible=(5,)), 1, 1)
-    (slot,) = alone
-    assert slot.gpus == ("GPU-5",)
-    assert slot.cores == slots_of_host(host_of(num_gpus=8), 8, 1)[5].cores
+    (slot,) = slots_of_host(host_of(num_gpus=8, visible=(5,)), 1, 1)
+    assert (slot.gpus, slot.cores) == (("GPU-5",), slots_of_host(host_of(num_gpus=8), 8, 1)[5].cores)
 
 
 def test_devices_of_one_block_are_of_one_numa_node_as_far_as_they_go():
-    slots = slots_of_host(host_of(num_gpus=8), 2, 3)
-    assert [slot.gpus for slot in slots] == [("GPU-0", "GPU-1", "GPU-2"), ("GPU-4", "GPU-5", "GPU-6")]
-    four = slots_of_host(host_of(num_gpus=8), 2, 4)
-    assert [len(slot.cores) for slot in four] == [16, 16]
-    six = slots_of_host(host_of(num_gpus=8), 1, 6)
-    assert len(six[0].gpus) == 6
+    host = host_of(num_gpus=8)
+    three = slots_of_host(host, 2, 3)
+    assert [slot.gpus for slot in three] == [("GPU-0", "GPU-1", "GPU-2"), ("GPU-4", "GPU-5", "GPU-6")]
+    assert [len(slot.cores) for slot in slots_of_host(host, 2, 4)] == [16, 16]
+    assert len(slots_of_host(host, 1, 6)[0].gpus) == 6
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        pytest.param(host_of(num_gpus=4, knows_nodes=False), id="nodes of devices unknown"),
-        pytest.param(host_of(num_gpus=4, num_nodes=4, cores_per_node=0, smt=False), id="no core"),
-        pytest.param(
-            Host(
-                gpus=host_of(num_gpus=4).gpus,
-                visible=(0, 1, 2, 3),
-                cores=tuple((core,) for core in range(4)),
-                numa_nodes=dict.fromkeys(range(4), 0),
-            ),
-            id="cores of one node only",
-        ),
-    ],
-)
-def test_without_cores_beside_every_device_all_cores_are_divided_equally(host):
-    if not host.cores:
-        with pytest.raises(UsageError, match="4 GPUs share 0 cores"):
-            slots_of_host(host, 4, 1)
-        return
-    slots = slots_of_host(host, 4, 1)
-    assert_disjoint(slots)
-    assert len({len(slot.cores) for slot in slots}) == 1
-    assert sum(len(slot.cores) for slot in slots) == sum(map(len, host.cores))
-
-
-def test_too_few_devices_are_refused_with_their_number():
-    with pytest.raises(
-        UsageError,
-        match=r"9 blocks at a time, each on 1 GPU, need 9, and of 8 here 8 .* --parallel 8 is",
-    ):
-        slots_of_host(host_of(num_gpus=8), 9, 1)
-    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and of 8 here .* --parallel 2 is"):
-        slots_of_host(host_of(num_gpus=8), 3, 4)
-    with pytest.raises(UsageError, match="of 8 here 2 may be used"):
-        slots_of_host(host_of(num_gpus=8, visible=(1, 2)), 3, 1)
-    with pytest.raises(UsageError, match="of 0 here 0 may be used"):
-        slots_of_host(host_of(), 1, 1)
+def test_without_cores_beside_every_device_all_cores_are_divided_equally():
+    of_one_node = replace(
+        host_of(num_gpus=4), cores=tuple((core,) for core in range(4)), numa_nodes=dict.fromkeys(range(4), 0)
+    )
+    for host in (host_of(num_gpus=4, knows_nodes=False), of_one_node):
+        slots = slots_of_host(host, 4, 1)
+        assert_disjoint(slots)
+        assert [len(slot.cores) for slot in slots] == [sum(map(len, host.cores)) // 4] * 4
 
 
 def test_without_devices_blocks_get_equal_sets_of_whole_neighbouring_cores():
@@ -103,13 +70,21 @@ def test_without_devices_blocks_get_equal_sets_of_whole_neighbouring_cores():
     assert all(slot.gpus == () for slot in slots)
 
 
-def test_too_few_cores_are_refused_with_their_number():
-    host = host_of(num_nodes=1, cores_per_node=4)
-    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor.* 4 cores \(0-7\)"):
-        slots_of_host(host, 5, 0)
-    assert len(slots_of_host(host, 8, 0, is_virtual=True)) == 8, "a virtual clock does not feel its neighbour"
-    with pytest.raises(UsageError, match="--parallel 8 is the most"):
-        slots_of_host(host, 9, 0, is_virtual=True)
+def test_too_few_devices_or_cores_are_refused_with_their_number():
+    eight, cores = host_of(num_gpus=8), host_of(num_nodes=1, cores_per_node=4)
+    of_virtual_clock = {"is_virtual": True}
+    for host, num, num_gpus, how, says in (
+        (eight, 9, 1, {}, r"9 blocks at a time, each on 1 GPU, need 9, and of 8 here 8 .* --parallel 8 is"),
+        (eight, 3, 4, {}, r"each on 4 GPUs, need 12, and of 8 here .* --parallel 2 is"),
+        (host_of(num_gpus=8, visible=(1, 2)), 3, 1, {}, "of 8 here 2 may be used"),
+        (host_of(), 1, 1, {}, "of 0 here 0 may be used"),
+        (host_of(num_gpus=4, num_nodes=4, cores_per_node=0, smt=False), 4, 1, {}, "4 GPUs share 0 cores"),
+        (cores, 5, 0, {}, r"5 blocks .* need 5 processor.* 4 cores \(0-7\)"),
+        (cores, 9, 0, of_virtual_clock, "--parallel 8 is the most"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            slots_of_host(host, num, num_gpus, **how)
+    assert len(slots_of_host(cores, 8, 0, **of_virtual_clock)) == 8, "a virtual clock does not feel its neighbour"
 
 
 def test_this_host_is_read_with_its_affinity(tmp_path):

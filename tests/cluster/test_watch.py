@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from support.cli import benchctl
+from support.local_commands import wait_until
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared
+from support.shared_directory import SLOWLY, prepared_directory, task
 
 from benchctl.cli.commands.watch import progress_lines
 from benchctl.cluster.progress import Watcher
@@ -55,86 +57,49 @@ def watching(*args, cwd, term="xterm-256color", **streams):
             running.stdout.close()
 
 
-def begin_block(block, results):
-    """A task that measures one block."""
-    argv = [sys.executable, "-m", "benchctl", "run", "--block", str(block), "--into", str(results)]
-    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def until(condition, limit_s=60.0):
-    deadline_s = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    return value
-
-
-def progress_once(results):
-    shown = benchctl("watch", results, "--once", "--json")
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
-
-
 @pytest.mark.slow
 def test_two_tasks_are_watched_and_the_block_of_a_killed_one_is_lost_and_then_taken_over(tmp_path):
-    results = tmp_path / "shared"
-    prepared = ["run", "ci-smoke", "--engine", "sim", "--blocks", "2", "--set", "workload.num_prompts=8"]
-    assert benchctl(*prepared, "--prepare", "--output", results, cwd=tmp_path).returncode == 0
+    results = prepared_directory(tmp_path, *SLOWLY, blocks=2, output_len=100)
     watcher = Watcher(ResultDirectory(results))
     assert [block.state for block in watcher.look().blocks] == ["waiting"] * 2
-    tasks = [begin_block(block, results) for block in (0, 1)]
-    until(lambda: watcher.look().blocks[1].current)
+    tasks = [task(results, block) for block in (0, 1)]
+    wait_until("a run of block 1", lambda: watcher.look().blocks[1].current is not None)
+    current = watcher.look().blocks[1].current
+    assert (current.run_id[3:6], 0 <= current.elapsed_s < 60) == ("-b1", True)
     os.killpg(tasks[1].pid, signal.SIGKILL)
-    tasks[1].wait()
+    tasks[1].communicate()
     lost = watcher.look()
-    assert lost.blocks[1].state == "lost"
-    assert [(problem.kind, problem.block) for problem in lost.problems] == [("lost", 1)]
+    assert (lost.blocks[1].state, [(each.kind, each.block) for each in lost.problems]) == ("lost", [("lost", 1)])
     with watching(results, "--json", cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
         first = watch.stdout.readline()
-        heir = begin_block(1, results)
+        heir = task(results, 1)
         lines = [json.loads(line) for line in (first, *watch.stdout)]
         assert watch.wait(timeout=60) == 0
-    assert [task.wait(timeout=60) for task in (tasks[0], heir)] == [0, 0]
-    last = lines[-1]
-    assert (last["state"], last["runs"]) == ("done", {"done": 4})
+    for each in (tasks[0], heir):
+        each.communicate(timeout=60)
+        assert each.returncode == 0
+    assert (lines[-1]["state"], lines[-1]["runs"]) == ("done", {"done": 2})
     assert lines[0]["blocks"][1]["state"] == "lost"
     assert any(line["blocks"][1]["state"] == "running" for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({}, 0),
-        ({"state": "suspect", "warnings": (LATE,)}, 4),
-        ({"state": "failed", "failure": OUT_OF_MEMORY}, 5),
-        ({"state": "running"}, 130),
-    ],
-)
-def test_it_ends_with_the_exit_code_of_run_when_nothing_is_left_to_wait_for(tmp_path, changes, code):
-    results = write_results(tmp_path / "results", state="running" if code == 130 else "done")
-    if changes:
-        edit_run(results, results.plan().runs[0].run_id, **changes)
-    watched = benchctl("watch", results.path)
-    assert watched.returncode == code, watched.stderr
-    assert benchctl("watch", results.path, "--once").returncode == 0
-
-
-def test_ctrl_c_ends_it_with_130_and_touches_no_file(tmp_path):
-    results = plant_shared(tmp_path / "results", 3)
-    plant_block(results, 0, num_ended=1, is_running=True)
-    before = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "results").rglob("*"))}
-    with watching(results.path, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
-        assert "1 running, 2 waiting" in watch.stdout.readline()
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(timeout=30) == 130
-    assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "results").rglob("*"))} == before
+def test_it_ends_with_the_exit_code_of_run_when_nothing_is_left_to_wait_for(tmp_path):
+    suspect, failed = {"state": "suspect", "warnings": (LATE,)}, {"state": "failed", "failure": OUT_OF_MEMORY}
+    for code, changes in {0: {}, 4: suspect, 5: failed, 130: {"state": "running"}}.items():
+        results = write_results(tmp_path / str(code), state="running" if code == 130 else "done")
+        if changes:
+            edit_run(results, results.plan().runs[0].run_id, **changes)
+        watched = benchctl("watch", results.path)
+        assert watched.returncode == code, watched.stderr
+        assert benchctl("watch", results.path, "--once").returncode == 0
+    refused = benchctl("watch", tmp_path)
+    assert (refused.returncode, "is not a result directory" in refused.stderr) == (2, True)
 
 
 def test_without_a_terminal_there_is_a_line_only_when_something_changed(tmp_path):
     results = plant_shared(tmp_path / "results", 2)
     with watching(results.path, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
         lines = [watch.stdout.readline()]
-        time.sleep(1)
         plant_block(results, 0, num_ended=1, is_running=True)
         lines.append(watch.stdout.readline())
         plant_block(results, 0, num_ended=6, failure=OUT_OF_MEMORY)
@@ -148,33 +113,44 @@ def test_without_a_terminal_there_is_a_line_only_when_something_changed(tmp_path
     assert len(set(lines)) == len(lines)
 
 
-@pytest.mark.parametrize("height", [9, 13, 23])
-def test_two_hundred_blocks_fit_a_terminal_of_any_height(tmp_path, height):
+def test_two_hundred_blocks_fit_a_terminal_of_any_height(tmp_path):
     progress = Watcher(large_experiment(tmp_path)).look()
-    lines = progress_lines(progress, height)
-    assert len(lines) <= height
-    assert lines[1].startswith("386 of 1200 runs ended; about ")
-    assert "16 running" in lines[2]
-    text = "\n".join(lines)
-    assert re.search(r"^2 runs failed: 0.* and 1 more: ", text, re.MULTILINE)
-    assert re.search(r"^block 57 running on gpu-node-01 GPU-gpu-node-01 \(slurm 17_57\): ", text, re.MULTILINE)
-    if height < 23:
-        assert re.search(r"^\d+ more running blocks not shown", lines[-1])
-    else:
-        assert lines == progress_lines(progress)
+    for height in (9, 13, 23):
+        lines = progress_lines(progress, height)
+        assert len(lines) <= height
+        assert lines[1].startswith("386 of 1200 runs ended; about ")
+        assert "16 running" in lines[2]
+        text = "\n".join(lines)
+        assert re.search(r"^2 runs failed: 0.* and 1 more: ", text, re.MULTILINE)
+        assert re.search(r"^block 57 running on gpu-node-01 GPU-gpu-node-01 \(slurm 17_57\): ", text, re.MULTILINE)
+        assert bool(re.search(r"^\d+ more running blocks not shown", lines[-1])) == (height < 23)
+    assert lines == progress_lines(progress)
 
 
-def test_a_terminal_gets_one_picture_that_is_drawn_over_and_its_cursor_back(tmp_path):
-    results = large_experiment(tmp_path / "results")
+def times_of_files(path):
+    return {file: file.stat().st_mtime_ns for file in sorted(path.rglob("*"))}
+
+
+@contextmanager
+def on_a_terminal(results, columns, term):
+    """``benchctl watch`` on a terminal of so many columns; yields it and the terminal's other end."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    with watching(results.path, cwd=tmp_path, stdout=theirs, stderr=theirs) as watch:
+    termios.tcsetwinsize(theirs, (24, columns))
+    with watching(results.path, cwd=results.path, stdout=theirs, stderr=theirs, term=term) as watch:
         os.close(theirs)
+        yield watch, ours
+    os.close(ours)
+
+
+def test_a_terminal_gets_one_picture_that_is_drawn_over_and_its_cursor_back_and_no_file_is_touched(tmp_path):
+    results = large_experiment(tmp_path / "results")
+    before = times_of_files(results.path)
+    with on_a_terminal(results, 80, "xterm-256color") as (watch, ours):
         shown = read_until(ours, lambda shown: shown.count(b"\x1b[2K") >= 24)  # later ones replace the first
         watch.send_signal(signal.SIGINT)
         shown += read_until(ours, lambda shown: b"\x1b[?25h" in shown)
         assert watch.wait(timeout=30) == 130
-    os.close(ours)
+    assert times_of_files(results.path) == before
     text = shown.decode()
     assert "\\x1b" not in text  # what rich draws arrives as it is
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
@@ -183,17 +159,11 @@ def test_a_terminal_gets_one_picture_that_is_drawn_over_and_its_cursor_back(tmp_
     assert max(len(line) for line in first.splitlines()) <= 80
 
 
-@pytest.mark.parametrize(("columns", "term"), [(80, "dumb"), (0, "xterm")])
-def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(tmp_path, columns, term):
+def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(tmp_path):
     results = plant_shared(tmp_path / "results", 2)
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    with watching(results.path, cwd=tmp_path, stdout=theirs, stderr=theirs, term=term) as watch:
-        os.close(theirs)
-        shown = read_until(ours, lambda shown: b"\n" in shown)
-        watch.send_signal(signal.SIGINT)
-    os.close(ours)
-    assert shown.startswith(b"blocks: 2 waiting")
+    for columns, term in ((80, "dumb"), (0, "xterm")):
+        with on_a_terminal(results, columns, term) as (_, ours):
+            assert read_until(ours, lambda shown: b"\n" in shown).startswith(b"blocks: 2 waiting")
 
 
 def read_until(handle, condition, limit_s=60.0):
@@ -213,9 +183,3 @@ def test_names_of_strangers_reach_a_terminal_without_their_control_characters(tm
     shown = benchctl("watch", results.path, "--once")
     assert "\x1b" not in shown.stdout
     assert "[red]x" in shown.stdout
-
-
-def test_what_is_no_result_directory_is_refused_with_the_remedy(tmp_path):
-    refused = benchctl("watch", tmp_path)
-    assert refused.returncode == 2
-    assert "is not a result directory" in refused.stderr

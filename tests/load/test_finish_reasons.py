@@ -4,9 +4,12 @@ import asyncio
 import json
 
 import pytest
-from support.servers.paced_engine import call, request, send
+from support.servers.paced_engine import call, request
 from support.servers.parts_server import serving, writing
+from support.servers.sse import answered
+from support.servers.sse import request as asked
 
+from benchctl.load.answer import error_of
 from benchctl.load.client import StreamClient
 from benchctl.load.schedule import Load
 from benchctl.measure.sending import _crash_wait_s
@@ -27,36 +30,15 @@ def answer(finish_reason: object, *, is_chat: bool = False) -> bytes:
     return b"".join((HEAD, *events, b"data: [DONE]\n\n"))
 
 
-def asked(wire: bytes) -> RequestRecord:
-    async def ask() -> RequestRecord:
-        async with serving(writing(wire)) as url, StreamClient(url, Timeouts()) as client:
-            return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
-
-    return asyncio.run(ask())
-
-
-@pytest.mark.parametrize("is_chat", [False, True])
-@pytest.mark.parametrize(
-    ("finish_reason", "word"),
-    [
-        ("stop", "stop"),
-        ("length", "length"),
-        ("tool_calls", "tool_calls"),
-        ("function_call", "function_call"),
-        ({"type": "stop", "matched": 2}, "stop"),
-        ({"type": "length", "length": 2}, "length"),
-        ("eos", "eos"),
-        ("word", "word"),
-        ("limit", "limit"),
-        ("STOP", "STOP"),
-        ("tool-calls", "tool-calls"),
-    ],
-)
-def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one(finish_reason, word, is_chat):
-    record = asked(answer(finish_reason, is_chat=is_chat))
-    assert record.error is None
-    assert record.choices[0].finish_reason == word
-    assert not unknown_reasons(record)
+def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one():
+    words = ("stop", "length", "tool_calls", "function_call", "eos", "word", "limit", "STOP", "tool-calls")
+    objects = [({"type": "stop", "matched": 2}, "stop"), ({"type": "length", "length": 2}, "length")]
+    for finish_reason, word in (*zip(words, words, strict=True), *objects):
+        for is_chat in (False, True):
+            ended = answered(answer(finish_reason, is_chat=is_chat))
+            assert error_of(ended, asked()) is None, finish_reason
+            assert [choice.finish_reason for choice in ended.reader.choices()] == [word]
+            assert ending_of(word) is not None
 
 
 @pytest.mark.parametrize(
@@ -67,33 +49,23 @@ def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one(finis
         ("content_filter", "finish-content-filter", "finish_reason 'content_filter'"),
         ("cancelled", "finish-cancelled", "finish_reason 'cancelled'"),
         ({"type": "abort", "message": "out of KV cache"}, "finish-abort", "'abort': out of KV cache"),
+        ("", "unfinished", ""),
+        (None, "unfinished", ""),
+        ({}, "unfinished", ""),
+        (7, "malformed-stream", ""),
     ],
 )
-def test_an_answer_that_failed_is_a_failure_of_its_own_class(finish_reason, kind, message):
-    for wire in (answer(finish_reason), answer(finish_reason)[:-40]):
-        record = asked(wire)
-        assert record.error is not None
-        assert (record.error.kind, message in record.error.message) == (kind, True), record.error
-        assert record.choices[0].text == "bb"
-
-
-def test_an_unknown_word_is_kept_and_counted():
-    record = asked(answer("sudden_death"))
-    assert record.error is None
-    assert unknown_reasons(record) == ["sudden_death"]
-
-
-@pytest.mark.parametrize(
-    ("finish_reason", "kind"),
-    [("", "unfinished"), (None, "unfinished"), ({}, "unfinished"), (7, "malformed-stream")],
-)
-def test_a_stream_that_is_over_without_a_finish_reason_is_a_failure(finish_reason, kind):
-    record = asked(answer(finish_reason))
-    assert (record.error and record.error.kind) == kind
+def test_an_answer_that_failed_or_has_no_reason_is_a_failure_of_its_own_class(finish_reason, kind, message):
+    for wire in (answer(finish_reason), answer(finish_reason)[: -40 if message else None]):
+        ended = answered(wire)
+        error = error_of(ended, asked())
+        assert error is not None
+        assert (error.kind, message in error.message) == (kind, True), error
+        assert not message or ended.reader.choices()[0].text == "bb"
 
 
 def test_failures_of_a_load_are_counted_by_class():
-    words = iter(["stop", "error", "abort", "error", "length"])
+    words = iter(["stop", "error", "abort", "error", "length", "sudden_death"])
     kept: list[RequestRecord] = []
 
     async def go():
@@ -102,12 +74,13 @@ def test_failures_of_a_load_are_counted_by_class():
 
         async with serving(next_answer) as url, StreamClient(url, Timeouts()) as client:
             load = Load(client, Arrival(kind="closed-loop", max_concurrency=1), kept.append)
-            await load.drive(call(request(i, max_tokens=2)) for i in range(5))
+            await load.drive(call(request(i, max_tokens=2)) for i in range(6))
             return load.summary()
 
     summary = asyncio.run(go())
     assert (summary.num_failed, summary.failures) == (3, {"finish-error": 2, "finish-abort": 1})
     assert _crash_wait_s(summary.failures.keys()) > 0
+    assert [unknown_reasons(record) for record in kept] == [[]] * 5 + [["sudden_death"]]
 
 
 def test_every_word_of_the_table_is_found_as_servers_write_it():

@@ -37,16 +37,16 @@ def most_ahead(times: list[float], rate_per_s: float) -> float:
     return highest
 
 
-@pytest.mark.parametrize(("rate_per_s", "num"), [(10, 6), (50, 20), (200, 80), (1000, 300), (2000, 600)])
-def test_no_window_has_more_launches_than_the_limit_and_none_waits_longer_than_it_must(
-    rate_per_s: float, num: int
-) -> None:
-    reached = []
-    for _ in range(3):  # what a busy machine takes from one of them is no fault of the limit
-        times = launches(rate_per_s, num)
-        assert most_ahead(times, rate_per_s) <= (MADE_UP_S + CLOCK_S) * rate_per_s
-        reached.append((num - 1) / (times[-1] - times[0]) / rate_per_s)
-    assert max(reached) > 0.8, f"{reached} of the limit"
+def test_no_window_has_more_launches_than_the_limit_and_none_waits_longer_than_it_must() -> None:
+    for rate_per_s, num in ((10, 4), (50, 10), (200, 40), (1000, 200), (2000, 400)):
+        reached = []
+        for _ in range(3):  # what a busy machine takes from one of them is no fault of the limit
+            times = launches(rate_per_s, num)
+            assert most_ahead(times, rate_per_s) <= (MADE_UP_S + CLOCK_S) * rate_per_s
+            reached.append((num - 1) / (times[-1] - times[0]) / rate_per_s)
+            if reached[-1] > 0.8:
+                break
+        assert max(reached) > 0.8, f"{reached} of the limit of {rate_per_s}"
 
 
 def test_a_delay_is_made_up_in_part_and_never_by_a_burst() -> None:

@@ -24,73 +24,49 @@ CLOSE = HEAD + b"\r\n" + BODY
 REFUSAL = b'HTTP/1.1 429 Busy\r\ncontent-length: 36\r\n\r\n{"error": {"message": "come later"}}'
 
 
-def http_status(status, message):
-    return RequestError(kind="http-status", message=message, status=status)
-
-
-@pytest.mark.parametrize("wire", [CHUNKED, LENGTH, CLOSE], ids=["chunked", "content-length", "until close"])
-def test_an_answer_is_understood_in_each_framing_wherever_it_is_cut(wire):
-    for place in range(1, len(wire)):
-        answer = answered(wire[:place], wire[place:])
-        (only,) = answer.reader.choices()
-        assert (only.text, only.chunk_tokens, answer.status) == ("a ö", (1, 1, 1), 200)
-        assert error_of(answer, request()) is None
+def test_an_answer_is_understood_in_each_framing_wherever_it_is_cut_and_complete_with_its_end():
+    for wire in (CHUNKED, LENGTH, CLOSE):
+        for place in range(1, len(wire)):
+            answer = answered(wire[:place], wire[place:])
+            (only,) = answer.reader.choices()
+            assert (only.text, only.chunk_tokens, answer.status) == ("a ö", (1, 1, 1), 200)
+            assert error_of(answer, request()) is None
+        answer = Answer(1)
+        answer.feed(1, 0, wire[:-1])
+        assert not answer.is_complete
+        answer.feed(2, 0, wire[-1:])
+        assert answer.is_complete == answer.is_over == (wire != CLOSE), "without framing, the connection ends it"
+        answer.finish(3)
+        assert answer.is_complete
 
 
 def test_headers_are_those_of_the_server_and_trailers_are_none_of_them():
     answer = answered(CHUNKED.removesuffix(b"\r\n") + b"x-time: 3\r\n\r\n")
-    assert answer.headers == [
-        (b"server", b"x"),
-        (b"content-type", b"text/event-stream"),
-        (b"transfer-encoding", b"chunked"),
-    ]
+    assert [name for name, _ in answer.headers] == [b"server", b"content-type", b"transfer-encoding"]
     assert error_of(answer, request()) is None
 
 
-@pytest.mark.parametrize("wire", [CHUNKED, LENGTH])
-def test_an_answer_with_framing_is_complete_with_its_last_byte_and_not_before(wire):
-    answer = Answer(1)
-    answer.feed(1, 0, wire[:-1])
-    assert not answer.is_complete
-    answer.feed(2, 0, wire[-1:])
-    assert answer.is_complete
-    assert answer.is_over
+def test_bytes_behind_the_end_of_the_answer_change_nothing():
+    for wire in (CHUNKED, LENGTH):
+        for more in (b"HTTP/1.1 500 Oops\r\n\r\n", b"junk", CHUNKED):
+            for reads in ([wire + more], [wire, more], [wire + more[:3], more[3:]]):
+                answer = answered(*reads)
+                assert (answer.status, answer.reader.choices()[0].text) == (200, "a ö")
+                assert error_of(answer, request()) is None
 
 
-def test_an_answer_without_framing_is_complete_when_the_connection_ends():
-    answer = Answer(1)
-    answer.feed(1, 0, CLOSE)
-    assert not answer.is_complete
-    answer.finish(2)
-    assert answer.is_complete
-
-
-@pytest.mark.parametrize("wire", [CHUNKED, LENGTH])
-@pytest.mark.parametrize("more", [b"HTTP/1.1 500 Oops\r\n\r\n", b"junk", CHUNKED])
-def test_bytes_behind_the_end_of_the_answer_change_nothing(wire, more):
-    for reads in ([wire + more], [wire, more], [wire + more[:3], more[3:]]):
-        answer = answered(*reads)
-        assert (answer.status, answer.reader.choices()[0].text) == (200, "a ö")
-        assert error_of(answer, request()) is None
-
-
-@pytest.mark.parametrize("place", range(0, len(CHUNKED), 7))
-def test_an_answer_cut_short_is_an_early_close_and_what_came_is_kept(place):
-    answer = answered(CHUNKED[:place])
-    error = error_of(answer, request())
-    assert error is not None
-    assert error.kind == "early-close"
-    assert ("before it answered" in error.message) == (answer.status is None)
-    assert not answer.is_complete
-    for only in answer.reader.choices():
-        assert "a ö".startswith(only.text)
-
-
-@pytest.mark.parametrize("num_bytes", range(len("data: {"), len(b"".join(EVENTS[:3]).rstrip()), 5))
-def test_an_answer_without_framing_that_is_cut_short_lacks_its_end(num_bytes):
-    error = error_of(answered(HEAD + b"\r\n" + BODY[:num_bytes]), request())
-    assert error is not None
-    assert error.kind == "early-close"
+def test_an_answer_cut_short_is_an_early_close_and_what_came_is_kept():
+    for place in range(len(CHUNKED)):
+        answer = answered(CHUNKED[:place])
+        error = error_of(answer, request())
+        assert error is not None
+        assert error.kind == "early-close"
+        assert ("before it answered" in error.message) == (answer.status is None)
+        assert not answer.is_complete
+        assert all("a ö".startswith(only.text) for only in answer.reader.choices())
+    for num_bytes in range(len("data: {"), len(b"".join(EVENTS[:3]).rstrip())):
+        error = error_of(answered(HEAD + b"\r\n" + BODY[:num_bytes]), request())
+        assert (error and error.kind) == "early-close"
 
 
 def test_an_end_in_the_middle_of_an_event_is_told_with_its_beginning():
@@ -117,12 +93,6 @@ def test_interim_answers_are_skipped():
         assert error_of(answer, request()) is None
 
 
-def test_a_refusal_is_an_error_of_its_status_in_the_words_of_the_server():
-    answer = answered(REFUSAL)
-    assert error_of(answer, request()) == http_status(429, "come later")
-    assert answer.reader.choices() == ()
-
-
 @pytest.mark.parametrize(
     ("body", "stated"),
     [
@@ -140,8 +110,8 @@ def test_a_refusal_is_an_error_of_its_status_in_the_words_of_the_server():
 )
 def test_a_refusal_is_quoted_whatever_its_form(body, stated):
     answer = answered(b"HTTP/1.1 500 X\r\n\r\n" + body)
-    assert error_of(answer, request()) == http_status(500, stated)
-    assert answer.body_head == body[:4096]
+    assert error_of(answer, request()) == RequestError(kind="http-status", message=stated, status=500)
+    assert (answer.body_head, answer.reader.choices()) == (body[:4096], ())
 
 
 def test_what_an_answer_without_events_says_is_quoted_from_all_its_reads():
@@ -180,21 +150,16 @@ def test_what_cannot_be_read_as_http_is_told_so(wire, message):
 def test_bytes_that_are_no_http_end_the_answer_though_the_connection_stays_open():
     answer = Answer(1)
     answer.feed(1, 0, b"this is no HTTP\r\n\r\n")
-    assert answer.is_over
-    assert not answer.is_complete
+    assert (answer.is_over, answer.is_complete) == (True, False)
     answer.feed(2, 0, CHUNKED)
     assert answer.status is None
 
 
-def test_tokens_before_a_break_of_the_framing_are_kept():
+def test_tokens_before_a_break_of_the_framing_are_kept_and_a_plain_coding_is_no_compression():
     answer = answered(HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\nzz\r\n" % (len(EVENTS[0]), EVENTS[0]))
     assert answer.reader.choices()[0].text == "a "
     assert error_of(answer, request()).kind == "malformed-http"
-
-
-def test_a_plain_coding_is_no_compression():
-    wire = HEAD + b"content-encoding: identity\r\n\r\n" + BODY
-    assert error_of(answered(wire), request()) is None
+    assert error_of(answered(HEAD + b"content-encoding: identity\r\n\r\n" + BODY), request()) is None
 
 
 @pytest.mark.parametrize(
@@ -207,6 +172,7 @@ def test_a_plain_coding_is_no_compression():
         ([event(written("a", index=1, finish="stop")), total(1)], 1, "unrequested-choice", "holds a choice 1"),
         ([EVENTS[0], b"data: {oops}\n\n", *EVENTS[2:]], 1, "malformed-stream", "an event cannot be read"),
         ([EVENTS[0], event(error={"message": "engine died"})], 1, "server-error", "engine died"),
+        ([*EVENTS[:4], event(error={"message": "died after the last word"})], 1, "server-error", "died after"),
         (
             [event(written("a", finish="length"), usage=used(2))],
             1,
@@ -235,11 +201,11 @@ def test_what_the_server_says_of_its_failure_counts_more_than_how_the_stream_end
         assert error_of(answered(wire), request()).kind == "server-error"
 
 
-@pytest.mark.parametrize("max_tokens", [3, 9])
-def test_an_answer_may_stop_early_unless_its_length_is_demanded(max_tokens):
-    assert error_of(answered(CHUNKED), request(max_tokens=max_tokens)) is None
-    demanded = error_of(answered(CHUNKED), request(max_tokens=max_tokens, ignore_eos=True))
-    assert (demanded is None) == (max_tokens == 3)
+def test_an_answer_may_stop_early_unless_its_length_is_demanded():
+    for max_tokens in (3, 9):
+        assert error_of(answered(CHUNKED), request(max_tokens=max_tokens)) is None
+        demanded = error_of(answered(CHUNKED), request(max_tokens=max_tokens, ignore_eos=True))
+        assert (demanded is None) == (max_tokens == 3)
 
 
 def test_usage_beyond_what_was_requested_fails_whether_or_not_the_length_is_demanded():
@@ -249,15 +215,15 @@ def test_usage_beyond_what_was_requested_fails_whether_or_not_the_length_is_dema
         assert (error and error.kind) == kind
 
 
-@pytest.mark.parametrize("reads", [[CHUNKED], [CLOSE], [CHUNKED[:50]], [b"junk"], [b"junk", b"more"]])
-def test_an_answer_that_is_over_needs_no_search_for_cycles_to_be_freed(reads):
-    gc.collect()
-    gc.disable()
-    try:
-        answered(*reads)
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+def test_an_answer_that_is_over_needs_no_search_for_cycles_to_be_freed():
+    for reads in ([CHUNKED], [CLOSE], [CHUNKED[:50]], [b"junk"], [b"junk", b"more"]):
+        gc.collect()
+        gc.disable()
+        try:
+            answered(*reads)
+            assert gc.collect() == 0, reads
+        finally:
+            gc.enable()
 
 
 PIECES = st.sampled_from(
@@ -268,7 +234,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=60)
 @given(
     pieces=st.lists(PIECES | st.binary(max_size=6), max_size=6),
     holes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 2000), st.binary(max_size=3)), max_size=3),

@@ -1,9 +1,8 @@
 """Reading a stream: what counts as output, and that only the bytes matter, not how they were cut."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.sse import choice, cut, event, read, told, used, written
+from support.servers.sse import choice, cut, event, read, told, used
 
 from benchctl.load.answer import CompletionReader, _text
 from benchctl.load.events import EventSplitter, decode_event
@@ -26,39 +25,15 @@ def test_a_chat_stream_gives_text_arrivals_finish_reason_and_usage():
     (only,) = reader.choices()
     assert (only.text, only.finish_reason, only.chunk_ns) == ("Hello wörld", "stop", (1, 2, 3))
     assert (only.output_tokens, only.chunk_tokens) == (3, None)
-    assert reader.usage is not None
     assert (reader.usage.prompt_tokens, reader.usage.cached_tokens) == (9, None)
-    assert reader.is_terminated
-    assert reader.error is None
-
-
-def test_a_first_event_that_only_names_the_role_is_no_output():
-    assert read(PLAIN[0]).choices()[0].chunk_ns == ()
-
-
-def test_a_completion_stream_is_read_like_a_chat_stream():
-    reader = read(event(written("abc")), event(written("", finish="length")))
-    assert reader.choices()[0].text == "abc"
-    assert reader.choices()[0].finish_reason == "length"
-
-
-def test_token_ids_without_text_are_output_and_are_counted():
-    reader = read(
-        event(choice("a", ids=[1, 2])), event(choice("", ids=[3])), event(choice("", finish="length", ids=[]))
-    )
-    (only,) = reader.choices()
-    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), (2, 1), 3)
+    assert (reader.is_terminated, reader.error) == (True, None)
+    cached = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
+    assert cached.usage.cached_tokens == 4
 
 
 def test_one_chunk_without_token_ids_makes_all_counts_of_its_choice_unknown():
     (only,) = read(event(choice("a", ids=[1])), event(choice("b"))).choices()
     assert (only.chunk_tokens, only.output_tokens) == (None, None)
-
-
-def test_reasoning_text_is_output():
-    reader = read(event(choice(reasoning_content="hm ")), event(choice(reasoning="so ")), event(choice("42")))
-    assert reader.choices()[0].text == "hm so 42"
-    assert reader.choices()[0].chunk_ns == (0, 1, 2)
 
 
 def test_choices_of_one_stream_are_kept_apart():
@@ -75,56 +50,32 @@ def test_choices_of_one_stream_are_kept_apart():
     assert reader.num_finished == 2
 
 
-def test_a_running_usage_counts_the_tokens_of_each_chunk_also_of_silent_ones():
-    reader = read(
-        event(choice("", role="assistant"), usage=used(0)),
-        event(choice("a"), usage=used(2)),
-        event(choice(""), usage=used(3)),
-        event(choice("b", finish="stop"), usage=used(4)),
-        event(usage=used(4)),
-    )
-    (only,) = reader.choices()
-    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 3), (2, 1, 1), 4)
+def test_what_the_last_event_alone_says_is_no_chunk_and_what_each_says_may_be_one_without_text():
+    timings = [{"timings": {"predicted_n": count, "predicted_ms": 1.0}} for count in (1, 3, 4)]
+    for events, arrivals, tokens, output in (
+        ([choice("a"), choice("b"), (choice("", finish="length"), {"usage": USAGE})], (0, 1), None, 3),
+        ([choice("a"), choice("b", finish="length"), (None, {"usage": USAGE, **timings[1]})], (0, 1), None, 3),
+        (
+            [
+                choice(None, role="assistant"),
+                (choice("a"), timings[0]),
+                (choice("b"), timings[1]),
+                choice(finish="length"),
+                (None, {"usage": used(4), **timings[2]}),
+            ],
+            (1, 2, 4),
+            (1, 2, 1),
+            4,
+        ),
+    ):
+        pairs = [each if isinstance(each, tuple) else (each, {}) for each in events]
+        (only,) = read(*(event(*filter(None, [one]), **rest) for one, rest in pairs)).choices()
+        assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == (arrivals, tokens, output)
+        assert (only.text, only.finish_reason) == ("ab", "length")
 
 
-def test_a_usage_that_only_the_last_event_carries_is_no_chunk():
-    reader = read(event(choice("a")), event(choice("b")), event(choice("", finish="length"), usage=USAGE))
-    (only,) = reader.choices()
-    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
-
-
-def test_timings_of_llama_server_count_the_tokens_of_each_chunk_also_of_a_silent_last_one():
-    def so_far(count):
-        return {"predicted_n": count, "predicted_ms": 1.0}
-
-    reader = read(
-        event(choice(None, role="assistant")),
-        event(choice("a"), timings=so_far(1)),
-        event(choice("b"), timings=so_far(3)),
-        event(choice(finish="length")),
-        event(usage={"prompt_tokens": 9, "completion_tokens": 4}, timings=so_far(4)),
-    )
-    (only,) = reader.choices()
-    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 4), (1, 2, 1), 4)
-    assert (only.text, only.finish_reason) == ("ab", "length")
-
-
-def test_timings_that_only_the_last_event_carries_are_no_chunk():
-    timings = {"predicted_n": 3}
-    reader = read(event(choice("a")), event(choice("b", finish="length")), event(usage=USAGE, timings=timings))
-    (only,) = reader.choices()
-    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
-
-
-def test_cached_tokens_are_read_from_the_prompt_details():
-    reader = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
-    assert reader.usage is not None
-    assert reader.usage.cached_tokens == 4
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_an_error_event_is_a_server_error_in_every_dialect():
+    for data in (
         b'data: {"error": {"message": "engine died"}}\n\n',
         b'error: {"message": "engine died"}\n\n',
         b'event: error\ndata: {"type": "error", "error": {"message": "engine died"}}\n\n',
@@ -132,18 +83,15 @@ def test_cached_tokens_are_read_from_the_prompt_details():
         b'event: error\ndata: {"message": "engine died"}\n\n',
         b"event: error\ndata: engine died\n\n",
         b'data: {"choices": [], "error": "engine died"}\n\n',
-    ],
-)
-def test_an_error_event_is_a_server_error_in_every_dialect(data):
-    error = read(PLAIN[1], data, b"data: [DONE]\n\n").error
-    assert error is not None
-    assert error.kind == "server-error"
-    assert "engine died" in error.message
+    ):
+        error = read(PLAIN[1], data, b"data: [DONE]\n\n").error
+        assert error is not None, data
+        assert (error.kind, "engine died" in error.message) == ("server-error", True)
+    assert read(event(choice("a"), error=None)).error is None
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
+def test_an_event_that_cannot_be_read_is_reported_with_its_beginning():
+    for payload in (
         b"{not json}",
         b'{"choices": 7}',
         b'"text"',
@@ -151,34 +99,10 @@ def test_an_error_event_is_a_server_error_in_every_dialect(data):
         b'{"choices": [{"index": -1}]}',
         b'{"usage": {"completion_tokens": 1e3}}',
         b'{"x":' + b"[" * 100_000,
-    ],
-)
-def test_an_event_that_cannot_be_read_is_reported_with_its_beginning(payload):
-    error = read(b"data: " + payload + b"\n\n").error
-    assert error is not None
-    assert error.kind == "malformed-stream"
-    assert "cannot be read" in error.message
-
-
-def test_a_null_error_is_no_error():
-    assert read(event(choice("a"), error=None)).error is None
-
-
-def test_a_last_event_without_its_blank_line_still_counts():
-    assert read(PLAIN[1], b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}').num_finished == 1
-
-
-SPOKEN = b": keep-alive\r\n\r\n" + b"".join(PLAIN[:2]) + b"id: 3\ndata: " + PLAIN[2][6:] + b"".join(PLAIN[3:])
-
-
-@given(cuts=st.lists(st.integers(0, len(SPOKEN)), max_size=20), ends=st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_any_cut_of_the_bytes_and_any_line_end_give_the_same_result(cuts, ends):
-    spoken = SPOKEN.replace(b"\r\n", b"\n").replace(b"\n", ends)
-    reader = read(*cut(spoken, cuts))
-    (only,) = reader.choices()
-    assert (only.text, only.finish_reason, len(only.chunk_ns)) == ("Hello wörld", "stop", 3)
-    assert reader.error is None
-    assert reader.is_terminated
+    ):
+        error = read(b"data: " + payload + b"\n\n").error
+        assert error is not None, payload[:50]
+        assert (error.kind, "cannot be read" in error.message) == ("malformed-stream", True)
 
 
 FRAGMENTS = st.sampled_from(
@@ -245,31 +169,15 @@ def test_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
     assert splitter.feed(b"\xef\xbb\xbfdata: 3\n\n") == []
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        b"",
-        b"\r",
-        b"\n",
-        b": ping\r",
-        b"data: [\n",
-        b"data: [",
-        b"event: error\n",
-        b"id: 1\n",
-        b"da",
-        b"\xef\xbb\xbf",
-    ],
-)
-@pytest.mark.parametrize("first", [b"", PLAIN[1]])
-def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before(before, first):
+def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before():
     after = b"\xef\xbb\xbf" + PLAIN[3]  # for the mark is one only at the start
-    whole = told(read(first + before + PLAIN[2] + after))
-    assert told(read(first, before, PLAIN[2], after)) == whole
-    assert told(read(first + before, PLAIN[2], after)) == whole
-
-
-def test_a_carriage_return_in_the_middle_of_an_event_ends_a_line_also_in_an_event_that_comes_alone():
-    alone = b'data: {"choices":\r[{"text": "a"}]}\n\n'
+    befores = [b"", b"\r", b"\n", b": ping\r", b"data: [\n", b"data: [", b"event: error\n", b"id: 1\n", b"da"]
+    for before in (*befores, b"\xef\xbb\xbf"):
+        for first in (b"", PLAIN[1]):
+            whole = told(read(first + before + PLAIN[2] + after))
+            assert told(read(first, before, PLAIN[2], after)) == whole, before
+            assert told(read(first + before, PLAIN[2], after)) == whole, before
+    alone = b'data: {"choices":\r[{"text": "a"}]}\n\n'  # a carriage return ends a line
     assert read(PLAIN[1], alone).error is not None
     assert told(read(PLAIN[1], alone)) == told(read(PLAIN[1] + alone))
 

@@ -90,7 +90,7 @@ def _places_of(parts, wire):
         begin += len(part)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(spoken=spoken_truths(), data=st.data())
 def test_a_generated_answer_is_understood_however_it_was_framed_and_cut(spoken, data):
     truth, wire, ends, is_counted = spoken

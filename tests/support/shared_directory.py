@@ -31,21 +31,23 @@ workload:
   output_len: {output_len}
   arrival: {{kind: closed-loop, max_concurrency: 3}}
   num_warmups: 0
-variants:
-  baseline: {{}}
-  changed:
-    server: {{max_num_seqs: 2}}
+variants: {{baseline: {{}}{changed}}}
 allowed_differences: [server.*]
 """
-LONG_OUTPUT = 250
-"""Tokens of a load that takes about six seconds with ``SLOWLY``, so that something can happen in mid-run."""
+CHANGED = ", changed: {server: {max_num_seqs: 2}}"
+LONG_OUTPUT = 120
+"""Tokens of a load that takes about three seconds with ``SLOWLY``, so that something can happen in mid-run."""
 SLOWLY = ("--set", "engine.options.time_scale=0.5")
 
 
-def prepared_directory(parent: Path, *options: str, blocks: int = 2, output_len: int = 8) -> Path:
-    """The directory of an experiment with two arms whose blocks are handed out, of which nothing is measured."""
+def prepared_directory(
+    parent: Path, *options: str, blocks: int = 2, output_len: int = 8, has_two_arms: bool = False
+) -> Path:
+    """The directory of an experiment whose blocks are handed out, of which nothing is measured."""
     profile, path = parent / "small.yaml", parent / "shared"
-    profile.write_text(PROFILE.format(blocks=blocks, output_len=output_len))
+    profile.write_text(
+        PROFILE.format(blocks=blocks, output_len=output_len, changed=CHANGED if has_two_arms else "")
+    )
     done = benchctl("run", "-p", profile, "--prepare", "-o", path, *options, cwd=parent)
     assert done.returncode == 0, done.stderr
     return path

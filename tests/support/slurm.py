@@ -10,10 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -28,6 +28,7 @@ T = TypeVar("T")
 NODES, GPUS = 2, 2
 PATIENCE_S = 90.0
 _SOON = dt.timedelta(seconds=10)
+_HASTY = "from benchctl.cluster import slurm; slurm._POLL_S = 0.5; from benchctl.cli import main; main()"
 
 
 def missing_slurm() -> str | None:
@@ -52,17 +53,34 @@ class Slurm:
             list(map(str, words)), env=os.environ | self.environment, check=True, capture_output=True, text=True
         ).stdout
 
-    def benchctl(self, *args: object, **options: object) -> "subprocess.CompletedProcess[str]":
+    def benchctl(self, *args: object, **options: Any) -> "subprocess.CompletedProcess[str]":
         """Run benchctl as on a login node."""
         return benchctl(*args, **{"CI": "1", **self.environment, **options})
 
-    def start(self, *args: object, cwd: Path) -> "subprocess.Popen[str]":
-        """The same, without waiting for its end."""
-        argv = [sys.executable, "-m", "benchctl", *map(str, args)]
-        environment = os.environ | {"CI": "1", "PYTHONPATH": str(_ROOT)} | self.environment
+    def start(self, *args: object, cwd: Path, **env: str) -> "subprocess.Popen[str]":
+        """The same in a new interpreter, without waiting for its end; it asks the queue each half second."""
+        argv = [sys.executable, "-c", _HASTY, *map(str, args)]
+        environment = os.environ | {"CI": "1", "PYTHONPATH": str(_ROOT)} | self.environment | env
         return subprocess.Popen(
             argv, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+
+    def end(self, command: "subprocess.Popen[str]") -> tuple[int, str]:
+        """Exit code and output of a command that ends by itself, while tasks that were queued again begin soon."""
+
+        def has_ended() -> bool:
+            self.begin_soon()
+            return command.poll() is not None
+
+        until(has_ended, "the command to end", 120)
+        output = command.communicate(timeout=10)[0]
+        return command.returncode, output
+
+    def resume_nodes(self, name: str) -> None:
+        """Let a node take tasks again, and wait until both do."""
+        with suppress(subprocess.CalledProcessError):  # it may be up by itself
+            self.command("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        until(lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(NODES), "idle nodes")
 
     def queue(self) -> dict[str, str]:
         """State of each task that is queued or runs, by its name."""

@@ -8,7 +8,7 @@ import pytest
 from support.nvidia_smi import FakeSmi, devices
 
 from benchctl.cluster import local
-from benchctl.cluster.local import BlocksOnSlots, held_devices, held_slots
+from benchctl.cluster.local import BlockProcess, BlocksOnSlots, held_devices, held_slots
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
@@ -18,20 +18,14 @@ from benchctl.records.record import PlannedRun
 TWO = tuple(Slot(index=index, gpus=(f"GPU-{index}",)) for index in range(2))
 
 
-class Process:
+class Process(BlockProcess):
     """A process that ends as its block is told to."""
 
     def __init__(self, block, slot, code):
         self.block, self.slot, self.log = block, slot, f"b{block}.log"
-        self._process = subprocess.Popen([sys.executable, "-IS", "-c", f"import os; {code}"])
+        argv = [sys.executable, "-IS", "-c", f"import os; {code}"]
+        self._process = subprocess.Popen(argv, start_new_session=True)
         self.poll, self.terminate = self._process.poll, self._process.terminate
-
-    def wait(self, limit_s):
-        try:
-            self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class Handing:
@@ -79,17 +73,12 @@ def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once(monk
     assert [(process.block, process.poll()) for process in handing.blocks.given_up] == [(2, -9)]
 
 
-def test_a_block_that_is_refused_ends_the_handing_out(monkeypatch):
-    handing = Handing(monkeypatch, {block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1]).run()
-    assert handing.started == [(0, 0)]
-    assert handing.blocks.refused is not None
-
-
-def test_a_block_that_another_process_measures_is_left_to_it(monkeypatch):
-    handing = Handing(monkeypatch, {0: ["os._exit(2)"], 1: ["0"]}, of_others={0}).run()
-    assert handing.blocks.of_others == [0]
-    assert handing.blocks.refused is None
-    assert len(handing.started) == 2
+def test_a_block_that_is_refused_ends_the_handing_out_and_one_of_another_process_is_left_to_it(monkeypatch):
+    refused = Handing(monkeypatch, {block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1]).run()
+    assert refused.started == [(0, 0)]
+    assert refused.blocks.refused is not None
+    shared = Handing(monkeypatch, {0: ["os._exit(2)"], 1: ["0"]}, of_others={0}).run()
+    assert (shared.blocks.of_others, shared.blocks.refused, len(shared.started)) == ([0], None, 2)
 
 
 def test_a_block_that_was_begun_goes_to_the_devices_that_began_it(monkeypatch):

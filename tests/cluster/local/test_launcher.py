@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support.local_commands import wait_until
 
 from benchctl.cluster.local import PARENT_VARIABLE, BlockProcess
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
+from benchctl.measure.server.process import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell of the end of a parent")
 ENDS_WITH_PARENT = "from benchctl.cluster.local import end_with_parent; end_with_parent()"
@@ -34,20 +35,8 @@ def test_the_process_has_the_cores_and_devices_of_its_slot_and_ours_do_not_chang
     assert second.log.read_text().count("is not a result directory") == 2
 
 
-def test_a_process_whose_parent_has_ended_meanwhile_ends():
-    environment = os.environ | {PARENT_VARIABLE: str(os.getppid())}
-    process = subprocess.run(
-        [sys.executable, "-c", f"{ENDS_WITH_PARENT}; print('goes on')"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (process.returncode, process.stdout) == (130, "")
-
-
 def test_it_is_asked_to_end_when_the_process_that_hands_out_blocks_is_killed(tmp_path: Path):
-    child = (
+    code = (
         f"{ENDS_WITH_PARENT}\n"
         "import os, pathlib, signal, sys, time\n"
         f"assert {PARENT_VARIABLE!r} not in os.environ, 'servers do not inherit it'\n"
@@ -57,17 +46,18 @@ def test_it_is_asked_to_end_when_the_process_that_hands_out_blocks_is_killed(tmp
     parent = (
         "import os, subprocess, sys\n"
         f"os.environ[{PARENT_VARIABLE!r}] = str(os.getpid())\n"
-        f"argv = [sys.executable, '-c', {child!r}, {str(tmp_path / 'end')!r}]\n"
+        f"argv = [sys.executable, '-c', {code!r}, {str(tmp_path / 'end')!r}]\n"
         "subprocess.Popen(argv, start_new_session=True).wait()"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
-    (pid,) = (each.pid for each in psutil.Process(process.pid).children())
+    (child,) = psutil.Process(process.pid).children()
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until("its end", lambda: not is_alive(child))
     assert (tmp_path / "end").read_text() == "asked to end"
+    orphan = [sys.executable, "-c", f"{ENDS_WITH_PARENT}; print('goes on')"]
+    late = os.environ | {PARENT_VARIABLE: str(os.getppid())}  # its parent has ended meanwhile
+    ended = subprocess.run(orphan, env=late, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, "")

@@ -9,9 +9,12 @@ import pytest
 from support.cli import benchctl
 from support.slurm import states, write_profile
 
-from benchctl.cluster.slurm import ArrayJob, is_passed_on
+from benchctl.cluster import slurm
+from benchctl.cluster.slurm import ArrayJob, BlocksOnSlurm, SlurmCommandError, is_passed_on
 from benchctl.profile.load import load_profile
 from benchctl.profile.sections import ClusterSettings
+from benchctl.records.directory import Submission
+from benchctl.records.writers import Owner
 
 DIRECTORY = Path("/shared/results/d")
 
@@ -25,7 +28,7 @@ def script(num_blocks: int = 3, num_gpus: int = 1, **keys: object) -> str:
     return array_job(num_gpus=num_gpus, **keys).script(DIRECTORY / "submissions" / "x", num_blocks)
 
 
-def test_each_key_has_its_line():
+def test_each_key_has_its_line_and_one_without_a_value_has_none():
     text = script(
         partition="gpu", account="mine", qos="low", cpus=8, mem="64G", time="1-00:30:00", constraint="h100&ib",
         exclude="n[3,7]", setup=("module load cuda",), parallel=2, warn_s=90,
@@ -38,16 +41,11 @@ def test_each_key_has_its_line():
         assert f"#SBATCH {line}\n" in text
     assert "\nmodule load cuda\n" in text
     assert " --cpus-per-task=8 " in text.partition("\nsrun ")[2]
-
-
-def test_a_key_without_a_value_has_no_line():
-    text = script(num_gpus=0)
-    for word in ("partition", "account", "qos", "cpus", "mem", "--time", "constraint", "exclude", "gres", "wckey"):
-        assert word not in text
-
-
-def test_one_block_is_submitted_without_an_array():
-    assert "--array" not in script(num_blocks=1)
+    bare = script(num_blocks=1, num_gpus=0)
+    for word in (
+        "partition", "account", "qos", "cpus", "mem", "--time", "constraint", "exclude", "gres", "wckey", "--array"
+    ):  # fmt: skip
+        assert word not in bare
 
 
 def test_pyxis_starts_the_task_itself_in_the_container():
@@ -73,18 +71,56 @@ def test_apptainer_runs_the_block_with_the_devices_and_the_directory(tmp_path: P
     assert array_job(container="b.sif").words(0)[6] == "python3"
 
 
-@pytest.mark.parametrize(
-    ("name", "is_expected"),
-    [
-        ("CUDA_VISIBLE_DEVICES", False),
-        ("SLURM_JOB_ID", False),
-        ("SLURM_MEM_PER_CPU", False),
-        ("XDG_RUNTIME_DIR", False),
-        ("SLURM_CONF", True),
-        ("SBATCH_ACCOUNT", True),
-        ("HF_TOKEN", True),
-        ("PATH", True),
-    ],
-)
-def test_tasks_inherit_everything_but_what_belongs_to_the_login_or_to_another_job(name: str, is_expected: bool):
-    assert is_passed_on(name) is is_expected
+def test_tasks_inherit_everything_but_what_belongs_to_the_login_or_to_another_job():
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "XDG_RUNTIME_DIR"):
+        assert not is_passed_on(name)
+    for name in ("SLURM_CONF", "SBATCH_ACCOUNT", "HF_TOKEN", "PATH"):
+        assert is_passed_on(name)
+
+
+def test_a_block_without_a_task_is_over_measured_by_another_cancelled_or_submitted_as_often_as_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    states = {
+        "1_0": "COMPLETED", "1_1": "CANCELLED", "1_2": "NODE_FAIL", "1_3": "TIMEOUT", "1_4": "RUNNING",
+        "2_7": "RUNNING", "9_0": "FAILED",
+    }  # fmt: skip
+    owner = Owner(node="n9", boot_id="another", pid=4711, job="slurm 2_7", begun_at="2026", schema_version=1)
+    answers: dict[str, object] = {
+        "_POLL_S": 0.0,
+        "_states_of_tasks": lambda: dict(states),
+        "has_ended": lambda _results, block: block == 0,
+        "living_owner": lambda _results, block: owner if block == 3 else None,
+        "submit_blocks": lambda _array, blocks: Submission(
+            schema_version=1, job="9", tasks={f"9_{i}": block for i, block in enumerate(blocks)}
+        ),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(slurm, name, answer)
+    submitted: list[Submission] = []
+    problems: list[str] = []
+    tasks = {f"1_{block}": block for block in range(5)}
+    watched = BlocksOnSlurm(array_job(), tasks, on_submit=submitted.append, on_problem=problems.append)
+    watched.look()
+    assert (watched.cancelled, submitted) == ({}, []), "files of a node may appear late"
+    watched.look()
+    assert (watched.cancelled, [each.tasks for each in submitted]) == ({1: "1_1"}, [{"9_0": 2}])
+    for _ in range(4):
+        watched.look()
+    assert (len(submitted), watched.given_up) == (2, {2: "9_0"}), "two resubmissions are allowed"
+    assert watched.jobs == ("1",)
+    del states["2_7"]
+    watched.look()
+    assert submitted[-1].tasks == {"9_0": 3}, "nobody measures it any more"
+    states.update({"1_4": "COMPLETED", "9_0": "COMPLETED"})
+    monkeypatch.setattr(slurm, "has_ended", lambda _results, _block: True)
+    watched.look()
+    assert watched.is_over
+
+    def fail() -> None:
+        raise SlurmCommandError("connect failure")
+
+    monkeypatch.setattr(slurm, "_states_of_tasks", fail)
+    watched.look()
+    watched.look()
+    assert problems == ["the queue cannot be read, it is tried again: connect failure"]

@@ -34,48 +34,36 @@ def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_without_its_programs_the_command_ends_with_2_and_says_so(tmp_path: Path):
-    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=8)
+def test_without_its_programs_the_command_ends_with_2_and_a_plan_is_a_warning_with_the_script(tmp_path: Path):
+    words = ("run", write_profile(tmp_path / "p.yaml", blocks=2, tokens=8), "--on", "slurm")
     path = f"{Path(sys.executable).parent}:/nowhere"
-    ended = benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, PATH=path)
+    ended = benchctl(*words, "-o", "d", cwd=tmp_path, PATH=path)
     assert ended.returncode == 2
     assert "no --on slurm: Slurm does not answer: sinfo: No such file" in ended.stderr
     assert "'--on local' uses the GPUs of this host" in ended.stderr
     assert not (tmp_path / "d").exists()
+    planned = benchctl(*words, "--dry-run", cwd=tmp_path, PATH=path)
+    assert planned.returncode == 0
+    assert "no --on slurm: Slurm does not answer" in planned.stderr
+    for line in ("#SBATCH --array=0-1%2", "#SBATCH --gres=gpu:1", "array index 1: block 1"):
+        assert line in planned.stdout
 
 
-def test_a_plan_of_such_a_machine_is_a_warning_and_shows_the_script(tmp_path: Path):
-    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=8)
-    path = f"{Path(sys.executable).parent}:/nowhere"
-    ended = benchctl("run", profile, "--on", "slurm", "--dry-run", cwd=tmp_path, PATH=path)
-    assert ended.returncode == 0
-    assert "no --on slurm: Slurm does not answer" in ended.stderr
-    assert "#SBATCH --array=0-1%2" in ended.stdout
-    assert "#SBATCH --gres=gpu:1" in ended.stdout
-    assert "array index 1: block 1" in ended.stdout
-
-
-def test_a_controller_that_does_not_answer_is_named_with_its_own_words(path: Path):
+def test_what_is_missing_is_named_and_a_cluster_that_answers_is_shown_with_its_partitions(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     programs(path, sbatch="", srun="", squeue="", sinfo="!Unable to contact slurm controller (connect failure)")
     with pytest.raises(UsageError, match="does not answer: Unable to contact slurm controller"):
         require_slurm()
     check = slurm_check()
     assert (check.state, check.name, check.is_needed) == ("missing", "slurm", False)
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(path: Path, monkeypatch: pytest.MonkeyPatch):
-    programs(path, sbatch="", srun="", squeue="", sinfo="main*")
+    programs(path, sinfo="main* long")
+    require_slurm()
+    check = slurm_check()
+    assert (check.state, check.facts["partitions"]) == ("ok", ("main", "long"))
     monkeypatch.setattr("benchctl.cluster.slurm.find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"pip install submitit"):
         require_slurm()
-
-
-def test_a_cluster_that_answers_is_shown_with_its_partitions(path: Path):
-    programs(path, sbatch="", srun="", squeue="", sinfo="main* long")
-    require_slurm()
-    check = slurm_check()
-    assert check.state == "ok"
-    assert check.facts["partitions"] == ("main", "long")
 
 
 def test_a_file_of_cluster_settings_is_refused_with_its_lines(tmp_path: Path):
@@ -88,30 +76,15 @@ def test_a_file_of_cluster_settings_is_refused_with_its_lines(tmp_path: Path):
     assert load_cluster(tmp_path / "c.yaml").time_s == 7200
 
 
-def test_a_time_limit_below_the_duration_of_a_block_is_refused_with_both(slurm_programs: str, tmp_path: Path):
-    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=20_000, time="0:30")
-    ended = benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, PATH=slurm_programs)
-    assert ended.returncode == 2, ended.stderr
-    assert "cluster.time is 0:30, 30 s, and one block of 2 runs needs about" in ended.stderr
-    assert not (tmp_path / "d").exists()
-
-
-def test_an_engine_that_may_do_without_a_gpu_needs_their_number(slurm_programs: str, tmp_path: Path):
-    arguments = ("run", "ci-smoke", "--engine", "vllm-cpu", "--on", "slurm", "-o", "d")
-    ended = benchctl(*arguments, cwd=tmp_path, PATH=slurm_programs)
-    assert ended.returncode == 2
-    assert "set cluster.gpus_per_block to their number" in ended.stderr
-
-
-def test_lengths_are_not_measured_on_the_machine_that_submits(slurm_programs: str, tmp_path: Path):
-    arguments = ("run", "natural", "--set", "stop=replay-natural", "--on", "slurm", "-o", "d")
-    ended = benchctl(*arguments, cwd=tmp_path, PATH=slurm_programs)
-    assert ended.returncode == 2
-    assert "--set workload.lengths_from=DIR" in ended.stderr
-
-
-@pytest.fixture(name="slurm_programs")
-def _slurm_programs(tmp_path: Path) -> str:
-    """A PATH on which Slurm's programs answer, and submit nothing."""
+def test_what_slurm_would_only_fail_at_later_is_refused_before_anything_is_written(tmp_path: Path):
     programs(tmp_path / "bin", sbatch="!refused", srun="", squeue="", sinfo="main*")
-    return f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    short = write_profile(tmp_path / "p.yaml", blocks=2, tokens=20_000, time="0:30")
+    for words, says in (
+        ((short,), "cluster.time is 0:30, 30 s, and one block of 2 runs needs about"),
+        (("ci-smoke", "--engine", "vllm-cpu"), "set cluster.gpus_per_block to their number"),
+        (("natural", "--set", "stop=replay-natural"), "--set workload.lengths_from=DIR"),
+    ):
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        ended = benchctl("run", *words, "--on", "slurm", "-o", "d", cwd=tmp_path, PATH=path)
+        assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
+        assert not (tmp_path / "d").exists()

@@ -1,102 +1,155 @@
 """The start of a server: what is heard while it lasts, and every way in which it does not end well."""
 
-import asyncio
+import socket
+import sys
+import threading
 import time
 from dataclasses import replace
 
 import psutil
 import pytest
-from support.servers.stubborn_engine import CORE, launch, wait_until
+from support.servers.paced_engine import running, up
+from support.servers.stubborn_engine import CORE, launch, processes_of, wait_until
 
-from benchctl.errors import ServerStartError
-from benchctl.load.client import StreamClient
+from benchctl.errors import PortTakenError, RunError, ServerStartError
 from benchctl.measure.server.health import ServerLog, Shortage
-from benchctl.measure.server.process import is_alive, is_free
+from benchctl.measure.server.process import choose_port, is_alive, is_free, is_listening, port_holder, wait_free
 from benchctl.measure.server.server import ServerProcess
 from benchctl.untrusted.secrets import Redactor
 
 
-async def wait_ready(server, how):
-    async with StreamClient(how.base_url, how.timeouts) as client:
-        return await server.wait_ready(client.control)
-
-
 def start(how):
-    with ServerProcess(how) as server:
-        asyncio.run(wait_ready(server, how))
+    with up(how):
+        pass
 
 
-def test_what_a_starting_server_says_is_passed_on(tmp_path):
+def test_a_server_that_was_started_is_ready_and_then_gone_and_what_it_said_was_passed_on(tmp_path):
     heard = []
-    start(replace(launch(tmp_path, "--start-delay-s", "0.8"), on_log_line=heard.append))
+    how = replace(launch(tmp_path, "--start-delay-s", "0.3"), on_log_line=heard.append)
+    with up(how) as server:
+        pid, ready_ns = server.pid, time.monotonic_ns()
+        server.check_alive()
+        assert not is_free(how.port)
+        assert port_holder(how.port).pid == pid
+    assert server.launch_ns < ready_ns < server.stop_ns
+    assert not psutil.pid_exists(pid)
+    assert is_free(how.port)
+    assert server.warnings == ()
+    assert "paced server listening" in how.log.read_text()
     assert "paced server starting" in heard
     assert set(heard) <= {"paced server starting", "paced server listening"}
 
 
-def test_a_server_that_says_it_will_never_serve_and_lives_on_is_ended_at_once(tmp_path):
-    how = launch(tmp_path, "--port-taken", ready_s=60.0)
-    began = time.monotonic()
-    with pytest.raises(ServerStartError, match=r"is alive but will never be ready \(port-taken\)") as caught:
-        start(how)
-    assert caught.value.cause == "port-taken"
-    assert time.monotonic() - began < 20
+LINES = "\n".join([*(f"line {i}" for i in range(30)), "CUDA out of memory"])
 
 
-@pytest.mark.parametrize("habit", ["leave", "stay"])
-def test_a_child_that_serves_is_the_server_s_own_while_its_parent_lives_and_an_orphan_after(tmp_path, habit):
-    how = launch(tmp_path, "--serve-from-child", habit, "--leave-after-s", "0")
-    if habit == "stay":
+@pytest.mark.parametrize(
+    ("flags", "message", "cause"),
+    [
+        (
+            ("--die-saying", LINES),
+            r"ended with exit code 1 before it was ready \(out-of-memory\); lower",
+            "out-of-memory",
+        ),
+        (("--die-saying", "so long"), "exit code 1 before it was ready; its log says why", "server-died"),
+        (("--die-saying", "error: unrecognized arguments: --frob"), "correct the flag", "bad-flag"),
+        (("--port-taken",), r"is alive but will never be ready \(port-taken\)", "port-taken"),
+        (
+            ("--never-ready",),
+            "not ready within 1 s: GET /health answered 503, its log ends 'paced server listening'; raise timeouts",
+            "not-ready",
+        ),
+        (
+            ("--start-delay-s", "60", "--chatter-bytes", "5000000"),
+            "not ready within 1 s: .*, its log ends 'paced server starting'",
+            "not-ready",
+        ),
+    ],
+)
+def test_a_server_that_does_not_become_ready_fails_as_soon_as_it_is_known_with_cause_remedy_and_log(
+    tmp_path, flags, message, cause
+):
+    how, began_s = launch(tmp_path, *flags, ready_s=1.0 if cause == "not-ready" else 60.0), time.monotonic()
+    with pytest.raises(ServerStartError, match=message) as caught:
         start(how)
-    else:
-        with pytest.raises(ServerStartError, match="the server ended with exit code 0 before it was ready"):
-            start(how)
+    assert time.monotonic() - began_s < 20
+    assert (caught.value.cause, caught.value.is_profile_error) == (cause, cause == "bad-flag")
+    assert is_free(how.port)
+    if LINES in flags:
+        tail = caught.value.log_tail.splitlines()
+        assert (len(tail), tail[-1]) == (20, "CUDA out of memory")
+        assert str(how.log) in str(caught.value)
+
+
+def test_a_program_that_does_not_exist_is_a_start_error(tmp_path):
+    how = replace(launch(tmp_path), argv=("no-such-engine", "--port", "1"))
+    message = r"'no-such-engine' cannot be started: .*install the engine"
+    with pytest.raises(ServerStartError, match=message) as caught:
+        start(how)
+    assert caught.value.cause == "cannot-start"
+
+
+def test_a_child_that_serves_is_the_server_s_own_while_its_parent_lives_and_an_orphan_after(tmp_path):
+    how = launch(tmp_path, "--serve-from-child", "stay", "--leave-after-s", "0")
+    with up(how) as server:
+        child = wait_until("the child", lambda: psutil.Process(server.pid).children())[0]
+        psutil.Process(server.pid).kill()
+    assert not is_alive(child)
+    assert is_free(how.port)
+    assert server.warnings == ()
+    how = launch(tmp_path, "--serve-from-child", "leave", "--leave-after-s", "0")
+    with pytest.raises(ServerStartError, match="the server ended with exit code 0 before it was ready"):
+        start(how)
     assert is_free(how.port)
 
 
 def test_an_orphan_of_an_earlier_run_that_answers_is_not_taken_for_a_server_that_still_loads(tmp_path):
     (tmp_path / "orphan").mkdir()
-    orphan = launch(tmp_path / "orphan")
-    with ServerProcess(orphan) as other:
-        asyncio.run(wait_ready(other, orphan))
-        argv = tuple(str(orphan.port) if part == str(orphan.port) else part for part in orphan.argv)
-        loading = replace(orphan, argv=(*argv, "--start-delay-s", "60"), log=tmp_path / "server.log")
-        with ServerProcess(loading) as server:
-            with pytest.raises(ServerStartError, match="answered by a process that is not the server just started"):
-                asyncio.run(wait_ready(server, loading))
-            other.stop()
+    with running(tmp_path / "orphan") as orphan:
+        loading = replace(orphan, argv=(*orphan.argv, "--start-delay-s", "60"), log=tmp_path / "server.log")
+        loading = replace(loading, port_wait_s=0.0)
+        with pytest.raises(ServerStartError, match="by a process that is not the server just started") as caught:
+            start(loading)
+    assert caught.value.cause == "port-taken"
     assert is_free(orphan.port)
 
 
 def test_an_engine_process_that_dies_before_the_server_is_ready_ends_the_start(tmp_path):
     how = launch(tmp_path, "--core", "stay", "--never-ready", ready_s=60.0)
 
-    async def kill_core(server):
-        waiting = asyncio.create_task(wait_ready(server, how))
-        await asyncio.sleep(1.5)  # two looks, by which it is known as an engine process
-        (core,) = [process for process in server.processes() if CORE in process.cmdline()]
-        core.kill()
-        await waiting
+    def kill_core():
+        time.sleep(1.5)  # two looks, by which it is known as an engine process
+        children = [child for process in processes_of(str(tmp_path)) for child in process.children()]
+        next(child for child in children if CORE in child.cmdline()).kill()
 
-    with ServerProcess(how) as server, pytest.raises(ServerStartError) as caught:
-        asyncio.run(kill_core(server))
-    assert CORE in str(caught.value)
-    assert "has gone before it was ready" in str(caught.value)
+    threading.Thread(target=kill_core).start()
+    with pytest.raises(ServerStartError, match=f"{CORE}.* has gone before it was ready") as caught:
+        start(how)
     assert "engine core died" in caught.value.log_tail
 
 
-def test_a_start_that_takes_too_long_is_told_with_the_last_line_of_the_log(tmp_path):
-    how = launch(tmp_path, "--start-delay-s", "60", "--chatter-bytes", "5000000", ready_s=1.0)
-    with pytest.raises(ServerStartError, match=r"not ready within 1 s: .*, its log ends 'paced server starting'"):
-        start(how)
+def test_a_port_that_stays_held_is_a_warning(tmp_path):
+    how = launch(tmp_path)
+    sleeper = replace(how, argv=(sys.executable, "-c", "import time; time.sleep(60)"), port_wait_s=0.1)
+    with ServerProcess(sleeper) as server, socket.create_server(("127.0.0.1", how.port)):
+        server.stop()
+    assert [warning.code for warning in server.warnings] == ["port-held"]
 
 
-def test_a_fault_of_the_profile_is_marked_as_one(tmp_path):
-    with pytest.raises(ServerStartError, match=r"\(bad-flag\); correct the flag") as caught:
-        start(launch(tmp_path, "--die-saying", "error: unrecognized arguments: --frobnicate"))
-    assert caught.value.is_profile_error
-    with pytest.raises(ServerStartError) as caught:
-        start(launch(tmp_path, "--die-saying", "CUDA out of memory"))
-    assert (caught.value.cause, caught.value.is_profile_error) == ("out-of-memory", False)
+def test_ports_are_free_ones_or_refused_with_their_holder():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        taken = rf"port {port} of 127.0.0.1 is taken by process {psutil.Process().pid} .*--set"
+        with pytest.raises(PortTakenError, match=taken):
+            choose_port(port)
+        assert not wait_free(port, 0.05)
+        assert is_listening(psutil.Process(), port)
+        with pytest.raises(RunError, match=f"no port from {port} to {port} is free"):
+            choose_port(None, range(port, port + 1))
+    assert choose_port(port) == port
+    first = choose_port(None)
+    with socket.create_server(("127.0.0.1", first)):
+        assert choose_port(None) != first
 
 
 def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):
@@ -120,33 +173,15 @@ def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):
         assert log.tail().endswith("loading 90%\x1b[0m\n")
 
 
-def test_a_line_with_control_characters_is_shown_without_colours_and_with_escapes(tmp_path):
+def test_a_line_is_shown_without_colours_with_escapes_and_shortened(tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes("\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b31m\u202e\n".encode())
     assert ServerLog(path, Redactor()).last_line() == r"\x1b]0;owned\x07red\x9b31m\u202e"
-
-
-def test_a_line_of_megabytes_is_shown_by_its_end_and_shortened(tmp_path):
-    path = tmp_path / "server.log"
     path.write_bytes(b"x" * 5_000_000)
     log = ServerLog(path, Redactor())
-    assert log.last_line() == "x" * 99 + "…"
-    assert len(log.tail()) == 16_384
-    assert len(log.end()) == 65_536
+    assert (log.last_line(), len(log.tail()), len(log.end())) == ("x" * 99 + "…", 16_384, 65_536)
     log.close()
 
 
 def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path):
-    shortage = Shortage(tmp_path, log_room_bytes=1 << 62)
-    assert shortage.diagnosis().cause == "disk-full"
-
-
-def test_stopping_while_a_child_holds_the_port_frees_it(tmp_path):
-    how = launch(tmp_path, "--serve-from-child", "stay")
-    with ServerProcess(how) as server:
-        asyncio.run(wait_ready(server, how))
-        child = wait_until("the child", lambda: psutil.Process(server.pid).children())[0]
-        psutil.Process(server.pid).kill()
-    assert not is_alive(child)
-    assert is_free(how.port)
-    assert server.warnings == ()
+    assert Shortage(tmp_path, log_room_bytes=1 << 62).diagnosis().cause == "disk-full"

@@ -10,23 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.servers.paced_engine import up
 from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerDiedError
-from benchctl.load.client import StreamClient
 from benchctl.measure.server.process import Supervised, descendants, is_alive
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.supervise import Launched
 
 SHARED = Path("/dev/shm")
-
-
-def ready(server, how):
-    async def wait():
-        async with StreamClient(how.base_url, how.timeouts) as client:
-            return await server.wait_ready(client.control)
-
-    return asyncio.run(wait())
 
 
 def reap_orphans():
@@ -42,17 +34,28 @@ def runaway_of(log):
 
 
 @pytest.mark.parametrize("leader_dies", [False, True])
-def test_a_descendant_that_left_session_and_family_is_ended_too(tmp_path, leader_dies):
-    how = launch(tmp_path, "--runaway")
-    with ServerProcess(how) as server:
-        ready(server, how)
-        runaway = wait_until("a runaway", lambda: runaway_of(how.raw_log))
-        assert os.getsid(runaway.pid) != server.pid
-        assert runaway not in psutil.Process(server.pid).children(recursive=True)
-        if leader_dies:
-            psutil.Process(server.pid).kill()
-    assert not is_alive(runaway)
-    assert server.warnings == ()
+def test_descendants_and_shared_memory_go_with_a_server_that_ends_or_is_killed_and_those_of_others_stay(
+    tmp_path, leader_dies
+):
+    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
+    how = launch(tmp_path, "--runaway", "--with-worker", "--ignore-term", "--segment", name, stop_s=0.3)
+    try:
+        with up(how) as server:
+            runaway = wait_until("a runaway", lambda: runaway_of(how.raw_log))
+            leader, members = psutil.Process(server.pid), server.processes()
+            assert len(members) == 3
+            assert os.getsid(runaway.pid) != leader.pid
+            assert runaway not in leader.children(recursive=True)
+            others.write_bytes(b"not a server's")
+            assert (SHARED / name).exists()
+            if leader_dies:
+                leader.kill()
+        assert not any(is_alive(member) for member in (*members, runaway))
+        assert ((SHARED / name).exists(), others.exists()) == (False, True)
+        assert server.warnings == ()
+    finally:
+        others.unlink(missing_ok=True)
+        (SHARED / name).unlink(missing_ok=True)
 
 
 def test_a_runaway_of_a_server_that_dies_at_once_is_ended_although_nobody_saw_it_leave(tmp_path):
@@ -86,8 +89,7 @@ def test_who_leaves_the_session_after_it_was_seen_is_ended_with_a_benchctl_that_
 
 def test_a_supervisor_that_is_killed_takes_the_server_along_and_the_log_is_written(tmp_path):
     how = launch(tmp_path)
-    with ServerProcess(how) as server:
-        ready(server, how)
+    with up(how) as server:
         leader = psutil.Process(server.pid)
         psutil.Process(server._process.supervisor_pid).kill()
         asyncio.run(asyncio.wait_for(server.died(), 10))
@@ -101,50 +103,21 @@ def test_a_supervisor_that_is_killed_takes_the_server_along_and_the_log_is_writt
 def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    one = launch(tmp_path / "one")
-    with ServerProcess(one) as first:
-        ready(first, one)
-        other = launch(tmp_path / "other")
-        with ServerProcess(other) as second:
-            ready(second, other)
-            first.stop()
-            second.check_alive()
-        assert second.warnings == ()
-
-
-def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(tmp_path):
-    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
-    how = launch(tmp_path, "--segment", name)
-    try:
-        with ServerProcess(how) as server:
-            ready(server, how)
-            others.write_bytes(b"not a server's")
-            assert (SHARED / name).exists()
-            psutil.Process(server.pid).kill()
-        assert not (SHARED / name).exists()
-        assert others.exists()
-        assert server.warnings == ()
-    finally:
-        others.unlink(missing_ok=True)
-        (SHARED / name).unlink(missing_ok=True)
+    with up(launch(tmp_path / "one")) as first, up(launch(tmp_path / "other")) as second:
+        first.stop()
+        second.check_alive()
+    assert second.warnings == ()
 
 
 MEASURE = """
-import sys, asyncio
+import sys, time
 from pathlib import Path
+from support.servers.paced_engine import up
 from support.servers.stubborn_engine import launch
-from benchctl.load.client import StreamClient
-from benchctl.measure.server.server import ServerProcess
 
-async def ready(server):
-    async with StreamClient(how.base_url, how.timeouts) as client:
-        await server.wait_ready(client.control)
-        print(server.pid, flush=True)
-        await asyncio.sleep(60)
-
-how = launch(Path(sys.argv[1]), *sys.argv[2:])
-with ServerProcess(how) as server:
-    asyncio.run(ready(server))
+with up(launch(Path(sys.argv[1]), *sys.argv[2:])) as server:
+    print(server.pid, flush=True)
+    time.sleep(60)
 """
 
 

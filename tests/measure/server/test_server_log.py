@@ -46,9 +46,8 @@ def test_the_last_words_of_a_process_that_is_killed_are_in_the_log_without_secre
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_while_the_server_runs_its_log_is_raw_and_only_its_owner_may_read_it(tmp_path, is_kept):
     raw = tmp_path / "server.raw.log"
-    how = saying(tmp_path, f"print('key {SECRET}', flush=True); input()", keeps_raw_log=is_kept)
-    how = replace(how, argv=(*how.argv[:2], f"import time; print('key {SECRET}', flush=True); time.sleep(60)"))
-    with ServerProcess(how) as server:
+    program = f"import time; print('key {SECRET}', flush=True); time.sleep(60)"
+    with ServerProcess(saying(tmp_path, program, keeps_raw_log=is_kept)) as server:
         wait_until("the line", raw.read_text)
         assert server.log_tail() == f"key {MARK}"
         assert raw.stat().st_mode & 0o777 == 0o600
@@ -65,13 +64,13 @@ def test_a_process_that_left_and_writes_on_does_not_hold_up_the_end(tmp_path):
     assert (tmp_path / "server.log").read_text() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_that_end_benchctl_end_neither_supervisor_nor_server(tmp_path, number):
-    how = saying(tmp_path, "import time; time.sleep(60)")
-    with ServerProcess(how) as server:
-        os.kill(server._process.supervisor_pid, number)
-        server.check_alive()
-        assert is_alive(psutil.Process(server.pid))
+def test_signals_that_end_benchctl_end_neither_supervisor_nor_server_and_no_secret_is_in_its_words(tmp_path):
+    with ServerProcess(saying(tmp_path, "import time; time.sleep(60)")) as server:
+        assert SECRET not in " ".join(psutil.Process(server._process.supervisor_pid).cmdline())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(server._process.supervisor_pid, number)
+            server.check_alive()
+            assert is_alive(psutil.Process(server.pid))
 
 
 def test_the_server_inherits_no_signal_that_is_ignored(tmp_path):
@@ -80,30 +79,19 @@ def test_the_server_inherits_no_signal_that_is_ignored(tmp_path):
     assert set((tmp_path / "server.log").read_text().splitlines()) == {str(signal.SIG_DFL)}
 
 
-def test_no_secret_is_in_the_command_line_of_the_supervisor(tmp_path):
-    with ServerProcess(saying(tmp_path, "import time; time.sleep(60)")) as server:
-        assert SECRET not in " ".join(psutil.Process(server._process.supervisor_pid).cmdline())
-
-
-def test_a_log_that_cannot_be_opened_is_told_and_nothing_runs(tmp_path):
-    (tmp_path / "server.raw.log").mkdir()
-    before = psutil.Process().children()
-    with (
-        pytest.raises(ServerStartError, match="the log of the server cannot be begun"),
-        ServerProcess(launch(tmp_path)),
+def test_a_log_that_cannot_be_opened_or_is_a_link_is_told_and_nothing_runs(tmp_path):
+    raw = tmp_path / "server.raw.log"
+    for make, unmake in (
+        (raw.mkdir, raw.rmdir),
+        (lambda: raw.symlink_to(tmp_path / "elsewhere"), raw.unlink),
     ):
-        pass
-    assert psutil.Process().children() == before
-
-
-def test_a_link_in_place_of_the_log_is_not_followed(tmp_path):
-    (tmp_path / "server.raw.log").symlink_to(tmp_path / "elsewhere")
-    with (
-        pytest.raises(ServerStartError, match="the log of the server cannot be begun"),
-        ServerProcess(launch(tmp_path)),
-    ):
-        pass
-    assert not (tmp_path / "elsewhere").exists()
+        make()
+        before = psutil.Process().children()
+        with pytest.raises(ServerStartError, match="the log of the server cannot be begun"):
+            ServerProcess(launch(tmp_path)).__enter__()
+        assert psutil.Process().children() == before
+        assert not (tmp_path / "elsewhere").exists()
+        unmake()
 
 
 def test_a_log_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):

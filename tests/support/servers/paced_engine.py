@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import CANCELLED, Exchange
 from benchctl.measure.server.process import choose_port
-from benchctl.measure.server.server import Launch
+from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import Timeouts
 from benchctl.records.files import read_jsonl
@@ -150,6 +151,27 @@ def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
         timeouts=Timeouts.model_validate({"ready_s": 10.0, "stop_s": 3.0, "request_s": 20.0} | timeouts),
         diagnose=engine.diagnose,
     )
+
+
+@contextmanager
+def up(how: Launch) -> Iterator[ServerProcess]:
+    """A server that is started and ready."""
+
+    async def wait_ready() -> None:
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            await server.wait_ready(client.control)
+
+    with ServerProcess(how) as server:
+        asyncio.run(wait_ready())
+        yield server
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Launch]:
+    """A paced server that is ready, and how it was launched."""
+    how = launch(directory)
+    with up(how):
+        yield how
 
 
 def call(asked: PreparedRequest, *, is_warmup: bool = False) -> Call:

@@ -40,7 +40,7 @@ def arguments():
 
 
 class StubbornStream(paced_server.Stream):
-    """More modes: ``cut`` (ends inside a chunk, politely), ``late-error`` (everything, then an error event)."""
+    """An answer that is counted while it is open, and does not begin when the server is closing."""
 
     num_open = 0
     is_closing = False
@@ -53,19 +53,6 @@ class StubbornStream(paced_server.Stream):
             await super().answer()
         finally:
             StubbornStream.num_open -= 1
-
-    async def misbehave(self):
-        if self.mode == "cut":
-            self.writer.write(b"ff\r\ndata: {")
-            return True
-        if self.mode == "late-error" and len(self.sent_ns) == self.body["max_tokens"] - 1:
-            finished = {"choices": [{"index": 0, "text": "t", "token_ids": [1], "finish_reason": "length"}]}
-            self.event(finished | {"usage": {"prompt_tokens": 7, "completion_tokens": self.body["max_tokens"]}})
-            self.event({"error": {"message": "died after the last word", "code": 500}})
-            self.data(b"data: [DONE]\n\n")
-            self.writer.write(b"0\r\n\r\n")
-            return True
-        return await super().misbehave()
 
 
 def mourn(core, options):
