@@ -5,15 +5,14 @@ import subprocess
 import sys
 import threading
 
-import psutil
 import pytest
-from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import process as resources
-from benchctl.measure.server.process import CoreSplit, Supervised, process_on, split_cores
+from benchctl.measure.server.process import Supervised, process_on, split_cores
 from benchctl.measure.server.supervise import Launched
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
@@ -33,29 +32,20 @@ def _machine(monkeypatch):
     return of
 
 
-@pytest.mark.parametrize(
-    ("usable", "asked", "server", "client"),
-    [
+def test_the_client_gets_the_last_cores_and_the_server_the_others_where_somebody_asked(machine):
+    for usable, asked, server, client in (
         (range(2), 1, "0", "1"),
-        (range(8), 1, "0-6", "7"),
         (range(8), 2, "0-5", "6-7"),
         ((0, 1, 4, 6, 7), 2, "0-1,4", "6-7"),
         (range(2), 5, "0", "1"),
-    ],
-)
-def test_the_client_gets_the_last_cores_and_the_server_the_others(machine, usable, asked, server, client):
-    machine(*usable)
-    split = split_cores(asked)
-    assert split is not None
-    assert split.as_config() == {"server.client_cores": f"client on {client}, server on {server}"}
-    assert not split.server & split.client
-
-
-def test_nothing_is_bound_on_one_core_or_where_nobody_asked(machine):
+    ):
+        machine(*usable)
+        split = split_cores(asked)
+        assert split.as_config() == {"server.client_cores": f"client on {client}, server on {server}"}
+        assert not split.server & split.client
+    assert split_cores(0) is None
     machine(3)
     assert split_cores(1) is None
-    machine(0, 1, 2, 3)
-    assert split_cores(0) is None
 
 
 @needs_two_cores
@@ -90,12 +80,6 @@ def test_all_threads_of_the_client_are_bound_and_those_that_begin_later_and_its_
     assert os.sched_getaffinity(0) == ALL
 
 
-def test_no_cores_leave_everything_as_it_is():
-    before = psutil.Process().cpu_affinity()
-    with process_on(None):
-        assert psutil.Process().cpu_affinity() == before
-
-
 @needs_two_cores
 def test_a_run_says_which_cores_its_server_had(tmp_path, monkeypatch):
     """The paced server speaks for a real one; its options are those of the simulator, which know no cores."""
@@ -108,42 +92,27 @@ def test_a_run_says_which_cores_its_server_had(tmp_path, monkeypatch):
     )
     assert record.state == "done"
     split = split_cores(1)
-    assert isinstance(split, CoreSplit)
     assert split.as_config().items() <= record.effective_config.items()
     assert os.sched_getaffinity(0) == ALL
 
 
-@pytest.mark.parametrize("engine", ["vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu"])
-def test_presets_without_a_gpu_leave_the_client_a_core_in_all_variants_alike(engine):
-    loaded = load_profile("topk-sweep", engine=engine)
-    assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {1}
+def test_presets_without_a_gpu_leave_the_client_a_core_in_all_variants_alike_and_the_simulator_is_never_bound():
+    of_cpu = dict.fromkeys(("vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu"), 1)
+    for engine, option in {**of_cpu, "vllm": "auto", "vllm-lenvm-gpu": "auto", "sglang": "auto", "sim": 0}.items():
+        loaded = load_profile("topk-sweep", engine=engine)
+        assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {option}
 
 
-@pytest.mark.parametrize(
-    ("engine", "option"), [("vllm", "auto"), ("vllm-lenvm-gpu", "auto"), ("sglang", "auto"), ("sim", 0)]
-)
-def test_other_presets_leave_it_to_the_machine_and_the_simulator_is_never_bound(engine, option):
-    loaded = load_profile("topk-sweep", engine=engine)
-    assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {option}
+def test_auto_sets_a_core_apart_for_each_process_of_the_load_where_eight_are_there(machine):
+    for num_cores, num_processes, client in (
+        (1, 1, 0), (2, 1, 0), (7, 1, 0), (8, 1, 1), (64, 1, 1), (16, 3, 0), (24, 3, 3), (64, 3, 3),
+    ):  # fmt: skip
+        machine(*range(num_cores))
+        split = split_cores("auto", num_processes)
+        assert (0 if split is None else len(split.client)) == client
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "num_processes", "client"),
-    [(1, 1, 0), (2, 1, 0), (7, 1, 0), (8, 1, 1), (64, 1, 1), (16, 3, 0), (24, 3, 3), (64, 3, 3)],
-)
-def test_auto_sets_a_core_apart_for_each_process_of_the_load_where_eight_are_there(
-    machine, num_cores, num_processes, client
-):
-    machine(*range(num_cores))
-    split = split_cores("auto", num_processes)
-    assert (0 if split is None else len(split.client)) == client
-
-
-@pytest.mark.parametrize("option", [-1, "all", 1.5, None])
-def test_cores_for_the_client_that_are_no_number_are_refused(option):
-    with pytest.raises(ValueError, match="client_cores"):
-        VllmOptions(client_cores=option)
-
-
-def test_a_launch_without_cores_binds_nothing(tmp_path):
-    assert launch(tmp_path).cores is None
+def test_cores_for_the_client_that_are_no_number_are_refused():
+    for option in (-1, "all", 1.5, None):
+        with pytest.raises(ValueError, match="client_cores"):
+            VllmOptions(client_cores=option)

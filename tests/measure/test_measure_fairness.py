@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
 
-import pytest
 from support.servers.handler_server import handled_by
 
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
@@ -33,12 +32,9 @@ variants: {{baseline: {{}}}}
 QUESTION = "A farmer has twelve sheep and sells three of them each week. How many weeks until none is left? " * 2
 
 
-def measured(
-    path: Path, *, caching: bool, allows_hits: bool = False, same_prompt: bool = True, n: int = 1
-) -> LoadedRun:
-    """A run whose requests ask one question again and again, or a new one each time."""
-    questions = [QUESTION if same_prompt else f"{i} {i} {i}: " * 30 for i in range(4)]
-    chats = [(Message(role="user", content=question),) for question in questions]
+def measured(path: Path, *, caching: bool, allows_hits: bool = False, n: int = 1) -> LoadedRun:
+    """A run whose requests ask one question again and again."""
+    messages = (Message(role="user", content=QUESTION),)
     requests = tuple(
         PreparedRequest(
             request_id=f"r{i}",
@@ -53,7 +49,7 @@ def measured(
             source="generated:0",
             sample=i,
         )
-        for i, messages in enumerate(chats)
+        for i in range(4)
     )
     profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=str(allows_hits).lower()), "test")
     planned = PlannedRun(index=0, run_id="000", block=0, position=0, variant="baseline")
@@ -65,50 +61,43 @@ def codes(run: LoadedRun) -> list[str]:
     return [warning.code for warning in run.record.warnings if warning.code != "sim-lag"]
 
 
-def test_a_warm_prefix_cache_makes_the_run_invalid_as_soon_as_it_ends(tmp_path: Path) -> None:
-    run = measured(tmp_path, caching=True)
-    assert run.record.state == "suspect"
-    assert codes(run) == ["check-failed"]
+def test_a_warm_prefix_cache_makes_the_run_invalid_as_soon_as_it_ends_unless_the_profile_wants_it(
+    tmp_path: Path,
+) -> None:
+    run = measured(tmp_path / "unwanted", caching=True)
+    assert (run.record.state, codes(run)) == ("suspect", ["check-failed"])
     message = next(warning.message for warning in run.record.warnings if warning.code == "check-failed")
     assert re.match(r"check prefix-cache failed: vllm:prefix_cache_hits_total grew by [1-9]", message)
     assert "prompt tokens of 4 requests came from a cache" in message
     assert "set workload.allow_prefix_cache_hits: true" in message
+    wanted = measured(tmp_path / "wanted", caching=True, allows_hits=True)
+    assert (wanted.record.state, codes(wanted)) == ("done", [])
+    assert sum(request.cached_tokens or 0 for request in wanted.requests) > 0
 
 
-def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
-    run = measured(tmp_path, caching=True, allows_hits=True)
-    assert (run.record.state, codes(run)) == ("done", [])
-    assert sum(request.cached_tokens or 0 for request in run.requests) > 0
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_without_a_cache_the_samples_of_one_prompt_hit_nothing(tmp_path: Path, n: int) -> None:
-    run = measured(tmp_path, caching=False, n=n)
+def test_without_a_cache_the_samples_of_one_prompt_hit_nothing(tmp_path: Path) -> None:
+    run = measured(tmp_path, caching=False, n=3)
     assert (run.record.state, codes(run)) == ("done", [])
     grown = measure_growth(run.prometheus, COUNTERS.prefix_hits)
     assert grown is not None
     assert (grown.name, grown.count) == ("vllm:prefix_cache_hits_total", 0)
 
 
-def readings(name: str, *totals: float) -> tuple[PrometheusSample, ...]:
-    """Readings of a counter of two series, the second of which stays."""
-    return tuple(
-        PrometheusSample(t_ns=i, values={f'{name}{{a="0"}}': total, f'{name}{{a="1"}}': 5.0, "other": 9.0 * i})
-        for i, total in enumerate(totals)
-    )
-
-
-@pytest.mark.parametrize("name", [*COUNTERS.generated_tokens, *COUNTERS.prefix_hits])
-def test_the_counter_of_each_kind_of_server_is_summed_over_its_series(name: str) -> None:
-    names = COUNTERS.generated_tokens if name in COUNTERS.generated_tokens else COUNTERS.prefix_hits
-    grown = measure_growth(readings(name, 10, 25, 31), names)
-    assert grown is not None
-    assert (grown.name, grown.count) == (name, 21)
-
-
-def test_a_counter_that_is_stated_once_or_never_tells_nothing() -> None:
-    assert measure_growth(readings(COUNTERS.generated_tokens[0], 7), COUNTERS.generated_tokens) is None
-    assert measure_growth(readings("vllm:something_else_total", 7, 8), COUNTERS.generated_tokens) is None
+def test_the_counter_of_each_kind_of_server_is_summed_over_its_series_and_read_twice_at_least() -> None:
+    for names in (COUNTERS.generated_tokens, COUNTERS.prefix_hits):
+        for name in names:
+            samples = [
+                PrometheusSample(
+                    t_ns=i, values={f'{name}{{a="0"}}': total, f'{name}{{a="1"}}': 5.0, "other": 9.0 * i}
+                )
+                for i, total in enumerate((10, 25, 31))
+            ]
+            grown = measure_growth(samples, names)
+            assert grown is not None
+            assert (grown.name, grown.count) == (name, 21)
+            assert measure_growth(samples[:1], names) is None
+    others = [PrometheusSample(t_ns=i, values={"vllm:something_else_total": float(i)}) for i in range(2)]
+    assert measure_growth(others, COUNTERS.generated_tokens) is None
 
 
 @contextmanager
@@ -141,19 +130,12 @@ def first_and_last(url: str) -> tuple[float, float]:
     return first.values["vllm:generation_tokens_total"], last.values["vllm:generation_tokens_total"]
 
 
-def test_a_server_that_counts_late_is_read_until_it_has_caught_up() -> None:
-    with page_of([(10, 1), (40, 1), (64, 0), (64, 0)]) as url:
-        assert first_and_last(url) == (64, 64)
-
-
-def test_equal_readings_of_a_server_that_still_runs_requests_are_not_the_last_word() -> None:
-    with page_of([(10, 1), (10, 1), (10, 1), (64, 0), (64, 0)]) as url:
-        assert first_and_last(url) == (64, 64)
+def test_a_server_that_counts_late_is_read_until_it_has_caught_up_and_is_at_rest() -> None:
+    for states in ([(10, 1), (40, 1), (64, 0), (64, 0)], [(10, 1), (10, 1), (10, 1), (64, 0), (64, 0)]):
+        with page_of(states) as url:
+            assert first_and_last(url) == (64, 64)
 
 
 def test_a_server_that_never_comes_to_rest_is_read_all_the_same() -> None:
     with page_of([(10, 3)]) as url:
-        stopped = Event()
-        stopped.set()
-        *_, last = prometheus_samples(url, 1, stopped, settles=True)
-        assert last.values["vllm:num_requests_running"] == 3
+        assert first_and_last(url) == (10, 10)

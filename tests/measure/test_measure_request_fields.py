@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from support import cli
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.recording_server import SentRequest, recording_server
@@ -26,18 +25,7 @@ def runs_of(directory):
     return [json.loads(path.read_text()) for path in paths]
 
 
-def test_a_refusal_in_a_stream_that_has_begun_is_one_like_any_other(tmp_path):
-    """As vLLM refuses a bad schema: 200, and the code that it would have answered in an error event."""
-    with recording_server(refuse=lambda _: (400, "bad schema"), refuses_in_stream=True) as server:
-        done = run(tmp_path, server.url, "request.structured_outputs.json={type: objekt}", blocks=1)
-    assert done.returncode == 5
-    for failure in (r["failure"] for r in runs_of(tmp_path)):
-        assert failure["cause"] == "request-refused"
-        assert "bad schema" in failure["message"]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path, workers):
+def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path):
     def refuse_one(sent: SentRequest):
         is_first = sent.headers["x-request-id"].endswith("0") and "again" in sent.headers["user-agent"]
         return (400, f"I do not like {sent.headers['x-team-key']}") if is_first else None
@@ -45,7 +33,7 @@ def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path
     with recording_server(refuse=refuse_one) as server:
         done = run(
             tmp_path, server.url, "request.headers={X-Team-Key: 'key ${TEAM_KEY}', User-Agent: baseline}",
-            "variants.again.request.headers.User-Agent=again", f"load.workers={workers}", TEAM_KEY=SECRET,
+            "variants.again.request.headers.User-Agent=again", "load.workers=2", TEAM_KEY=SECRET,
         )  # fmt: skip
     assert {sent.headers["x-team-key"] for sent in server.requests} == {f"key {SECRET}"}
     assert [run["state"] for run in runs_of(tmp_path)].count("done") == 2
@@ -108,13 +96,19 @@ def test_a_field_that_the_server_refuses_is_told_with_its_words_and_key_and_trie
     assert sum("colour" in sent.body for sent in server.requests) == 1
 
 
-def test_an_experiment_ends_when_the_requests_of_every_arm_are_refused(tmp_path):
-    with recording_server(refuse=lambda _: (404, "no model nope")) as server:
-        done = run(tmp_path, server.url, "request.model=nope", blocks=4)
-    assert done.returncode == 5
-    assert "no model nope" in done.stdout + done.stderr
-    assert len(server.requests) == 2
-    assert [r["failure"]["cause"] for r in runs_of(tmp_path)] == ["request-refused"] * 2
+def test_an_experiment_ends_when_the_requests_of_every_arm_are_refused_in_a_stream_or_before(tmp_path):
+    """As vLLM refuses a bad schema: 200, and the code that it would have answered in an error event."""
+    for refuses_in_stream in (False, True):
+        cwd = tmp_path / str(refuses_in_stream)
+        cwd.mkdir()
+        with recording_server(
+            refuse=lambda _: (404, "no model nope"), refuses_in_stream=refuses_in_stream
+        ) as server:
+            done = run(cwd, server.url, "request.model=nope", blocks=4)
+        assert done.returncode == 5
+        assert "no model nope" in done.stdout + done.stderr
+        assert len(server.requests) == 2
+        assert [r["failure"]["cause"] for r in runs_of(cwd)] == ["request-refused"] * 2
 
 
 def test_a_field_that_the_server_does_not_describe_is_warned_of(tmp_path):

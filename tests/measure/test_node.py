@@ -2,13 +2,10 @@
 
 import os
 import platform
-import subprocess
-import sys
 import venv
 from functools import partial
 
 import psutil
-import pytest
 from support.cli import benchctl, only_result
 from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml
@@ -51,32 +48,21 @@ def test_a_run_records_its_machine_and_the_devices_and_build_of_its_server(tmp_p
     )  # fmt: skip
 
 
-def test_a_server_that_sees_no_device_has_none(tmp_path, monkeypatch):
-    assert node_of_a_run(tmp_path, monkeypatch, FakeNvml(), "").gpus == ()
-
-
-def test_without_nvml_the_devices_are_those_of_nvidia_smi(tmp_path, monkeypatch):
+def test_the_devices_are_those_that_the_server_sees_in_whatever_way_they_can_be_read(tmp_path, monkeypatch):
+    assert node_of_a_run(tmp_path / "hidden", monkeypatch, FakeNvml(), "").gpus == ()
     smi = FakeSmi(tmp_path / "bin")
     smi.behave(devices=devices(1))
     monkeypatch.setenv("PATH", str(smi.directory), prepend=os.pathsep)
-    (gpu,) = node_of_a_run(tmp_path, monkeypatch, FakeNvml(has_driver=False), "0").gpus
-    assert gpu.uuid is not None
-    assert gpu.driver is not None
+    (gpu,) = node_of_a_run(tmp_path / "smi", monkeypatch, FakeNvml(has_driver=False), "0").gpus
+    assert None not in {gpu.uuid, gpu.driver}
     assert gpu.max_sm_clock_mhz is None
-
-
-def test_a_node_without_any_way_to_read_devices_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert node_of_a_run(tmp_path, monkeypatch, FakeNvml(has_driver=False), "0").gpus == ()
+    assert node_of_a_run(tmp_path / "none", monkeypatch, FakeNvml(has_driver=False), "0").gpus == ()
 
 
-def test_the_cores_are_those_that_benchctl_may_use():
-    usable = sorted(os.sched_getaffinity(0))
-    script = "from benchctl.measure.machine import this_node; print(this_node().cores)"
-    only_one = subprocess.run(
-        ("taskset", "-c", str(usable[-1]), sys.executable, "-c", script), capture_output=True, text=True, check=True
-    )
-    assert only_one.stdout.strip() == str(usable[-1])
+def test_the_cores_are_those_that_benchctl_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6})
+    assert this_node().cores == "3,5-6"
 
 
 def test_in_a_slurm_job_the_node_has_the_names_of_slurm_and_nothing_else_of_the_environment(monkeypatch):
@@ -96,24 +82,23 @@ def test_in_a_slurm_job_the_node_has_the_names_of_slurm_and_nothing_else_of_the_
 
 def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_none(tmp_path):
     small = ("--set", "workload.num_prompts=2", "--set", "workload.output_len=8", "--blocks", "1")
-    for command, has_node in (("run", True), ("simulate", False)):
-        cwd = tmp_path / command
-        cwd.mkdir()
-        done = benchctl(command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small, cwd=cwd)
+    nodes = {}
+    for command in ("run", "simulate"):
+        (tmp_path / command).mkdir()
+        words = (command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small)
+        done = benchctl(*words, cwd=tmp_path / command)
         assert done.returncode == 0, done.stdout + done.stderr
-        results = open_results(only_result(cwd))
-        nodes = [run.read().node for run in results.begun_runs(results.plan())]
-        assert len(nodes) == 2
-        if has_node:
-            assert {node.name for node in nodes} == {platform.node()}
-            assert [(node.gpus, node.build) for node in nodes] == [((), {"benchctl": __version__})] * 2
-        else:
-            assert nodes == [None, None]
+        results = open_results(only_result(tmp_path / command))
+        nodes[command] = [run.read().node for run in results.begun_runs(results.plan())]
+    seen = [(node.name, node.gpus, node.build) for node in nodes["run"]]
+    assert seen == [(platform.node(), (), {"benchctl": __version__})] * 2
+    assert nodes["simulate"] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("address", "file", "node"),
-    [
+def test_the_numa_node_of_a_device_is_that_of_its_pci_address(tmp_path):
+    (tmp_path / "0000:65:00.0").mkdir()
+    file = tmp_path / "0000:65:00.0" / "numa_node"
+    for address, text, node in (
         ("00000000:65:00.0", "1", 1),
         ("0000:65:00.0", "0\n", 0),
         ("00000000:65:00.0", "-1\n", None),
@@ -121,12 +106,9 @@ def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_
         ("00000000:66:00.0", "1", None),
         ("../../../etc", "1", None),
         (None, "1", None),
-    ],
-)
-def test_the_numa_node_of_a_device_is_that_of_its_pci_address(tmp_path, address, file, node):
-    (tmp_path / "0000:65:00.0").mkdir()
-    (tmp_path / "0000:65:00.0" / "numa_node").write_text(file)
-    assert numa_node(address, tmp_path) == node
+    ):
+        file.write_text(text)
+        assert numa_node(address, tmp_path) == node, address
 
 
 def test_the_build_is_what_an_environment_has_installed_with_the_cuda_of_its_torch(tmp_path):

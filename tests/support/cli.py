@@ -8,6 +8,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+WITHOUT_SERVERS = {"BENCHCTL_TEST_WITHOUT_SERVERS": "1"}
+"""For tests of what is around the runs of an experiment: ``run`` simulates them in virtual time, in a moment."""
 _PROGRAMS = Path(__file__).parent / "servers" / "programs"
 
 
