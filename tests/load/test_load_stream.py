@@ -36,20 +36,6 @@ def test_one_chunk_without_token_ids_makes_all_counts_of_its_choice_unknown():
     assert (only.chunk_tokens, only.output_tokens) == (None, None)
 
 
-def test_choices_of_one_stream_are_kept_apart():
-    reader = read(
-        event(choice("a", index=1, ids=[5])),
-        event(choice("x", index=0, ids=[6]), choice("b", index=1, ids=[7], finish="stop")),
-        event(choice("y", index=0, ids=[8, 9], finish="length")),
-        event(usage={"prompt_tokens": 9, "completion_tokens": 5}),
-        n=2,
-    )
-    first, second = reader.choices()
-    assert (first.text, first.chunk_ns, first.output_tokens, first.finish_reason) == ("xy", (1, 2), 3, "length")
-    assert (second.text, second.chunk_ns, second.output_tokens, second.finish_reason) == ("ab", (0, 1), 2, "stop")
-    assert reader.num_finished == 2
-
-
 def test_what_the_last_event_alone_says_is_no_chunk_and_what_each_says_may_be_one_without_text():
     timings = [{"timings": {"predicted_n": count, "predicted_ms": 1.0}} for count in (1, 3, 4)]
     for events, arrivals, tokens, output in (
@@ -180,21 +166,6 @@ def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before():
     alone = b'data: {"choices":\r[{"text": "a"}]}\n\n'  # a carriage return ends a line
     assert read(PLAIN[1], alone).error is not None
     assert told(read(PLAIN[1], alone)) == told(read(PLAIN[1] + alone))
-
-
-def test_an_event_arrives_with_its_blank_line():
-    splitter = EventSplitter()
-    assert splitter.feed(b"data: 1\n") == []
-    assert splitter.feed(b"\ndata: 2") == [b"1"]
-    assert splitter.feed(b"\n\n") == [b"2"]
-
-
-def test_a_carriage_return_ends_a_line_at_once_and_the_line_feed_after_it_ends_none():
-    splitter = EventSplitter()
-    assert splitter.feed(b"data: 1\r\n\r") == [b"1"]
-    assert splitter.feed(b"\ndata: 2\r") == []
-    assert splitter.feed(b"\n") == []
-    assert splitter.feed(b"\r") == [b"2"]
 
 
 def test_chunks_of_one_read_share_its_time_and_tell_how_late_it_was_when_asked():

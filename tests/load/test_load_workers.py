@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import itertools
-import multiprocessing
 import os
 import signal
 import statistics
@@ -36,7 +35,7 @@ from benchctl.load.demand import (
 )
 from benchctl.load.schedule import Load
 from benchctl.load.tally import LoadSummary
-from benchctl.load.workers import WorkerLoad, WorkerPlan, _obey, load_for
+from benchctl.load.workers import WorkerLoad, WorkerPlan, load_for
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.profile.arrival import Arrival
@@ -234,21 +233,6 @@ def test_a_load_that_is_called_off_records_what_was_in_flight_in_every_worker(ho
     records, _, raised = drive(how, arrival, requests, 2, meanwhile=call_off_early)
     assert isinstance(raised, asyncio.CancelledError)
     assert records == []
-
-
-def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
-    async def go():
-        ours, theirs = multiprocessing.Pipe()
-        started = asyncio.get_running_loop().create_future()
-        started.cancel()
-        driving = asyncio.create_task(asyncio.sleep(60))
-        for message in (1, None):
-            ours.send(message)
-            _obey(theirs, started, driving)
-        await asyncio.wait({driving})
-        return driving.cancelled()
-
-    assert asyncio.run(go())
 
 
 def test_records_that_cannot_be_kept_and_calls_that_cannot_be_made_end_the_load_and_the_workers(how, caplog):

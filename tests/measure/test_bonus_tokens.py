@@ -25,13 +25,23 @@ def _sweep(tmp_path_factory: pytest.TempPathFactory) -> AnalyzedExperiment:
 
 
 def cell_of(sweep: AnalyzedExperiment, num_drafts: int, bonus: bool) -> CellSummary:
-    variant = "with-bonus" if bonus else "without-bonus"
     (cell,) = (
         cell
         for cell in sweep.cells
-        if cell.variant == variant and cell.cell["num_speculative_tokens"] == num_drafts
+        if cell.variant == variant_of(bonus) and cell.cell["num_speculative_tokens"] == num_drafts
     )
     return cell
+
+
+def variant_of(bonus: bool) -> str:
+    return "with-bonus" if bonus else "without-bonus"
+
+
+def number_of(sweep: AnalyzedExperiment, variant: str, num_drafts: int, name: str) -> float | None:
+    (row,) = (
+        row for row in sweep.sweep if row.variant == variant and row.cell["num_speculative_tokens"] == num_drafts
+    )
+    return row.number(name)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -55,19 +65,11 @@ def test_each_cell_agrees_with_the_closed_form_within_its_interval(
     assert low <= expected <= high
     (baseline,) = (cell for cell in sweep.cells if cell.variant == "baseline")
     plain_ms = np.mean(columns(baseline, "tpot_ms"))
+    assert number_of(sweep, variant_of(bonus), num_drafts, "step_ms_ratio") == pytest.approx(
+        1 + num_drafts * DRAFT_COST, rel=2e-3
+    )
     low, high = interval([float(plain_ms / tpot_ms) for tpot_ms in columns(cell, "tpot_ms")])
     assert low <= speed_up(expected, num_drafts, DraftCost(draft=DRAFT_COST), bonus=bonus) <= high
-
-
-@pytest.mark.parametrize("num_drafts", DRAFTS)
-def test_a_step_takes_as_much_longer_as_its_drafts(sweep: AnalyzedExperiment, num_drafts: int) -> None:
-    for variant in ("with-bonus", "without-bonus"):
-        (row,) = (
-            row
-            for row in sweep.sweep
-            if row.variant == variant and row.cell["num_speculative_tokens"] == num_drafts
-        )
-        assert row.number("step_ms_ratio") == pytest.approx(1 + num_drafts * DRAFT_COST, rel=2e-3)
 
 
 def test_one_draft_without_the_bonus_token_cannot_win(sweep: AnalyzedExperiment) -> None:
@@ -75,8 +77,7 @@ def test_one_draft_without_the_bonus_token_cannot_win(sweep: AnalyzedExperiment)
     assert [(finding.code, finding.sentence.partition(" ")[0]) for finding in found] == [
         ("speculation-cannot-win", "without-bonus")
     ]
-    (row,) = (r for r in sweep.sweep if r.label == "without-bonus num_speculative_tokens=1")
-    assert row.number("wall_ratio") == pytest.approx(1 + DRAFT_COST, rel=2e-3)
+    assert number_of(sweep, "without-bonus", 1, "wall_ratio") == pytest.approx(1 + DRAFT_COST, rel=2e-3)
 
 
 def test_every_run_passes_its_checks_and_its_steps_have_drafts(sweep: AnalyzedExperiment) -> None:

@@ -42,15 +42,12 @@ def estimated(experiment=None, requests=REQUESTS, gpus=()):
     return None if found is None else found.run_s["baseline"]
 
 
-def test_the_same_experiment_takes_as_long_again(record):
+def test_the_same_experiment_takes_as_long_again_and_only_the_load_grows_with_its_tokens(record):
     ran(record, 4.0)
     assert estimated() == pytest.approx(30.0)
-
-
-def test_only_the_load_grows_with_its_tokens(record):
-    ran(record, 4.0)
     assert estimated(requests=[request(i, max_tokens=300) for i in range(4)]) == pytest.approx(26.0 + 12.0)
     assert estimated(requests=[request(i, max_tokens=100) for i in range(12)]) == pytest.approx(26.0 + 12.0)
+    assert estimate_durations(profile(), (), ()) is None, "an empty request set has no estimate"
 
 
 def test_the_middle_of_the_newest_runs_counts_and_not_one_that_was_held_up(record):
@@ -65,11 +62,6 @@ def test_time_per_token_is_that_of_batches_of_like_size(record):
     ran(record, 3.0, experiment=wide)
     assert estimated() == pytest.approx(26.5 + 4.0)
     assert estimated(wide) == pytest.approx(26.5 + 3.0)
-
-
-def test_a_directory_whose_request_set_is_empty_has_no_estimate(record):
-    ran(record, 4.0)
-    assert estimate_durations(profile(), (), ()) is None
 
 
 def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_model(record):
@@ -88,16 +80,9 @@ def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_
     assert found.num_runs == 2
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"state": "failed"}, {"clock": "virtual", "time_scale": 10.0}],
-)
-def test_runs_that_failed_or_were_simulated_are_not_kept(record, changes):
-    ran(record, 4.0, **changes)
-    assert estimated() is None
-
-
-def test_other_machines_devices_and_models_say_nothing(record, monkeypatch):
+def test_runs_that_failed_or_were_simulated_and_other_machines_devices_and_models_say_nothing(record, monkeypatch):
+    ran(record, 4.0, state="failed")
+    ran(record, 4.0, clock="virtual", time_scale=10.0)
     assert estimated() is None
     ran(record, 4.0)
     assert estimated(profile(model="qwen2.5-0.5b")) is None
@@ -106,18 +91,15 @@ def test_other_machines_devices_and_models_say_nothing(record, monkeypatch):
     assert estimated() is None
 
 
-@pytest.mark.parametrize(
-    ("arrival", "arrivals_s", "expected_s"),
-    [
+def test_requests_take_slots_in_turn_when_they_are_due():
+    for arrival, arrivals_s, expected_s in (
         (CLOSED, (0, 0, 0, 0), 2.0),
         (Arrival(kind="burst"), (0, 0, 0, 0), 1.0),
         (Arrival(kind="constant", request_rate=1.0), (0, 1, 2, 3), 4.0),
         (Arrival(kind="constant", request_rate=1.0, max_concurrency=1), (0, 0.1, 0.2, 5), 6.0),
-    ],
-)
-def test_requests_take_slots_in_turn_when_they_are_due(arrival, arrivals_s, expected_s):
-    due = [request(i, max_tokens=100, arrival_ns=round(t * NS_PER_S)) for i, t in enumerate(arrivals_s)]
-    assert load_s(due, arrival, 0.01) == pytest.approx(expected_s)
+    ):
+        due = [request(i, max_tokens=100, arrival_ns=round(t * NS_PER_S)) for i, t in enumerate(arrivals_s)]
+        assert load_s(due, arrival, 0.01) == pytest.approx(expected_s)
 
 
 def test_damaged_lines_are_passed_over_and_the_store_forgets_the_oldest(record, tmp_path):

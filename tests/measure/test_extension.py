@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.cli import WITHOUT_SERVERS, benchctl, only_result
-from support.results.builders import edit_manifest, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.experiment.ladder import num_looks_of
-from benchctl.analysis.experiment.pairing import Side
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import extend_plan, imbalance_of, plan_runs
-from benchctl.records.record import Extension
 
 SMALL = ["workload.num_prompts=1", "workload.output_len=8", "gates=[]"]
 OPTIONS = ["--engine", "sim-exact", "--quiet", *(word for override in SMALL for word in ("--set", override))]
-
-
-def extension(before: int, after: int, num_looks: int = 2) -> Extension:
-    return Extension(
-        extended_at="2026-01-02T00:00:00Z", from_blocks=before, to_blocks=after, num_done=2, num_looks=num_looks
-    )
 
 
 def test_blocks_are_added_in_sight_of_everybody_and_the_first_stay_as_they_were(tmp_path: Path) -> None:
@@ -124,20 +113,3 @@ def test_new_blocks_are_as_balanced_among_themselves_as_a_plan_of_as_many() -> N
         assert imbalance_of(new, "baseline").position_spread == imbalance_of(alone, "baseline").position_spread
         positions = Counter((run.variant, str(run.cell), run.position) for run in grown.runs)
         assert max(positions.values()) <= after // 6 + 2
-
-
-def test_each_extension_is_one_more_look_and_widens_every_interval(tmp_path: Path) -> None:
-    factors = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(8))
-    results = write_results(tmp_path / "r", block_factors=factors)
-    sides, options = (Side(results.path, "baseline"), Side(results.path, "guided")), CompareOptions()
-    widths = []
-    for extensions in ((), (extension(6, 8),), (extension(6, 7), extension(7, 8, 3))):
-        edit_manifest(results, extensions=extensions)
-        comparison = compare_sides(*sides, options)
-        assert comparison.num_looks == num_looks_of(results.manifest(), results.manifest()) == 1 + len(extensions)
-        assert comparison.rules.confidence == pytest.approx(1 - 0.05 / (1 + len(extensions)))
-        (step,) = [m for m in comparison.cells[0].metrics if m.metric.name == "step_ms"]
-        assert step.estimate is not None
-        assert step.estimate.half_width is not None
-        widths.append(step.estimate.half_width)
-    assert widths == sorted(set(widths))

@@ -7,7 +7,6 @@ from support.nvml import FakeNvml
 
 from benchctl.analysis.planning import engine_sha256
 from benchctl.measure.devices import absent_gpu, gpu_shortfalls
-from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.load import load_profile, profile_sha256
 
 NEEDY = ("vllm-lenvm-gpu", "sglang", "sglang-lenvm")
@@ -28,50 +27,39 @@ def needs(engine, *overrides, nvml=None, profile="topk-sweep"):
     ]
 
 
-@pytest.mark.parametrize("engine", NEEDY)
-def test_a_preset_for_gpus_needs_one(engine):
-    ((message, is_certain),) = needs(engine)
-    assert is_certain
-    assert message.startswith(
-        "no GPU is seen here (NVML: no library; nvidia-smi: no program nvidia-smi is on the PATH)"
-    )
-    assert needs(engine, nvml=FakeNvml()) == []
-
-
-@pytest.mark.parametrize("engine", FREE)
-def test_a_preset_for_cpus_needs_none(engine):
-    assert needs(engine) == []
-
-
-@pytest.mark.parametrize(
-    ("engine", "option", "is_needed"),
-    [
+def test_presets_for_gpus_need_one_and_those_for_cpus_none_unless_their_options_say_so():
+    for engine in NEEDY:
+        ((message, is_certain),) = needs(engine)
+        assert is_certain
+        assert message.startswith(
+            "no GPU is seen here (NVML: no library; nvidia-smi: no program nvidia-smi is on the PATH)"
+        )
+        assert needs(engine, nvml=FakeNvml()) == []
+    for engine in FREE:
+        assert needs(engine) == []
+    for engine, option, is_needed in (
         ("transformers-cpu", "device=cuda", True),
         ("transformers-cpu", "device=cuda:1", True),
         ("transformers-cpu", "device=auto", False),
         ("sglang", "device=cpu", False),
         ("vllm-lenvm-gpu", "needs_gpu=false", False),
         ("vllm-cpu", "needs_gpu=true", True),
-    ],
-)
-def test_options_say_whether_a_gpu_is_needed(engine, option, is_needed):
-    assert bool(needs(engine, f"engine.options.{option}")) is is_needed
+    ):
+        assert bool(needs(engine, f"engine.options.{option}")) is is_needed, option
 
 
 def test_the_remedy_names_the_preset_that_needs_none():
     assert "--engine vllm-lenvm;" in needs("vllm-lenvm-gpu")[0][0]
     assert "--engine vllm-cpu;" in needs("vllm", "engine.options.needs_gpu=true")[0][0]
     assert "--engine" not in needs("sglang")[0][0]
-    presets = [spec.preset_without_gpu for spec in ENGINES.values() if spec.preset_without_gpu]
-    assert all(needs(preset) == [] for preset in presets)
 
 
-@pytest.mark.parametrize("value", ["", "-1", "7", "GPU-zz"])
-def test_a_variable_that_hides_all_devices_counts_as_none_and_is_named(monkeypatch, value):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    ((message, is_certain),) = needs("sglang", nvml=FakeNvml())
-    assert is_certain
-    assert f"CUDA_VISIBLE_DEVICES is {value!r}; NVML: none of its devices is visible" in message
+def test_a_variable_that_hides_all_devices_counts_as_none_and_is_named(monkeypatch):
+    for value in ("", "-1", "7", "GPU-zz"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        ((message, is_certain),) = needs("sglang", nvml=FakeNvml())
+        assert is_certain
+        assert f"CUDA_VISIBLE_DEVICES is {value!r}; NVML: none of its devices is visible" in message
 
 
 def test_the_variable_of_the_server_counts_and_not_that_of_the_shell(monkeypatch):
@@ -98,7 +86,6 @@ def test_a_device_that_only_cannot_be_read_is_not_said_to_be_absent(
     if file is not None:
         (tmp_path / file).touch()
     absence = absent_gpu(visible, FakeNvml(has_driver=has_driver), tmp_path)
-    assert absence is not None
     assert absence[1] is is_certain
 
 
@@ -114,32 +101,20 @@ def test_a_plan_warns_and_the_run_ends_with_2_before_it_leaves_anything(tmp_path
     command = ("run", "topk-sweep", "--engine", "vllm-lenvm-gpu", "--quick")
     planned = benchctl(*command, "--dry-run", cwd=tmp_path)
     assert planned.returncode == 0
-    first, *_ = planned.stderr.splitlines()
-    assert first.startswith("warning: not to be measured on this machine: no GPU is seen here (NVML: ")
-    refused = benchctl(*command, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("benchctl: no GPU is seen here (NVML: ")
-    assert "--engine vllm-lenvm;" in refused.stderr
-    assert not (tmp_path / "results").exists()
+    assert planned.stderr.startswith("warning: not to be measured on this machine: no GPU is seen here (NVML: ")
+    hidden = {"PATH": str(FakeSmi(tmp_path / "bin").directory), "CUDA_VISIBLE_DEVICES": ""}
+    for env, says in (
+        ({}, "benchctl: no GPU is seen here (NVML: "),
+        (hidden, "no GPU is seen here (CUDA_VISIBLE_DEVICES is ''; NVML: "),
+        (hidden, "nvidia-smi: none of its devices is visible"),
+    ):
+        refused = benchctl(*command, cwd=tmp_path, **env)
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
+        assert "--engine vllm-lenvm;" in refused.stderr
+        assert not (tmp_path / "results").exists()
 
 
-def test_a_gpu_that_the_variable_hides_from_nvidia_smi_is_refused_on_the_command_line(tmp_path):
-    smi = FakeSmi(tmp_path / "bin")
-    refused = benchctl(
-        "run",
-        "topk-sweep",
-        "--engine",
-        "sglang-lenvm",
-        cwd=tmp_path,
-        PATH=str(smi.directory),
-        CUDA_VISIBLE_DEVICES="",
-    )
-    assert refused.returncode == 2
-    assert "no GPU is seen here (CUDA_VISIBLE_DEVICES is ''; NVML: " in refused.stderr
-    assert "nvidia-smi: none of its devices is visible" in refused.stderr
-
-
-@pytest.mark.parametrize("engine", ["vllm-lenvm-gpu", "vllm-lenvm"])
-def test_doctor_demands_a_gpu_for_a_preset_that_needs_one(tmp_path, engine):
-    done = benchctl("doctor", "--engine", engine, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert ("gpu device" in done.stdout.splitlines()[-1]) is (engine == "vllm-lenvm-gpu")
+def test_doctor_demands_a_gpu_for_a_preset_that_needs_one(tmp_path):
+    for engine in ("vllm-lenvm-gpu", "vllm-lenvm"):
+        done = benchctl("doctor", "--engine", engine, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+        assert ("gpu device" in done.stdout.splitlines()[-1]) is (engine == "vllm-lenvm-gpu")

@@ -120,7 +120,6 @@ def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reaso
 ):
     nvml = NvmlInTrouble(**trouble)
     with open_gpu(None, nvml) as reader:
-        assert reader is not None
         assert [sample.source for sample in reader.read()] == ["nvidia-smi"]
     monkeypatch.setenv("PATH", str(tmp_path))
     indices, warnings = opened(None, nvml)

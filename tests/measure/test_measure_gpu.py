@@ -147,14 +147,12 @@ def test_without_nvml_the_program_nvidia_smi_is_asked(smi):
 def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
     smi.behave(apps=["GPU-bb, 4242", "GPU-cc, 11", "GPU-bb, [Not Found]"])
     reader = open_smi(None).reader
-    assert reader is not None
     assert reader.compute_processes() == {0: (), 1: (4242,)}
     assert "-i GPU-aa,GPU-bb" in smi.asked[-1]
 
 
 def test_nvidia_smi_gives_samples_until_it_fails_which_is_a_warning(smi, tmp_path):
     reader, path, warnings = open_smi("1").reader, tmp_path / "gpu.jsonl", []
-    assert reader is not None
     with sampler("gpu", path, partial(reader.samples, 20, warn=warnings.append), warnings):
         wait_for_lines(path, 3)
         smi.behave(fails="GPU is lost")

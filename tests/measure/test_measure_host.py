@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-import threading
 import time
 from threading import Event
 
 import psutil
 import pytest
 
-import benchctl
-from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.machine import cpu_model, git_state, host_info, package_versions
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server.process import is_alive
@@ -64,25 +61,19 @@ def test_host_samples_survive_the_death_of_the_server_and_look_for_new_workers()
     assert list(samples) == []
 
 
-def test_the_host_is_described():
+def test_the_host_is_described_as_far_as_it_can_be_read(tmp_path):
     host = host_info()
-    assert host.num_cores == psutil.cpu_count()
+    assert (host.num_cores, host.python) == (psutil.cpu_count(), sys.version.split()[0])
     assert host.memory_bytes > 1 << 28
-    assert host.python == sys.version.split()[0]
-
-
-def test_the_cpu_model_is_absent_where_it_cannot_be_read(tmp_path):
-    assert cpu_model(tmp_path / "none") is None
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n")
-    assert cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
-    assert cpu_model(tmp_path / "cpuinfo") is None
-
-
-def test_versions_are_those_of_installed_packages():
-    versions = package_versions()
-    assert versions["msgspec"]
-    assert None not in versions.values()
+    assert None not in package_versions().values()
+    file = tmp_path / "cpuinfo"
+    assert cpu_model(file) is None
+    for text, model in (
+        ("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n", "Some CPU @ 3 GHz"),
+        ("processor\t: 0\n", None),
+    ):
+        file.write_text(text)
+        assert cpu_model(file) == model
 
 
 def _git(directory, *arguments):
@@ -90,7 +81,7 @@ def _git(directory, *arguments):
     subprocess.run(["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True)
 
 
-def test_the_commit_is_that_of_the_code_and_a_change_to_it_is_noticed(tmp_path):
+def test_the_commit_is_that_of_the_code_and_a_change_to_it_is_noticed(tmp_path, monkeypatch):
     package = tmp_path / "package"
     package.mkdir()
     (package / "code.py").write_text("x = 1\n")
@@ -99,23 +90,18 @@ def test_the_commit_is_that_of_the_code_and_a_change_to_it_is_noticed(tmp_path):
     _git(tmp_path, "add", ".")
     _git(tmp_path, "commit", "-m", "first")
     clean = git_state(package)
-    assert clean is not None
     assert (len(clean.sha), clean.is_dirty) == (40, False)
     (tmp_path / "notes.txt").write_text("outside the package\n")
     assert git_state(package) == clean
     (package / "code.py").write_text("x = 2\n")
     changed = git_state(package)
-    assert changed is not None
     assert (changed.sha, changed.is_dirty) == (clean.sha, True)
     (tmp_path / "venv").mkdir()
     assert git_state(tmp_path / "venv") is None
-
-
-def test_code_outside_of_git_has_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert git_state(tmp_path) is None
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path.parent) is None, "outside of git"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state() is None
+    assert git_state() is None, "without git"
 
 
 @pytest.mark.parametrize(
@@ -162,20 +148,3 @@ def test_a_server_inherits_our_environment_without_our_secrets_but_may_fetch_its
         "HF_TOKEN": "[redacted: HF_TOKEN]",
         "MODE": "fast",
     }
-
-
-def test_outside_the_main_thread_a_run_goes_on_without_signal_handlers():
-    async def answer():
-        return 42
-
-    results = []
-    thread = threading.Thread(target=lambda: results.append(run_interruptible(answer())))
-    thread.start()
-    thread.join()
-    assert results == [42]
-
-
-def test_the_commit_of_this_very_code_is_found_or_honestly_absent():
-    state = git_state()
-    assert state is None or len(state.sha) == 40
-    assert benchctl.__version__

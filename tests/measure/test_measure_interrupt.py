@@ -3,23 +3,20 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchctl.errors import RunError, UsageError
+from benchctl.errors import RunError
 from benchctl.measure.interrupt import OF_SCHEDULERS, await_signal, interruptible, run_interruptible
-from benchctl.records.writers import sole_writer
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_that_follow_the_first_do_not_cut_short_the_cleaning_up(number):
+def test_signals_that_follow_the_first_do_not_cut_short_the_cleaning_up():
     cleaned = []
 
-    async def work():
+    async def work(number):
         os.kill(os.getpid(), number)
         try:
             await asyncio.sleep(10)
@@ -29,9 +26,10 @@ def test_signals_that_follow_the_first_do_not_cut_short_the_cleaning_up(number):
                 await asyncio.sleep(0.01)
                 cleaned.append(number)
 
-    with pytest.raises(KeyboardInterrupt):
-        run_interruptible(work())
-    assert cleaned == [number] * 3
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt):
+            run_interruptible(work(number))
+        assert cleaned[-3:] == [number] * 3
 
 
 def test_a_signal_at_the_very_end_is_told_after_the_loop_has_closed():
@@ -42,22 +40,16 @@ def test_a_signal_at_the_very_end_is_told_after_the_loop_has_closed():
         run_interruptible(work())
 
 
-def test_code_without_a_loop_is_interrupted_by_the_first_signal_alone():
-    with interruptible():
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_signal_that_ended_a_coroutine_is_the_first_one_for_the_code_around_it():
+def test_only_the_first_signal_interrupts_the_code_around_a_coroutine_also_where_it_ended_that():
     async def work():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
 
-    with interruptible():
-        with pytest.raises(KeyboardInterrupt):
-            run_interruptible(work())
-        os.kill(os.getpid(), signal.SIGTERM)
+    for ended_by in (lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: run_interruptible(work())):
+        with interruptible():
+            with pytest.raises(KeyboardInterrupt):
+                ended_by()
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
@@ -70,24 +62,10 @@ def test_a_signal_that_is_ignored_stays_ignored():
     try:
         assert run_interruptible(work()) == "done"
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with ThreadPoolExecutor() as threads:  # outside the main thread there are no signals
+            assert threads.submit(lambda: run_interruptible(work())).result() == "done"
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_directory_is_measured_into_by_one_process_at_a_time_and_free_when_that_is_killed(tmp_path):
-    code = (
-        "import sys, time; from pathlib import Path; from benchctl.records.writers import sole_writer\n"
-        "with sole_writer(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
-    )
-    argv = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline() == "mine\n"
-        with pytest.raises(UsageError, match="another benchctl is measuring into this directory; wait until"):
-            sole_writer(tmp_path).__enter__()
-        holder.kill()
-        holder.wait()
-    with sole_writer(tmp_path):
-        assert not list(tmp_path.iterdir())
 
 
 def test_what_fails_after_a_signal_fails_by_the_signal():

@@ -3,7 +3,6 @@
 import itertools
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.paced_engine import PacedEngine, profile, request
@@ -49,19 +48,15 @@ def test_a_server_that_others_wrote_meets_every_batch_size_and_the_extreme_promp
     assert longest_there.max_tokens == min(r.max_tokens for r in drain)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "size"),
-    [
+def test_the_largest_batch_of_the_warm_up_is_that_of_the_load():
+    for overrides, size in (
         (("workload.arrival={kind: burst, max_concurrency: null}",), 48),
         (("workload.arrival.max_concurrency=5",), 5),
         (("engine.options.max_num_seqs=7",), 7),
         (("workload.samples_as=one-request",), 48),
         (("workload.num_prompts=2", "workload.samples_per_prompt=1"), 2),
-    ],
-)
-def test_the_largest_batch_of_the_warm_up_is_that_of_the_load(overrides, size):
-    _, bursts = bursts_of(*overrides, engine="vllm")
-    assert len(bursts[-1]) == size
+    ):
+        assert len(bursts_of(*overrides, engine="vllm")[1][-1]) == size, overrides
 
 
 def test_requests_with_several_choices_are_asked_once_as_the_load_asks_them():
@@ -69,14 +64,9 @@ def test_requests_with_several_choices_are_asked_once_as_the_load_asks_them():
     assert [sorted({r.n for r in burst}) for burst in bursts] == [[4], [1], [1], [4], [1]]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "num_bursts"), [(("workload.warmup_shapes=false",), 1), (("workload.num_warmups=0",), 0)]
-)
-def test_a_profile_may_leave_the_shapes_out(overrides, num_bursts):
-    assert len(bursts_of(*overrides, engine="vllm")[1]) == num_bursts
-
-
-def test_a_profile_may_ask_for_the_shapes_on_any_server():
+def test_a_profile_may_leave_the_shapes_out_or_ask_for_them_on_any_server():
+    assert len(bursts_of("workload.warmup_shapes=false", engine="vllm")[1]) == 1
+    assert bursts_of("workload.num_warmups=0", engine="vllm")[1] == ()
     assert len(bursts_of("workload.warmup_shapes=true", "workload.num_warmups=0")[1]) == 4
 
 
@@ -108,13 +98,16 @@ def test_sizes_are_those_that_engines_capture_and_the_largest(largest):
     assert set(range(1, min(largest, 33))) <= set(sizes)
 
 
-def test_a_text_prompt_is_reworded_too():
+def test_a_text_prompt_and_every_message_are_reworded():
     asked = PreparedRequest(
         request_id="a", index=0, arrival_ns=0, prompt="Once", prompt_tokens=1, max_tokens=3, seed=0, source="x"
     )
     (first,), (second,), (third,) = shape_bursts([asked], 1, 2048)
     assert len({r.prompt[:8] for r in (first, second, third)}) == 3
     assert all(r.prompt.endswith(" Once") and r.max_tokens <= 3 for r in (first, second, third))
+    messages = (Message(role="system", content="Be kind."), Message(role="user", content="Hi"))
+    (first,), *_ = shape_bursts([msgspec.structs.replace(asked, prompt=None, messages=messages)], 1, 2048)
+    assert [m.content.partition(" ")[2] for m in first.messages] == ["Be kind.", "Hi"]
 
 
 def test_warm_up_bursts_come_one_after_another_and_stay_out_of_the_load(tmp_path):
@@ -137,18 +130,3 @@ class PlainPrompts(PacedEngine):
 
     def request_call(self, asked, settings):
         return super().request_call(msgspec.structs.replace(asked, prompt="{}"), settings)
-
-
-def test_every_message_is_reworded():
-    asked = PreparedRequest(
-        request_id="a",
-        index=0,
-        arrival_ns=0,
-        messages=(Message(role="system", content="Be kind."), Message(role="user", content="Hi")),
-        prompt_tokens=4,
-        max_tokens=9,
-        seed=0,
-        source="x",
-    )
-    (first,), *_ = shape_bursts([asked], 1, 2048)
-    assert [m.content.partition(" ")[2] for m in first.messages] == ["Be kind.", "Hi"]

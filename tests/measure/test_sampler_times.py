@@ -63,30 +63,29 @@ def checks(path: Path, run: LoadedRun) -> dict[str, Check]:
     return {check.name: check for check in experiment_of(results).checks(run)}
 
 
-def test_the_chart_of_sections_shows_the_sampler_and_says_so(analysis: AnalyzedExperiment) -> None:
+def test_the_chart_and_the_table_of_sections_show_the_sampler_and_say_so(analysis: AnalyzedExperiment) -> None:
     found = chart(analysis, "sections")
-    assert found.skipped is None
-    assert found.title == "Time in the sampler by section"
+    assert (found.skipped, found.title) == (None, "Time in the sampler by section")
     assert "Not of whole steps: the step log times the sampler alone." in found.caption
     assert found.spec["vconcat"][0]["encoding"]["x"]["title"] == "time in the sampler per step, ms"
     load_ms = 2500 / analysis.runs[1].number("num_steps")
     lengths_ms = [row["end"] for row in found.spec["datasets"]["ends"]]
     assert lengths_ms == pytest.approx([0.25, GUIDED_MS + load_ms], rel=1e-5)
-
-
-def test_charts_of_whole_steps_are_left_out_with_the_reason(analysis: AnalyzedExperiment, path: Path) -> None:
-    assert {chart(analysis, name).skipped for name in ("step-time", "step-time-by-batch-size")} == {ALONE}
-    assert f"step_time_over_time.png: {ALONE}" in write_report(path).skipped
-
-
-def test_the_table_of_sections_begins_at_the_sampler_and_says_so(analysis: AnalyzedExperiment) -> None:
     console = wide_console()
     with console.capture() as shown:
         console.print(breakdown_table(analysis))
     lines = shown.get().splitlines()
     assert lines[0] == "Time in the sampler per step (not of whole steps), ms: sum / all steps (mean where it runs)"
     assert [line.split()[0] for line in lines[3:5]] == ["sampler_total", "pre_lvm"]
-    assert not any(line.lstrip().startswith("step") for line in lines)
+
+
+def test_what_needs_whole_steps_is_left_out_with_the_reason(analysis: AnalyzedExperiment, path: Path) -> None:
+    assert {chart(analysis, name).skipped for name in ("step-time", "step-time-by-batch-size")} == {ALONE}
+    assert f"step_time_over_time.png: {ALONE}" in write_report(path).skipped
+    comparison = compare_sides(parse_side(f"{path}:baseline"), parse_side(f"{path}:lenvm"), CompareOptions())
+    found = comparison.cells[0].decomposition
+    assert (found.sections, isinstance(found.work, str)) == (None, True)
+    assert "time per step" not in {factor.name for factor in found.wall.parts}
 
 
 def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path: Path) -> None:
@@ -94,47 +93,25 @@ def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path:
     run_time = load_experiment(path).run_time(run)
     parts = (break_down(run.columns, covers_steps=covers) for covers in (True, False))
     mixed = mean_breakdown([replace(run_time, breakdown=part) for part in parts])
-    assert mixed is not None
     assert not mixed.covers_steps
-    assert mixed.tree[0].name == "sampler_total"
-    assert mixed.tree[0].mean_ns == pytest.approx(0.25e6)
+    assert (mixed.tree[0].name, mixed.tree[0].mean_ns) == ("sampler_total", pytest.approx(0.25e6))
 
 
-def test_time_outside_the_sampler_is_no_time_outside_of_steps(path: Path) -> None:
-    """Samplers are a small part of a request's time: of whole steps, that would be a starved engine."""
+def test_the_samplers_are_no_time_of_steps_in_checks_and_metrics(path: Path) -> None:
+    """They are a small part of a request's time: of whole steps, that would be a starved engine."""
+    of_batch = "sequences in the engine's batch"
     for run in runs(path):
-        assert in_step_frac(run) is None
-        assert underfilled_batch_warnings(run) == ()
-    baseline = as_if_whole(next(runs(path)))
-    assert [doubt.code for doubt in underfilled_batch_warnings(baseline)] == ["underfilled-batch"]
-
-
-def test_checks_name_the_samplers_and_weigh_no_batch_by_them(path: Path) -> None:
-    for run in runs(path):
+        assert (in_step_frac(run), underfilled_batch_warnings(run)) == (None, ())
         found = checks(path, run)
         assert found["step-time"].ok
         assert found["step-time"].detail.startswith("samplers of the steps ")
-        assert "sequences in the engine's batch" not in found["concurrency"].detail
-        assert "sequences in the engine's batch" in checks(path, as_if_whole(run))["concurrency"].detail
-
-
-def test_metrics_of_step_times_are_unknown_where_the_log_times_samplers(path: Path) -> None:
-    run = next(runs(path))
-    names = [name for name in METRICS if name.endswith("step_ms")]
-    assert len(names) >= 5
-    metrics = run_metrics(run)
-    assert {metrics[name] for name in names} == {None}
-    assert metrics["num_steps"] is not None
-
-
-def test_a_comparison_splits_the_wall_time_and_no_step(path: Path) -> None:
-    comparison = compare_sides(parse_side(f"{path}:baseline"), parse_side(f"{path}:lenvm"), CompareOptions())
-    (cell,) = comparison.cells
-    found = cell.decomposition
-    assert found is not None
-    assert found.sections is None
-    assert isinstance(found.work, str)
-    assert "time per step" not in {factor.name for factor in found.wall.parts}
+        assert of_batch not in found["concurrency"].detail
+        assert of_batch in checks(path, as_if_whole(run))["concurrency"].detail
+        metrics = run_metrics(run)
+        assert {metrics[name] for name in METRICS if name.endswith("step_ms")} == {None}
+        assert metrics["num_steps"] is not None
+    baseline = as_if_whole(next(runs(path)))
+    assert [doubt.code for doubt in underfilled_batch_warnings(baseline)] == ["underfilled-batch"]
 
 
 @needs_browser

@@ -17,9 +17,7 @@ from support.shared_directory import (
 
 from benchctl.cluster.blocks import block_runs, divide
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.measure.directory import begin_attempt
 from benchctl.measure.experiment import pending_in_block
-from benchctl.measure.machine import node_name
 from benchctl.profile.load import stored_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import begin_digests, read_digests, verify_directory
@@ -103,13 +101,6 @@ def test_arms_to_which_the_profile_gives_devices_may_have_other_ones_on_one_node
     assert pending(results) == [0, 1]
 
 
-def test_the_name_of_a_node_is_what_the_user_says_it_is(monkeypatch):
-    monkeypatch.setenv("SLURMD_NODENAME", "n3")
-    assert node_name() == "n3"
-    monkeypatch.setenv("BENCHCTL_NODE_NAME", "worker-1")
-    assert node_name() == "worker-1"
-
-
 def test_state_and_warnings_are_those_of_the_runs_and_blocks(results):
     assert current_manifest(results).state == "done"
     edit(results, 1, state="failed")
@@ -136,14 +127,6 @@ def test_a_directory_that_is_measured_is_not_divided_and_its_runs_move_into_thei
     assert not list((results.path / "runs").iterdir())
     assert all(run.is_begun() for run in results.runs())
     assert verify_directory(results.path, is_fresh=True).alterations == ()
-
-
-def test_earlier_attempts_stay_numbered(results):
-    run = results.runs()[0]
-    for attempt in (2, 3):
-        assert begin_attempt(run) == attempt
-        run.write(msgspec.structs.replace(results.runs()[1].read(), attempt=attempt))
-    assert sorted(path.name for path in run.path.iterdir()) == ["attempt-1", "attempt-2", "run.json"]
 
 
 def test_altered_and_missing_files_of_a_block_are_named_with_their_path(results):

@@ -1,5 +1,6 @@
 """Blocks handed out to slots: which goes where, and what becomes of those whose process did not end them."""
 
+import os
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import pytest
 from support.nvidia_smi import FakeSmi, devices
 
 from benchctl.cluster import local
-from benchctl.cluster.local import BlockProcess, BlocksOnSlots, held_devices, held_slots
+from benchctl.cluster.local import PARENT_VARIABLE, BlockProcess, BlocksOnSlots, held_devices, held_slots
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
@@ -143,3 +144,10 @@ def test_an_experiment_without_slots_holds_the_first_devices_that_its_servers_se
     monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path / "file"))
     with held_devices(two):
         pass  # a user without a directory for locks measures without them
+
+
+def test_a_process_whose_parent_has_ended_meanwhile_ends():
+    code = "from benchctl.cluster.local import end_with_parent; end_with_parent(); print('goes on')"
+    late = os.environ | {PARENT_VARIABLE: str(os.getppid())}
+    ended = subprocess.run([sys.executable, "-c", code], env=late, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, "")

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from support.cli import benchctl
 from support.servers.handler_server import handled_by
 from support.servers.real_engines import tiny_model
 from support.servers.simulator import sim_server
@@ -92,67 +92,62 @@ def questions(*, counts_chats: bool = True):
         yield url, handler.asked
 
 
-def test_the_tokenizer_in_the_directory_of_the_model_counts(model):
-    with tokenizer_for(profile_of("vllm", model)) as tokenizer:
-        assert tokenizer.source == LocalTokenizer(model).source
-        assert tokenizer.count_texts(TEXTS) == LocalTokenizer(model).count_texts(TEXTS)
-    assert planning_tokenizer(profile_of("vllm", model)).source == tokenizer.source
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct"])
-def test_the_hubs_cache_has_the_tokenizer_of_a_model_that_was_served_before(hub, name):
-    with tokenizer_for(profile_of("vllm", name)) as tokenizer:
-        assert tokenizer.source == LocalTokenizer(hub).source
-        assert tokenizer.count_chats(CHATS) == LocalTokenizer(hub).count_chats(CHATS)
-
-
-def test_a_tokenizer_that_is_named_takes_precedence(model, hub, tmp_path):
+def test_the_tokenizer_that_is_named_beside_the_model_or_in_the_hubs_cache_counts(model, hub, tmp_path):
     other = json.loads((model / "tokenizer.json").read_text()) | {"post_processor": None}
-    (tmp_path / "named").mkdir()
-    (tmp_path / "named/tokenizer.json").write_text(json.dumps(other))
-    for named in (tmp_path / "named", "Qwen/Qwen2.5-1.5B-Instruct"):
-        directory = hub if isinstance(named, str) else named
-        profile = profile_of("vllm", model, workload={"tokenizer": str(named)})
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "tokenizer.json").write_text(json.dumps(other))
+    shutil.copy(model / "tokenizer_config.json", named)
+    for served, workload, directory in (
+        (model, {}, model),
+        ("qwen2.5-1.5b", {}, hub),
+        ("Qwen/Qwen2.5-1.5B-Instruct", {}, hub),
+        (model, {"tokenizer": str(named)}, named),
+        (model, {"tokenizer": "Qwen/Qwen2.5-1.5B-Instruct"}, hub),
+    ):
+        expected, profile = LocalTokenizer(directory), profile_of("vllm", served, workload=workload)
         with tokenizer_for(profile) as tokenizer:
-            assert tokenizer.source == LocalTokenizer(directory).source
+            assert tokenizer.source == expected.source
+            assert tokenizer.count_texts(TEXTS) == expected.count_texts(TEXTS)
+            assert tokenizer.count_chats(CHATS) == expected.count_chats(CHATS)
+        assert planning_tokenizer(profile).source == expected.source
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
+def test_a_named_tokenizer_that_is_not_to_be_had_is_an_error(hub, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for named, message in (
         ("/no/such/place", "which is not a directory"),
         (".", r"which has no tokenizer\.json"),
         ("nobody/nothing", "neither a directory nor a repository"),
         ("not a name", "neither a directory nor a repository"),
-    ],
-)
-def test_a_named_tokenizer_that_is_not_to_be_had_is_an_error(hub, named, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=rf"workload\.tokenizer is '{named}', .*{message}"):
-        tokenizer_for(profile_of("vllm", "qwen2.5-7b", workload={"tokenizer": named}))
-
-
-def test_the_package_that_finds_repositories_is_named_where_it_is_missing(monkeypatch):
+    ):
+        with pytest.raises(UsageError, match=rf"workload\.tokenizer is '{named}', .*{message}"):
+            tokenizer_for(profile_of("vllm", "qwen2.5-7b", workload={"tokenizer": named}))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match="-m pip install huggingface_hub"):
         tokenizer_for(profile_of("vllm", "qwen2.5-7b", workload={"tokenizer": "owner/name"}))
 
 
-def test_without_the_package_a_plan_is_an_estimate_that_says_what_to_install(model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    profile = profile_of("vllm", model)
-    with tokenizer_for(profile) as tokenizer:
-        prepared = prepare_counted(profile, tokenizer)
+def warning_of(profile, tokenizer):
+    """The message of the warning that prompts are counted by an estimate."""
+    prepared = prepare_counted(profile, tokenizer)
     (warning,) = prepared.warnings
     assert warning.code == "prompt-lengths-estimated"
-    assert "-m pip install tokenizers" in warning.message
     assert {request.prompt_tokens_from for request in prepared.requests} == {"estimate"}
+    return warning.message
 
 
-def test_without_a_tokenizer_the_warning_of_a_plan_says_that_the_run_will_ask_a_server():
+def test_without_the_package_or_a_tokenizer_a_plan_is_an_estimate_that_says_what_to_do(model, monkeypatch):
     profile = profile_of("vllm", "nobody/nothing")
-    (warning,) = prepare_counted(profile, planning_tokenizer(profile)).warnings
-    assert "a plan asks no server; the run will, or name one in workload.tokenizer" in warning.message
+    message = warning_of(profile, planning_tokenizer(profile))
+    assert "a plan asks no server; the run will, or name one in workload.tokenizer" in message
+    with questions() as (url, asked):
+        profile = profile_of("attach", "unknown", {"url": url})
+        assert "a plan asks no server" in warning_of(profile, planning_tokenizer(profile))
+    assert not asked
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with tokenizer_for(profile_of("vllm", model)) as tokenizer:
+        assert "-m pip install tokenizers" in warning_of(profile_of("vllm", model), tokenizer)
 
 
 def test_the_simulator_counts_by_its_own_rule_and_nothing_is_warned_of(model):
@@ -162,27 +157,25 @@ def test_the_simulator_counts_by_its_own_rule_and_nothing_is_warned_of(model):
         assert not prepare_counted(profile, tokenizer).warnings
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "sglang", "openai"])
-def test_a_running_server_counts_exactly_as_its_usage_will(tmp_path, dialect, model):
+def test_a_running_server_counts_exactly_as_its_usage_will(tmp_path, model):
     with sim_server(tmp_path) as server:
         url = str(server.client.base_url).rstrip("/")
-        profile = profile_of("attach", model, {"url": url, "dialect": dialect})
-        with tokenizer_for(profile) as tokenizer:
-            assert tokenizer.count_texts(TEXTS) == tuple(map(count_tokens, TEXTS))
-            assert tokenizer.count_chats(CHATS) == tuple(map(count_chat_tokens, CHATS))
-            assert tokenizer.source == "server"
-        for chat, count in zip(CHATS, tokenizer.count_chats(CHATS), strict=True):
+        for dialect in ("vllm", "sglang", "openai"):
+            with tokenizer_for(profile_of("attach", model, {"url": url, "dialect": dialect})) as tokenizer:
+                assert tokenizer.count_texts(TEXTS) == tuple(map(count_tokens, TEXTS))
+                counts = tokenizer.count_chats(CHATS)
+                assert (counts, tokenizer.source) == (tuple(map(count_chat_tokens, CHATS)), "server")
+        for chat, count in zip(CHATS, counts, strict=True):
             body = {"messages": [{"role": each.role, "content": each.content} for each in chat], "max_tokens": 1}
             usage = server.client.post("/v1/chat/completions", json=body).json()["usage"]
             assert usage["prompt_tokens"] == count
-
-
-def test_a_plan_asks_no_server():
-    with questions() as (url, asked):
-        profile = profile_of("attach", "unknown", {"url": url})
-        (warning,) = prepare_counted(profile, planning_tokenizer(profile)).warnings
-    assert not asked
-    assert "a plan asks no server" in warning.message
+        done = benchctl("load", url, "--num-prompts", "4", "--output-len", "2", "-o", "out", "--json", cwd=tmp_path)
+    assert done.returncode in {0, 4}, done.stderr
+    planned = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
+    (sent,) = (tmp_path / "out").glob("runs/*/requests.jsonl")
+    seen = {each["request_id"]: each["prompt_tokens"] for each in map(json.loads, sent.read_text().splitlines())}
+    assert {each["prompt_tokens_from"] for each in planned} == {"server"}
+    assert {each["request_id"]: each["prompt_tokens"] for each in planned}.items() <= seen.items()
 
 
 def test_a_server_is_asked_once_for_each_prompt(model):
@@ -231,21 +224,5 @@ def test_a_server_that_is_not_there_or_counts_nothing_leaves_an_estimate_with_a_
     profile = profile_of("attach", "unknown", {"url": "http://127.0.0.1:9", "dialect": "openai"})
     with tokenizer_for(profile) as tokenizer:
         assert tokenizer.count_texts(TEXTS) == tuple(map(count_tokens, TEXTS))
-        prepared = prepare_counted(profile, tokenizer)
-    (warning,) = prepared.warnings
-    assert "the server does not count them, and no tokenizer of unknown is on this machine" in warning.message
-
-
-def test_a_load_records_who_counted_its_prompts(tmp_path):
-    with sim_server(tmp_path) as server:
-        url = str(server.client.base_url).rstrip("/")
-        command = [sys.executable, "-m", "benchctl", "load", url, "--num-prompts", "4", "--output-len", "2"]
-        done = subprocess.run(
-            [*command, "-o", "out", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-    assert done.returncode in {0, 4}, done.stderr
-    planned = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
-    (sent,) = (tmp_path / "out").glob("runs/*/requests.jsonl")
-    seen = {each["request_id"]: each["prompt_tokens"] for each in map(json.loads, sent.read_text().splitlines())}
-    assert {each["prompt_tokens_from"] for each in planned} == {"server"}
-    assert {each["request_id"]: each["prompt_tokens"] for each in planned}.items() <= seen.items()
+        message = warning_of(profile, tokenizer)
+    assert "the server does not count them, and no tokenizer of unknown is on this machine" in message

@@ -1,8 +1,7 @@
 """A server whose truth is known: it sends tokens at set times, writes down when it did, and misbehaves on demand.
 
-The prompt of a request is a JSON object that says how to answer it: ``gap_ms`` (time between tokens), ``mode``
-(see ``Stream``), ``tokens`` (how many, in place of ``max_tokens``), ``tokens_per_write`` (events that are held back
-and sent together). HTTP is written by hand, so that it can be broken at any byte.
+The prompt of a request is a JSON object that says how to answer it: ``gap_ms`` (time between tokens) and ``mode``
+(see ``Stream``). HTTP is written by hand, so that it can be broken at any byte.
 """
 # ruff: noqa: T201 - what it prints is a server's log
 
@@ -34,9 +33,8 @@ def arguments():
 class Stream:
     """One streamed answer, in one of these modes.
 
-    ``good`` · ``truncate`` (connection cut after half) · ``error-event`` · ``no-usage`` · ``no-finish`` ·
-    ``stall`` (never ends) · ``garbage`` (an event that is no JSON) · ``refuse`` (HTTP 500) · ``plain`` (JSON, no
-    stream) · ``hang-up`` (closes before answering) · ``noise`` (no HTTP at all)
+    ``good`` · ``truncate`` (connection cut after half) · ``error-event`` · ``stall`` (never ends) · ``refuse``
+    (HTTP 500) · ``hang-up`` (closes before answering) · ``noise`` (no HTTP at all)
     """
 
     def __init__(self, server, writer, body, request_id):
@@ -45,7 +43,6 @@ class Stream:
         self.mode = self.how.get("mode", "good")
         self.arrived_ns = time.monotonic_ns()
         self.sent_ns = []
-        self.held, self.is_holding = b"", False
 
     async def answer(self):
         if self.mode == "hang-up":
@@ -53,47 +50,30 @@ class Stream:
         if self.mode == "noise":
             self.writer.write(b"this is no HTTP\r\n\r\n")
         elif self.mode == "refuse":
-            self.write_whole(500, {"error": {"message": "the engine is tired", "code": 500}})
-        elif self.mode == "plain":
-            self.write_whole(200, {"choices": [{"message": {"content": "all at once"}}]})
+            content = b'{"error": {"message": "the engine is tired", "code": 500}}'
+            self.writer.write(b"HTTP/1.1 500 X\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content))
         else:
             self.writer.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
             await self.stream()
 
-    def write_whole(self, status, document):
-        content = json.dumps(document).encode()
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-        self.writer.write(head.encode() + content)
-
     async def stream(self):
-        num_tokens = self.how.get("tokens", self.body["max_tokens"])
-        per_write = self.how.get("tokens_per_write", 1)
+        num_tokens, num_choices = self.body["max_tokens"], self.body.get("n", 1)
         start = time.monotonic()
         for token in range(num_tokens):
             await asyncio.sleep(max(0.0, start + (token + 1) * self.how.get("gap_ms", 1) / 1000 - time.monotonic()))
             if token >= num_tokens // 2 and await self.misbehave():
                 return
-            self.is_holding = (token + 1) % per_write != 0 and token < num_tokens - 1
-            if not self.is_holding:
-                self.sent_ns += [time.monotonic_ns()] * (token + 1 - len(self.sent_ns))
-            for choice in range(self.body.get("n", 1)):
-                finish = "length" if token == num_tokens - 1 and self.mode != "no-finish" else None
-                self.event(
-                    {
-                        "choices": [
-                            {"index": choice, "text": f"t{token} ", "token_ids": [token], "finish_reason": finish}
-                        ]
-                    }
-                )
+            self.sent_ns.append(time.monotonic_ns())
+            finish = "length" if token == num_tokens - 1 else None
+            for index in range(num_choices):
+                choice = {"index": index, "text": f"t{token} ", "token_ids": [token], "finish_reason": finish}
+                self.event({"choices": [choice]})
             await self.writer.drain()
-            self.server.count_token(self.body.get("n", 1))
-        if self.mode != "no-usage":
-            total = num_tokens * self.body.get("n", 1)
-            self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": total}})
-        self.data(b"data: [DONE]\n\n")
-        self.writer.write(b"0\r\n\r\n")
+            self.server.count_token(num_choices)
+        self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": num_tokens * num_choices}})
+        self.end()
 
     async def misbehave(self):
         """Do what the mode asks for in mid-stream; True when the stream is over."""
@@ -103,23 +83,21 @@ class Stream:
             await asyncio.sleep(3600)
         elif self.mode == "error-event":
             self.event({"error": {"message": "engine core died", "code": 500}})
-            self.data(b"data: [DONE]\n\n")
-            self.writer.write(b"0\r\n\r\n")
-        elif self.mode == "garbage":
-            self.data(b"data: {not json}\n\n")
-            return False
+            self.end()
         else:
             return False
         return True
 
     def event(self, document):
-        self.data(b"data: " + json.dumps(document).encode() + b"\n\n")
+        self.data(json.dumps(document).encode())
+
+    def end(self):
+        self.data(b"[DONE]")
+        self.writer.write(b"0\r\n\r\n")
 
     def data(self, content):
-        self.held += f"{len(content):x}\r\n".encode() + content + b"\r\n"
-        if not self.is_holding:
-            self.writer.write(self.held)
-            self.held = b""
+        event = b"data: " + content + b"\n\n"
+        self.writer.write(b"%x\r\n%s\r\n" % (len(event), event))
 
 
 class Server:
