@@ -242,26 +242,6 @@ def test_what_a_gpu_does_not_tell_is_unknown_and_no_warning():
     assert checks[0].facts["memory_used_bytes"] is None
 
 
-class Nvml(FakeNvml):
-    """Two devices and the questions of the doctor, which the second does not answer."""
-
-    def __getattr__(self, name):
-        of_first = {
-            "nvmlDeviceGetPersistenceMode": 1,
-            "nvmlDeviceGetEnforcedPowerLimit": 650_000,
-            "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
-        }
-        return self.known_to_first(of_first[name]) if name in of_first else super().__getattr__(name)
-
-
-class Lost(Nvml):
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        if index == 1:
-            raise self.NVMLError("GPU is lost")
-        return index
-
-
 @pytest.fixture(name="smi")
 def _smi(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -276,19 +256,19 @@ def checks_of(nvml):
 
 
 def test_devices_are_read_through_nvml_with_what_each_does_not_tell_and_the_binding_is_closed_again(smi):
-    nvml = Nvml()
-    nvml.pids_of = {0: [1, 2**22 + 1]}
+    nvml = FakeNvml()
+    nvml.pids_of, nvml.limit_mw = {0: [1, 2**22 + 1]}, 650_000
     checks = checks_of(nvml)
     assert nvml.depth == 0
     assert checks["driver"].facts == {"driver": "570.1", "num_visible": 2}
     assert checks["0 device"].facts["processes"] == ("1", str(2**22 + 1))
-    assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap",)
+    assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap", "sw-thermal")
     assert checks["0 power"].remedy == "sudo nvidia-smi -i 0 -pl 700"
     assert [checks[f"1 {part}"].state for part in ("device", "clocks", "power")] == ["ok", "ok", "ok"]
     assert not any(check.is_obstacle for check in checks.values())
     assert checks["sampling"].finding == "through NVML; GPU 1 does not tell power_w, energy_j"
     assert (checks["sampling"].state, checks["sampling"].facts["unknown"]) == ("ok", ("1 power_w", "1 energy_j"))
-    lost = checks_of(Lost())
+    lost = checks_of(FakeNvml(refuses={("GetHandleByIndex", 1): "GPU is lost"}))
     assert "GPU 1 cannot be read (GPU is lost)" in lost["gpu-unreadable"].finding
     assert lost["gpu-unreadable"].state == "warning"
     assert ("0 device" in lost, "1 device" in lost) == (True, False)
@@ -298,7 +278,7 @@ def test_without_nvml_the_reason_and_what_nvidia_smi_lacks_are_told_or_why_there
     smi, tmp_path, monkeypatch
 ):
     smi.behave(devices=devices(2, **{"temperature.gpu": "[N/A]"}))
-    checks = checks_of(Nvml(has_driver=False))
+    checks = checks_of(FakeNvml(has_driver=False))
     assert checks["sampling"].state == "warning"
     assert checks["sampling"].finding.startswith(
         "through nvidia-smi, because NVML cannot be used: no library; GPU 0 does not tell energy_j"
@@ -306,13 +286,13 @@ def test_without_nvml_the_reason_and_what_nvidia_smi_lacks_are_told_or_why_there
     assert "1 device" in checks
     for value in ("", "-1", "7"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        for nvml in (Nvml(), Nvml(has_driver=False)):
+        for nvml in (FakeNvml(), FakeNvml(has_driver=False)):
             check = checks_of(nvml)["device"]
             assert check.finding.startswith(f"CUDA_VISIBLE_DEVICES is {value!r} and selects no device")
             assert (check.state, check.remedy) == ("missing", "unset CUDA_VISIBLE_DEVICES")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = checks_of(Nvml(has_driver=False))["device"]
+    check = checks_of(FakeNvml(has_driver=False))["device"]
     assert check.is_obstacle
     reasons = "NVML: no library; nvidia-smi: no program nvidia-smi is on the PATH"
     assert check.finding == f"neither NVML nor nvidia-smi finds a driver ({reasons})"

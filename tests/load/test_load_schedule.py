@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import itertools
+import resource
+import sys
 import time
 
 import pytest
-from support.servers.paced_engine import call, request, running
+from support.servers.paced_engine import PacedEngine, call, request, running, send
 
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import Exchange
+from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.sockets import Connections, Receiver
 from benchctl.profile.arrival import Arrival
@@ -214,3 +217,101 @@ def test_a_fault_of_the_client_itself_ends_the_load_and_does_not_stall_it(how, b
     for arrival in ({"kind": "closed-loop", "max_concurrency": 1}, {"kind": "burst"}):
         with pytest.raises(ZeroDivisionError, match="a fault of ours"):
             drive(how, arrival, [request(i) for i in range(4)])
+
+
+def served(how, *requests):
+    """Records of ``requests``, sent one after another."""
+
+    async def go():
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            return [await (await send(client, call(one), scheduled_ns=1)).record() for one in requests]
+
+    return asyncio.run(go())
+
+
+def test_times_and_counts_agree_with_what_the_server_did(tmp_path):
+    with running(tmp_path) as how:
+        records = served(how, *(request(i, max_tokens=6, n=2, gap_ms=20) for i in range(3)))
+    truths = PacedEngine(truth=tmp_path / "truth.jsonl").truths()
+    late_ns: list[list[int]] = [[] for _ in range(6)]  # by position in the stream
+    for record in records:
+        truth = truths[record.request_id]
+        assert record.error is None
+        assert (record.prompt_tokens, record.completion_tokens, record.status) == (7, 12, 200)
+        assert record.sent_ns <= truth["arrived_ns"]
+        assert [c.index for c in record.choices] == [0, 1]
+        for choice in record.choices:
+            assert choice.chunk_tokens == (1,) * 6
+            assert choice.text == "t0 t1 t2 t3 t4 t5 "
+            for position, (seen, sent) in enumerate(zip(choice.chunk_ns, truth["sent_ns"], strict=True)):
+                late_ns[position].append(seen - sent)
+    # A busy machine may delay any arrival, but not one position of every stream by more than half a gap.
+    for lateness in late_ns:
+        assert 0 <= min(lateness) < 10 * NS_PER_MS
+
+
+def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(tmp_path):
+    async def count_turns(how):
+        turns = 0
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            exchange = await send(client, call(request(0, max_tokens=4000, gap_ms=0)), 0)
+            reading = asyncio.create_task(exchange.record())
+            while not reading.done():
+                turns += 1
+                await asyncio.sleep(0)
+            return turns, await reading
+
+    with running(tmp_path) as how:
+        turns, record = asyncio.run(count_turns(how))
+    assert record.error is None
+    assert turns > 3
+
+
+def test_what_a_load_lets_go_of_is_freed_without_a_search_for_cycles(tmp_path):
+    async def left_by(client, mode, num_requests):
+        gc.collect()
+        calls = (call(request(i, mode=mode)) for i in range(num_requests))
+        await Load(client, Arrival(kind="closed-loop", max_concurrency=8), lambda _record: None).drive(calls)
+        return gc.collect()
+
+    async def go(how):
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            gc.disable()
+            try:
+                for mode in ("good", "truncate", "hang-up", "refuse", "error-event", "noise"):
+                    await left_by(client, mode, 8)  # what is made once is no matter
+                    assert await left_by(client, mode, 60) < 60, mode
+            finally:
+                gc.enable()
+
+    with running(tmp_path) as how:
+        asyncio.run(go(how))
+
+
+def test_as_many_connections_are_allowed_as_the_system_allows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        allow_many_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_nothing_is_collected_inside_and_all_is_as_before_outside():
+    interval_s, num_collections = sys.getswitchinterval(), []
+
+    def note(phase, _info):
+        num_collections.append(phase)
+
+    with steady_interpreter():
+        gc.callbacks.append(note)
+        for _ in range(20_000):
+            cycle = []
+            cycle.append(cycle)
+        assert (num_collections, gc.isenabled()) == ([], False)
+        assert sys.getswitchinterval() < interval_s
+        gc.callbacks.remove(note)
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
+    assert sys.getswitchinterval() == pytest.approx(interval_s)
+    assert gc.collect() < 1000, "the cycles were left"

@@ -15,53 +15,7 @@ from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuSample
 from benchctl.units import MIB
 
-
-class NvmlInTrouble(FakeNvml):
-    """Four devices, of which each fails as ``opens``, ``names`` or ``answers`` says, by its index."""
-
-    def __init__(self, *, count=4, counts=None, opens=None, names=None, parts=None, **options):
-        super().__init__(**options)
-        self.count, self.counts = count, counts
-        self.opens, self.names, self.answers = opens or {}, names or {}, {}
-        self.parts = parts or {}
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        if self.counts:
-            raise self.NVMLError(self.counts)
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        if index in self.opens:
-            raise self.NVMLError(self.opens[index])
-        return index
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        if handle in self.names:
-            raise self.NVMLError(self.names[handle])
-        return f"GPU {handle}"
-
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return handle if isinstance(handle, str) else f"GPU-{handle}{handle}"
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
-        if handle not in self.parts:
-            raise self.NVMLError("Not Supported")
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, number):  # noqa: N802
-        if number >= len(self.parts[handle]):
-            raise self.NVMLError("Not Found")
-        return self.parts[handle][number]
-
-    def __getattr__(self, name):
-        answer = super().__getattr__(name)
-
-        def failing(handle, *arguments):
-            if (reason := self.answers.get(handle)) is not None:
-                raise self.NVMLError(reason)
-            return answer(handle, *arguments)
-
-        return failing if name.startswith("nvmlDevice") else answer
+LOST = "GPU is lost"
 
 
 @pytest.fixture
@@ -87,15 +41,15 @@ def opened(visible, nvml):
 
 def test_a_device_that_cannot_be_opened_hides_no_other_and_is_named_with_its_reason(no_smi):
     for reason in ("GPU is lost", "Insufficient Permissions", "Unknown Error"):
-        for stage in ("opens", "names"):
-            indices, warnings = opened(None, NvmlInTrouble(**{stage: {2: reason}}))
+        for question in ("GetHandleByIndex", "GetName"):
+            indices, warnings = opened(None, FakeNvml(count=4, refuses={(question, 2): reason}))
             assert indices == [0, 1, 3]
             unknown = f"GPU 2 cannot be read ({reason}): its use, power, clocks and throttling are unknown"
             assert warnings == {"gpu-unreadable": unknown}
 
 
 def test_a_broken_device_matters_only_where_the_server_is_given_it_by_name(no_smi):
-    broken = NvmlInTrouble(opens={1: "GPU is lost"})
+    broken = FakeNvml(count=4, refuses={("GetHandleByIndex", 1): LOST})
     assert opened("3,0", broken) == ([3, 0], {})
     assert opened("GPU-3", broken) == ([3], {})
     indices, warnings = opened("GPU-11", broken)
@@ -107,10 +61,10 @@ def test_a_broken_device_matters_only_where_the_server_is_given_it_by_name(no_sm
     ("trouble", "problem"),
     [
         (
-            {"count": 2, "opens": {0: "GPU is lost", 1: "GPU is lost"}},
+            {"refuses": {("GetHandleByIndex", 0): LOST, ("GetHandleByIndex", 1): LOST}},
             "GPU 0: GPU is lost; GPU 1: GPU is lost",
         ),
-        ({"counts": "Unknown Error"}, "it cannot count devices: Unknown Error"),
+        ({"refuses": {("GetCount", None): "Unknown Error"}}, "it cannot count devices: Unknown Error"),
         ({"count": 0}, "it lists no device"),
         ({"has_driver": False}, "no library"),
     ],
@@ -118,7 +72,7 @@ def test_a_broken_device_matters_only_where_the_server_is_given_it_by_name(no_sm
 def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reasons_are_told(
     smi, trouble, problem, tmp_path, monkeypatch
 ):
-    nvml = NvmlInTrouble(**trouble)
+    nvml = FakeNvml(**trouble)
     with open_gpu(None, nvml) as reader:
         assert [sample.source for sample in reader.read()] == ["nvidia-smi"]
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -128,12 +82,7 @@ def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reaso
 
 
 def test_an_nvml_that_cannot_be_shut_down_does_not_end_the_run(no_smi):
-    class Stuck(NvmlInTrouble):
-        def nvmlShutdown(self):  # noqa: N802
-            super().nvmlShutdown()
-            raise self.NVMLError("GPU is lost")
-
-    assert opened(None, Stuck())[0] == [0, 1, 2, 3]
+    assert opened(None, FakeNvml(refuses={"Shutdown": LOST}))[0] == [0, 1]
 
 
 def sampled(reader, directory, during):
@@ -145,13 +94,13 @@ def sampled(reader, directory, during):
 
 
 def test_a_device_that_is_lost_in_the_middle_ends_its_samples_and_the_others_go_on(no_smi, tmp_path):
-    nvml = NvmlInTrouble(count=2)
+    nvml = FakeNvml()
 
     def lose_one(path):
         wait_for_lines(path, 20)
-        nvml.answers[0] = "Timeout"  # a reading that fails once is no loss
+        nvml.refuses = {("*", 0): "Timeout"}  # a reading that fails once is no loss
         time.sleep(0.02)
-        nvml.answers = {1: "GPU is lost"}
+        nvml.refuses = {("*", 1): LOST}
         lines = path.read_bytes().count(b"\n")
         wait_for_lines(path, lines + 20)
 
@@ -167,8 +116,7 @@ def test_a_device_that_is_lost_in_the_middle_ends_its_samples_and_the_others_go_
 
 
 def test_a_device_that_never_answers_is_a_warning_and_does_not_hold_up_the_load(no_smi, tmp_path):
-    nvml = NvmlInTrouble(count=1)
-    nvml.answers[0] = "Insufficient Permissions"
+    nvml = FakeNvml(count=1, refuses={("*", 0): "Insufficient Permissions"})
     with open_gpu(None, nvml) as reader:
         began_s = time.monotonic()
         samples, (warning,) = sampled(reader, tmp_path / "run", lambda _: None)
@@ -206,7 +154,7 @@ def test_devices_are_chosen_as_cuda_does_and_a_name_of_none_is_a_warning(visible
 
 
 def test_a_mig_device_is_sampled_as_the_gpu_that_it_is_part_of_and_a_note_says_so(no_smi):
-    nvml = NvmlInTrouble(parts={1: ["MIG-c6d4f1ef", "MIG-77aa"]})
+    nvml = FakeNvml(count=4, parts={1: ["MIG-c6d4f1ef", "MIG-77aa"]})
     for visible in ("MIG-c6d4f1ef", "MIG-c6,MIG-77aa"):
         indices, warnings = opened(visible, nvml)
         assert indices == [1]

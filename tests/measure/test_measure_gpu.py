@@ -116,11 +116,8 @@ def test_a_program_that_ended_is_given_the_time_in_which_the_driver_forgets_it()
 
 
 def test_a_driver_that_hides_its_users_shows_none():
-    class Hiding(FakeNvml):
-        def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
-            raise self.NVMLError("no permission")
-
-    with open_gpu(None, Hiding()) as reader:
+    hiding = {("GetComputeRunningProcesses", index): "no permission" for index in (0, 1)}
+    with open_gpu(None, FakeNvml(refuses=hiding)) as reader:
         assert reader.compute_processes() == {0: (), 1: ()}
 
 
