@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results.lenvm_results import Truth, write_directory
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
@@ -112,16 +111,3 @@ def test_the_samplers_are_no_time_of_steps_in_checks_and_metrics(path: Path) -> 
         assert metrics["num_steps"] is not None
     baseline = as_if_whole(next(runs(path)))
     assert [doubt.code for doubt in underfilled_batch_warnings(baseline)] == ["underfilled-batch"]
-
-
-@needs_browser
-@pytest.mark.browser
-def test_the_page_of_an_import_shows_the_sampler_under_its_own_name(path: Path) -> None:
-    write_report(path)
-    with chromium() as browser, opened(browser, path / "report.html", DESKTOP) as page:
-        look_at_all(page)
-        section = page.locator("#sections")
-        section.locator("svg.marks").first.wait_for()
-        assert section.locator("h3").inner_text() == "Time in the sampler by section"
-        assert "time in the sampler per step, ms" in " ".join(section.locator("svg").all_text_contents())
-        assert ALONE in page.locator("#step-time").inner_text()
