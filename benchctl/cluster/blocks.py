@@ -26,7 +26,7 @@ from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.writers import Owner, boot_id, owned_block, settle_runs, sole_writer
+from benchctl.records.writers import Owner, boot_id, living_owner, owned_block, settle_runs, sole_writer
 from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
 
 _COPIED = ("profile.yaml", "requests.jsonl", *FILE_MEASUREMENTS)
@@ -144,7 +144,7 @@ def run_block(
     keeps_raw_logs: bool = False,
     takes_over: bool = False,
 ) -> Outcome:
-    """Measure what is not done of one block, in planned order.
+    """Measure what is not done of one block, in planned order; one that is done is given back with ``takes_over``.
 
     Raises OwnedError where another owner is on record, as ``owned_block`` does, KeyboardInterrupt after a signal,
     also one of a job system, UsageError and RunError as ``run_experiment`` does.
@@ -152,6 +152,9 @@ def run_block(
     check_block(results, block)
     runs = block_runs(results, block)
     if not pending_in_block(results, runs, profile):
+        if takes_over and living_owner(results, block) is not None:  # which died behind its last run
+            with owned_block(results, block, this_owner(), takes_over=True):
+                pass
         return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=len(runs))
     with interruptible(OF_SCHEDULERS):
         try:

@@ -18,9 +18,9 @@ from support.local_commands import (
     block_processes,
     command,
     loads,
-    wait_until,
 )
 from support.nvidia_smi import FakeSmi, devices
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.writers import current_manifest
@@ -93,7 +93,7 @@ def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_pat
         wait_until("another process for block 0", lambda: is_measured_again(begun.results, 0))
         begun.process.kill()
         begun.end()
-        wait_until("the end of both blocks", lambda: not begun.blocks(), timeout_s=20)
+        wait_until("the end of both blocks", lambda: not begun.blocks())
     assert_no_process_is_left(begun.results)
     assert 0 in interrupted(begun.results), "it recorded that it was interrupted"
     with command(tmp_path, *resume) as begun:

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 from support.cli import plain_environment
+from support.servers.stubborn_engine import wait_until
 
 EXACT = ("run", "ci-smoke", "--engine", "sim-exact", "--quiet", "--set", "workload.num_prompts=2")
 SMALL = (*EXACT, "--set", "workload.output_len=24")
@@ -60,13 +60,6 @@ def command(cwd: Path, *words: str, **env: str) -> Iterator[Command]:
         wait_until("the end of all blocks", lambda: not begun.blocks())
 
 
-def wait_until(what: str, happens: Callable[[], bool], timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happens():
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
-        time.sleep(0.02)
-
-
 def loads(results: Path) -> list[str]:
     """The runs whose servers have computed steps of the load."""
     logs = results.glob("**/runs/*/steps.raw.jsonl")
@@ -80,4 +73,4 @@ def assert_no_process_is_left(results: Path) -> None:
         listed = psutil.process_iter(["cmdline"])
         return [process for process in listed if str(results) in " ".join(process.info["cmdline"] or [])]
 
-    wait_until(f"the end of all that uses {results}", lambda: not users(), timeout_s=30)
+    wait_until(f"the end of all that uses {results}", lambda: not users())

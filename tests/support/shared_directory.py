@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from support.cli import benchctl
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.cluster.blocks import begin_block, this_owner
 from benchctl.records.directory import OWNER_FILE, ResultDirectory
@@ -76,7 +76,8 @@ def task_in_mid_run(path: Path, block: int, *options: str, **env: str) -> Iterat
     """A task whose first run sends its load; inside it can be stopped, killed or awaited."""
     with task(path, block, *options, **env) as process:
         try:
-            wait_for_load(process, path, block)
+            wait_until("a load", lambda: sends(path, block) or process.poll() is not None)
+            assert process.poll() is None, process.communicate()
             yield process
         finally:
             if process.poll() is None:
@@ -84,19 +85,11 @@ def task_in_mid_run(path: Path, block: int, *options: str, **env: str) -> Iterat
                 process.kill()
 
 
-def wait_for_load(process: "subprocess.Popen[str]", path: Path, block: int, limit_s: float = 60.0) -> None:
-    """Wait until a run of ``block`` has been sending its load for a moment."""
-    deadline = time.monotonic() + limit_s
-    runs = [planned.run_id for planned in ResultDirectory(path).plan().runs if planned.block == block]
-    while process.poll() is None and time.monotonic() < deadline:
-        if any(
-            samples.stat().st_size
-            for run in runs
-            for samples in ResultDirectory(path).run(run).path.glob("client.jsonl")
-        ):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no load began: {process.communicate() if process.poll() is not None else 'in time'}")
+def sends(path: Path, block: int) -> bool:
+    """True when a run of ``block`` has been sending its load for a moment."""
+    results = ResultDirectory(path)
+    samples = (results.run(run.run_id).path / "client.jsonl" for run in results.plan().runs if run.block == block)
+    return any(each.exists() and each.stat().st_size for each in samples)
 
 
 def records(path: Path, block: int | None = None) -> list[RunRecord]:

@@ -61,6 +61,10 @@ def test_a_block_of_another_host_is_left_alone_but_for_its_own_job_or_until_the_
     assert run_task(path, 2, "--take-over").stdout == "block 2: 1 done\n"
     assert benchctl("run", "--resume", path, "--take-over", cwd=tmp_path, CI="1").returncode == 0
     assert_whole(path)
+    foreign_owner(path, 1)  # as if it had died behind the last run of its block
+    assert current_manifest(ResultDirectory(path)).state == "running"
+    assert run_task(path, 1, "--take-over").stdout == "block 1: 1 done before\n"
+    assert_whole(path)
 
 
 def pending(results: ResultDirectory, block: int = 0) -> list[int]:

@@ -73,7 +73,7 @@ def processes_of(mark: str) -> list[psutil.Process]:
     return found
 
 
-def wait_until(what: str, happens: Callable[[], Any], limit_s: float = 20.0) -> Any:
+def wait_until(what: str, happens: Callable[[], Any], limit_s: float = 60.0) -> Any:
     """What ``happens`` returns when it is true; an error when it is not in time."""
     deadline = time.monotonic() + limit_s
     while not (result := happens()):
