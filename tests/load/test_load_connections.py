@@ -18,6 +18,9 @@ TOKEN = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "finish
 LAST = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
 
 
+BODY = TOKEN % b"null" + TOKEN % b'"length"' + LAST
+
+
 def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -63,24 +66,23 @@ class Server:
             writer.close()
 
     async def answer(self, writer, *, is_last):
-        if self.whole is not None:
-            writer.write(b"HTTP/1.1 200 OK\r\n" + self.whole)
-            return
-        closing = b"connection: close\r\n" if is_last and self.says_so else b""
-        parts = [data.replace(b"\n", self.line_end) for data in (TOKEN % b"null", TOKEN % b'"length"', LAST)]
-        framing = {"chunks": b"transfer-encoding: chunked\r\n", "end": b""}
-        framing["length"] = b"Content-Length: %d\r\n" % sum(map(len, parts))
-        head = b"HTTP/%s 200 OK\r\n" % self.version + closing + self.fields + framing[self.framing] + b"\r\n"
-        wrap = chunk if self.framing == "chunks" else bytes
-        writer.write(head + wrap(parts[0]))
-        await writer.drain()
-        for data in parts[1:]:
+        wire = self.wire(is_last=is_last)
+        for part in (wire[: len(wire) // 2], wire[len(wire) // 2 :]):
+            writer.write(part)
+            await writer.drain()
             await asyncio.sleep(0.01)
-            writer.write(wrap(data))
-            await writer.drain()
-        if self.framing == "chunks":
-            writer.write(b"0\r\n" + self.trailers + b"\r\n")
-            await writer.drain()
+
+    def wire(self, *, is_last):
+        if self.whole is not None:
+            return b"HTTP/1.1 200 OK\r\n" + self.whole
+        closing = b"connection: close\r\n" if is_last and self.says_so else b""
+        body = BODY.replace(b"\n", self.line_end)
+        framing, sent = {
+            "chunks": (b"transfer-encoding: chunked\r\n", chunk(body) + b"0\r\n" + self.trailers + b"\r\n"),
+            "length": (b"Content-Length: %d\r\n" % len(body), body),
+            "end": (b"", body),
+        }[self.framing]
+        return b"HTTP/%s 200 OK\r\n" % self.version + closing + self.fields + framing + b"\r\n" + sent
 
     @asynccontextmanager
     async def running(self):
@@ -134,14 +136,13 @@ def test_a_closed_loop_uses_as_many_connections_as_it_has_slots_where_the_server
 
 
 def test_a_connection_is_not_used_again_where_the_answer_does_not_allow_it():
-    body = TOKEN % b"null" + TOKEN % b'"length"' + LAST
     for forms in (
         {"framing": "length", "fields": b"Connection:Close\r\n"},
         {"framing": "length", "fields": b"connection: TE, close\r\n"},
         {"framing": "length", "version": b"1.0"},
         {"framing": "end", "answers": 1},
         {"framing": "end", "answers": 1, "version": b"1.0", "fields": b"Connection: keep-alive\r\n"},
-        {"whole": b"content-length: %d\r\n\r\n%s" % (len(body), body + b"more")},
+        {"whole": b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY + b"more")},
     ):
         records, server = measured(**forms)
         assert "whole" in forms or {record.error for record in records} == {None}, forms
