@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cli import benchctl
+from support.cli import WITHOUT_PICTURES, benchctl
 from support.local_commands import (
     SLOW,
     SMALL,
@@ -59,8 +59,8 @@ def both_blocks(results: Path) -> bool:
 
 
 def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path: Path) -> None:
-    one = benchctl(*SMALL, "--blocks", "3", "--output", "one", cwd=tmp_path)
-    two = benchctl(*SMALL, "--blocks", "3", *TWO, "--json", cwd=tmp_path)
+    one = benchctl(*SMALL, "--blocks", "3", "--output", "one", cwd=tmp_path, **WITHOUT_PICTURES)
+    two = benchctl(*SMALL, "--blocks", "3", *TWO, "--json", cwd=tmp_path, **WITHOUT_PICTURES)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     alone, beside = tmp_path / "one", tmp_path / "experiment"
     for name in ("plan.json", "requests.jsonl"):
@@ -105,7 +105,7 @@ def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_pat
     assert_no_process_is_left(begun.results)
     assert "Traceback" not in error
     assert "benchctl run --resume experiment --on local --parallel 2" in error
-    resumed = benchctl(*resume, cwd=tmp_path)
+    resumed = benchctl(*resume, cwd=tmp_path, **WITHOUT_PICTURES)
     assert resumed.returncode == 0, resumed.stderr
     assert states(begun.results) == ["done"] * 6
     assert re.search("block 0: (2 done|1 done, 1 done before)", (begun.results / "logs/b000.log").read_text())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
-from support.cli import benchctl, only_result
+from support.cli import WITHOUT_PICTURES, benchctl, only_result
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.summary import CellSummary
@@ -19,6 +19,7 @@ def _sweep(tmp_path_factory: pytest.TempPathFactory) -> AnalyzedExperiment:
     simulated = benchctl(
         *("simulate", "--profile", "bonus-tokens", "--set", "workload.num_prompts=8", "--quiet"),
         cwd=path,
+        **WITHOUT_PICTURES,
     )
     assert simulated.returncode == 0, simulated.stderr
     return analyze_directory(only_result(path))

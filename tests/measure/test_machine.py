@@ -11,7 +11,7 @@ from threading import Event
 
 import psutil
 import pytest
-from support.cli import benchctl, only_result
+from support.cli import WITHOUT_PICTURES, benchctl, only_result
 from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
@@ -95,7 +95,7 @@ def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_
     for command in ("run", "simulate"):
         (tmp_path / command).mkdir()
         words = (command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small)
-        done = benchctl(*words, cwd=tmp_path / command)
+        done = benchctl(*words, cwd=tmp_path / command, **WITHOUT_PICTURES)
         assert done.returncode == 0, done.stdout + done.stderr
         results = open_results(only_result(tmp_path / command))
         nodes[command] = [run.read().node for run in results.begun_runs(results.plan())]

@@ -15,9 +15,10 @@ PLAIN = ("workload.num_prompts=4", "workload.samples_per_prompt=1", "workload.ou
 
 
 def run(directory, url, *settings, blocks=2, **env):
-    words = (f"engine.options.url={url}", *PLAIN, f"blocks={blocks}", *settings)
-    options = [word for setting in words for word in ("--set", setting)]
-    return cli.benchctl("run", "--profile", "aa", "--engine", "attach", "--quiet", *options, cwd=directory, **env)
+    changes = (f"engine.options.url={url}", *PLAIN, f"blocks={blocks}", *settings)
+    options = [word for setting in changes for word in ("--set", setting)]
+    words = ("run", "--profile", "aa", "--engine", "attach", "--quiet", *options)
+    return cli.benchctl(*words, cwd=directory, **env, **cli.WITHOUT_PICTURES)
 
 
 def runs_of(directory):

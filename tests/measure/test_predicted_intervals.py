@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.cli import benchctl, only_result
+from support.cli import WITHOUT_PICTURES, benchctl, only_result
 
 from benchctl.errors import UsageError
 from benchctl.measure.capacity import predict_intervals
@@ -82,7 +82,7 @@ def test_a_cost_model_without_uncertainty_is_an_error_of_usage(file):
 def test_simulate_prints_the_intervals_and_keeps_them_in_the_directory(file, tmp_path):
     path = tmp_path / "predicted.yaml"
     path.write_text(PROFILE.format(costs=f"fitted, step_time_model: {file}"))
-    done = benchctl("simulate", "--profile", path, "--draws", 5, "--quiet", cwd=tmp_path)
+    done = benchctl("simulate", "--profile", path, "--draws", 5, "--quiet", cwd=tmp_path, **WITHOUT_PICTURES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Predicted, with the interval of 90% of 5 draws of the fit" in done.stdout
     (arm,) = json.loads((only_result(tmp_path) / "predictions.json").read_text())["predictions"]

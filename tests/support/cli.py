@@ -8,7 +8,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-WITHOUT_SERVERS = {"BENCHCTL_TEST_WITHOUT_SERVERS": "1"}
+WITHOUT_PICTURES = {"BENCHCTL_TEST_WITHOUT_PICTURES": "1"}
+"""Leaves out the pictures of an experiment, which take a second or two."""
+WITHOUT_SERVERS = {"BENCHCTL_TEST_WITHOUT_SERVERS": "1", **WITHOUT_PICTURES}
 """For tests of what is around the runs of an experiment: ``run`` simulates them in virtual time, in a moment."""
 _PROGRAMS = Path(__file__).parent / "servers" / "programs"
 

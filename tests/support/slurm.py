@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import yaml
-from support.cli import benchctl
+from support.cli import WITHOUT_PICTURES, benchctl
 
 from benchctl.records.directory import ResultDirectory
 
@@ -28,7 +28,13 @@ T = TypeVar("T")
 NODES, GPUS = 2, 2
 PATIENCE_S = 90.0
 _SOON = dt.timedelta(seconds=10)
-_HASTY = "from benchctl.cluster import slurm; slurm._POLL_S = 0.5; from benchctl.cli import main; main()"
+_HASTY = """
+from benchctl.cli import main
+from benchctl.cluster import slurm
+from benchctl.report import export
+slurm._POLL_S, export.why_not_drawn = 0.5, lambda: "a test does without"
+main()
+"""
 
 
 def missing_slurm() -> str | None:
@@ -55,7 +61,7 @@ class Slurm:
 
     def benchctl(self, *args: object, **options: Any) -> "subprocess.CompletedProcess[str]":
         """Run benchctl as on a login node."""
-        return benchctl(*args, **{"CI": "1", **self.environment, **options})
+        return benchctl(*args, **{"CI": "1", **WITHOUT_PICTURES, **self.environment, **options})
 
     def start(self, *args: object, cwd: Path, **env: str) -> "subprocess.Popen[str]":
         """The same in a new interpreter, without waiting for its end; it asks the queue each half second."""

@@ -4,7 +4,7 @@ import platform
 
 import msgspec
 import pytest
-from support.cli import benchctl
+from support.cli import WITHOUT_PICTURES, benchctl
 from support.hostile_files import HOSTILE, write_hostile
 from support.results.builders import write_results
 from support.shared_directory import (
@@ -48,18 +48,20 @@ def test_a_block_of_another_host_is_left_alone_but_for_its_own_job_or_until_the_
     assert "block 1 was begun by process 4711 on n9 (slurm 17_3) at 20" in refused.stderr
     assert "if it no longer lives, add --take-over" in refused.stderr
     assert records(path) == []
-    resumed = benchctl("run", "--resume", path, cwd=tmp_path, CI="1")
+    resumed = benchctl("run", "--resume", path, cwd=tmp_path, CI="1", **WITHOUT_PICTURES)
     assert resumed.returncode == 0, resumed.stderr
     assert "block 1 was begun by process 4711 on n9 (slurm 17_3)" in resumed.stderr
     assert [record.block for record in records(path)] == [0]
-    nothing = benchctl("run", "--resume", path, cwd=tmp_path, CI="1")
+    nothing = benchctl("run", "--resume", path, cwd=tmp_path, CI="1", **WITHOUT_PICTURES)
     assert nothing.returncode == 2
     assert "other processes measure all blocks that are left" in nothing.stderr
     assert run_task(path, 1, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="4").returncode == 2
     same = run_task(path, 1, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="3")
     assert same.returncode == 0, same.stderr
     assert run_task(path, 2, "--take-over").stdout == "block 2: 1 done\n"
-    assert benchctl("run", "--resume", path, "--take-over", cwd=tmp_path, CI="1").returncode == 0
+    assert (
+        benchctl("run", "--resume", path, "--take-over", cwd=tmp_path, CI="1", **WITHOUT_PICTURES).returncode == 0
+    )
     assert_whole(path)
     foreign_owner(path, 1)  # as if it had died behind the last run of its block
     assert current_manifest(ResultDirectory(path)).state == "running"

@@ -38,6 +38,8 @@ def become_command(request: bytes, streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     sys.argv = ["benchctl", *asked["argv"]]
+    if os.environ.pop("BENCHCTL_TEST_WITHOUT_PICTURES", ""):
+        import_module("benchctl.report.export").why_not_drawn = lambda: "a test does without"
     if os.environ.pop("BENCHCTL_TEST_WITHOUT_SERVERS", ""):
         import_module("benchctl.cli.conduct").measure_run = import_module("benchctl.measure.virtual").simulate_run
     import_module("benchctl.cli").main()
