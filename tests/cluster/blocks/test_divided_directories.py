@@ -39,6 +39,10 @@ def edit(results: ResultDirectory, index: int, **changes) -> None:
     run.write(msgspec.structs.replace(run.read(), **changes))
 
 
+def resume(path, *options):
+    return benchctl("run", "--resume", path, *options, cwd=path.parent, CI="1", **WITHOUT_PICTURES)
+
+
 def test_a_block_of_another_host_is_left_alone_but_for_its_own_job_or_until_the_user_knows_better(tmp_path):
     path = prepared_directory(tmp_path, blocks=4)
     for block in (1, 2, 3):
@@ -48,11 +52,11 @@ def test_a_block_of_another_host_is_left_alone_but_for_its_own_job_or_until_the_
     assert "block 1 was begun by process 4711 on n9 (slurm 17_3) at 20" in refused.stderr
     assert "if it no longer lives, add --take-over" in refused.stderr
     assert records(path) == []
-    resumed = benchctl("run", "--resume", path, cwd=tmp_path, CI="1", **WITHOUT_PICTURES)
+    resumed = resume(path)
     assert resumed.returncode == 0, resumed.stderr
     assert "block 1 was begun by process 4711 on n9 (slurm 17_3)" in resumed.stderr
     assert [record.block for record in records(path)] == [0]
-    nothing = benchctl("run", "--resume", path, cwd=tmp_path, CI="1", **WITHOUT_PICTURES)
+    nothing = resume(path)
     assert nothing.returncode == 2
     assert "other processes measure all blocks that are left" in nothing.stderr
     assert run_task(path, 1, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="4").returncode == 2
