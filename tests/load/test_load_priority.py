@@ -70,7 +70,7 @@ def level(*prefix: str, option: str = "auto", num_processes: int = 1) -> str:
     return told_by(code, *prefix)
 
 
-@pytest.fixture(name="privileged")
+@pytest.fixture(name="privileged", scope="module")
 def _privileged():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the machine has one core, on which real-time scheduling is never asked for")
@@ -78,7 +78,7 @@ def _privileged():
         pytest.skip("the system grants no priority here: 'benchctl doctor' says what would bring it")
 
 
-@pytest.fixture(name="can_drop")
+@pytest.fixture(name="can_drop", scope="module")
 def _can_drop():
     """Whether a process can be started without the capability."""
     if shutil.which("setpriv") is None:
