@@ -195,8 +195,9 @@ def _stop(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) -> Path:
-    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens."""
+def write_profile(path: Path, *, blocks: int, tokens: int, has_two_arms: bool = True, **cluster: object) -> Path:
+    """A profile of two equal arms, or one, on the exact simulator, whose answers have ``tokens`` tokens."""
+    again = {"again": {"server": {"block_size": 32}}} if has_two_arms else {}
     document = {
         "name": "handed-out",
         "engine": "sim-exact",
@@ -208,7 +209,7 @@ def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) ->
             "output_len": tokens,
             "arrival": {"kind": "closed-loop", "max_concurrency": 2},
         },
-        "variants": {"baseline": {}, "again": {"server": {"block_size": 32}}},
+        "variants": {"baseline": {}, **again},
         "telemetry": {"gpu_hz": 0},
         "cluster": {"gpus_per_block": 1, "time": 5, **cluster},
     }

@@ -57,6 +57,10 @@ def is_complete(directory: Path) -> bool:
     }
 
 
+def one_arm(directory: Path, **options: object) -> Path:
+    return write_profile(directory / "p.yaml", has_two_arms=False, **options)
+
+
 def has_first_done(directory: Path, block: int) -> bool:
     results = ResultDirectory(directory)
     run = results.run(next(planned.run_id for planned in results.plan().runs if planned.block == block))
@@ -66,7 +70,7 @@ def has_first_done(directory: Path, block: int) -> bool:
 def test_two_submissions_measure_each_block_once_and_give_what_one_machine_gives(slurm: Slurm, tmp_path: Path):
     # Two cores of a node's four: two tasks fill a node, and the third goes to the second.
     setup = [f"env > {tmp_path}/env-$SLURM_ARRAY_TASK_ID"]
-    profile = write_profile(tmp_path / "p.yaml", blocks=3, tokens=24, cpus=2, setup=setup)
+    profile = one_arm(tmp_path, blocks=3, tokens=24, cpus=2, setup=setup)
     here = slurm.benchctl("run", profile, "-o", "here", cwd=tmp_path)
     assert here.returncode == 0, here.stderr
     assert slurm.benchctl("run", profile, "--prepare", "-o", "d", cwd=tmp_path).returncode == 0
@@ -81,7 +85,7 @@ def test_two_submissions_measure_each_block_once_and_give_what_one_machine_gives
     for name in ("plan.json", "requests.jsonl"):
         assert (tmp_path / "here" / name).read_bytes() == (directory / name).read_bytes()
     steps = {path.parent.name: path.read_bytes() for path in tmp_path.glob("here/runs/*/steps.jsonl")}
-    assert len(steps) == 6
+    assert len(steps) == 3
     assert {path.parent.name: path.read_bytes() for path in directory.glob("blocks/*/runs/*/steps.jsonl")} == steps
 
     assert list(submissions(directory)[0]["tasks"].values()) == [0, 1, 2]
@@ -98,7 +102,7 @@ def test_two_submissions_measure_each_block_once_and_give_what_one_machine_gives
 
 
 def test_a_detached_command_leaves_nothing_behind_and_ctrl_c_ends_the_waiting_alone(slurm: Slurm, tmp_path: Path):
-    profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=LONG)
+    profile = one_arm(tmp_path, blocks=1, tokens=LONG)
     code, output = slurm.end(slurm.start("run", profile, *ON_SLURM, "--detach", cwd=tmp_path))
     assert code == 0, output
     assert "progress: benchctl watch d" in output
@@ -160,7 +164,7 @@ def node_that_comes_back(slurm: Slurm, name: str) -> Iterator[psutil.Process]:
 
 
 def test_the_block_of_a_lost_node_is_measured_on_another(slurm: Slurm, tmp_path: Path):
-    command = slurm.start("run", write_profile(tmp_path / "p.yaml", blocks=3, tokens=LONG), *ON_SLURM, cwd=tmp_path)
+    command = slurm.start("run", one_arm(tmp_path, blocks=3, tokens=LONG), *ON_SLURM, cwd=tmp_path)
     until(lambda: slurm.processes_on("node1"), "processes on node1")
     with node_that_comes_back(slurm, "node1") as daemon:
         for process in (daemon, *slurm.processes_on("node1")):
@@ -181,8 +185,8 @@ def test_a_full_disk_fails_the_blocks_of_its_node_alone_and_a_wrong_clock_none(s
     wrong = " ".join(f"{name}={value}" for name, value in clock.environment.items())
     python.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" = node1 ] && export {wrong}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    profile = write_profile(
-        tmp_path / "p.yaml", blocks=3, tokens=LONG, cpus=2, resubmissions=0, python=str(python),
+    profile = one_arm(
+        tmp_path, blocks=3, tokens=LONG, cpus=2, resubmissions=0, python=str(python),
         setup=[f"if [ -e {full} ] && [ $SLURMD_NODENAME = node1 ]; then ulimit -f 16; fi"],
     )  # fmt: skip
     code, output = slurm.end(slurm.start("run", profile, *ON_SLURM, cwd=tmp_path))
