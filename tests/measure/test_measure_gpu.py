@@ -11,7 +11,7 @@ import pytest
 from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml, wait_for_lines
 
-from benchctl.measure.telemetry.gpus import gpu_inventory, open_gpu, open_smi
+from benchctl.measure.telemetry.gpus import SmiReader, gpu_inventory, open_gpu, open_smi
 from benchctl.measure.telemetry.reading import (
     foreign_processes,
     memory_used_bytes,
@@ -127,6 +127,7 @@ def smi(tmp_path, monkeypatch):
     fake = FakeSmi(tmp_path / "bin")
     fake.behave(devices=devices(2))
     monkeypatch.setenv("PATH", str(fake.directory), prepend=os.pathsep)
+    monkeypatch.setattr(SmiReader, "least_pause_s", 0.01)
     return fake
 
 
