@@ -15,28 +15,26 @@ class FailedError(Exception):
     """Why a way gave no figures; the others go on."""
 
 
-class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """The text as it is written, and every default."""
-
-
 def options(text: str | None, *arguments: str, **defaults: Any) -> argparse.Namespace:
     """The command line: positional ``arguments``, and an option for each of ``defaults``, of the type of its value.
 
-    A list is an option of several values, False a switch, a type an option without a default. All have ``--json``.
+    A list is an option of several values, False a switch. All have ``--json``.
     """
-    parser = argparse.ArgumentParser(description=text, formatter_class=_Help)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in arguments:
         parser.add_argument(name)
     for name, default in defaults.items():
-        flag = f"--{name.replace('_', '-')}"
+        how: dict[str, Any] = {"type": type(default), "default": default, "help": "(%(default)s)"}
         if default is False:
-            parser.add_argument(flag, action="store_true", help=" ")
+            how = {"action": "store_true"}
         elif isinstance(default, list):
-            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default, metavar="X", help=" ")
-        elif isinstance(default, type):
-            parser.add_argument(flag, type=default, help=" ")
-        else:
-            parser.add_argument(flag, type=type(default), default=default, help=" ")
+            how |= {
+                "type": type(default[0]),
+                "nargs": "+",
+                "metavar": "X",
+                "help": f"({' '.join(map(str, default))})",
+            }
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser.parse_args()
 
