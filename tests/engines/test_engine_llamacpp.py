@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from support import engine_settings
-from support.cli import benchctl
 from support.engine_settings import asked
 from support.servers.paced_engine import send
-from support.servers.real_engines import assert_compared, assert_ended, needs, served
+from support.servers.real_engines import needs, served
 
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.engine import LaunchSite, engine_for
@@ -22,7 +21,6 @@ from benchctl.errors import EngineUnavailableError, ServerStartError, Unsupporte
 from benchctl.load.client import StreamClient
 from benchctl.profile.model import Guidance, Sampling
 from benchctl.profile.sections import Timeouts
-from benchctl.records.loaded import load_results
 
 ENGINE = LlamaCppEngine()
 SHAPE = ModelShape(
@@ -221,21 +219,3 @@ def test_what_a_real_server_cannot_start_with_is_the_profile_s_fault(
     ):
         pass
     assert (caught.value.cause, caught.value.is_profile_error) == (cause, True)
-
-
-@pytest.mark.slow
-@pytest.mark.real_engine
-@needs("llamacpp")
-def test_an_experiment_on_a_real_server_comes_to_its_end(model, tmp_path):
-    small = {"workload.num_prompts": 2, "workload.output_len": 12, "model": model, "blocks": 1}
-    small |= {"sweep.top_k": "[1, 5]", "engine.options.max_num_seqs": 4}
-    settings = [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
-    done = benchctl("run", "--profile", "topk-sweep", "--engine", "llamacpp-cpu", *settings, cwd=tmp_path)
-    assert_ended(done, tmp_path / "results/topk-sweep/latest")
-    if done.returncode == 0:  # what it does is timed by the client alone, who may have been late
-        assert_compared(tmp_path / "results/topk-sweep/latest", "wall_s")
-    results = load_results(tmp_path / "results/topk-sweep/latest")
-    assert len(results.runs) == 3
-    for run in results.runs:
-        tokens = [sum(record.choices[0].chunk_tokens) for record in run.requests if not record.is_warmup]
-        assert tokens == [12] * 8

