@@ -59,6 +59,8 @@ def test_a_server_with_a_value_model_gets_our_processor_and_is_told_what_to_load
     assert (env["BENCHCTL_LENVM_MODEL"], env["BENCHCTL_LENVM_CLOCK"]) == (str(pair / "value"), "device")
     assert env["BENCHCTL_LENVM_STEP_LOG"] == str(tmp_path / "steps.guided.jsonl")
     assert (Path(env["PYTHONPATH"].split(":")[0]) / "benchctl_lenvm.py").is_file()
+    _, env = started(monkeypatch, settings_of(pair, step_log=False), tmp_path)
+    assert not {"BENCHCTL_LENVM_STEP_LOG", "BENCHCTL_LENVM_CLOCK"} & env.keys()
     # Without a value model it is vLLM as it comes, but for the runner that both share.
     argv, env = started(monkeypatch, settings_of(pair, guided=False), tmp_path)
     assert "--logits-processors" not in argv

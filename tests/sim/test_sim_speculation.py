@@ -223,6 +223,14 @@ def test_an_answer_ends_in_the_middle_of_an_accepted_run() -> None:
     assert [step.num_decode_tokens for step in steps] == [0, 4, 4]
 
 
+def test_drafts_end_where_the_budget_of_tokens_does_and_no_more_are_accepted() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=2, max_tokens=40, seed=i) for i in range(4)]
+    config = SimConfig(**{**DRAFTING, "acceptance": (1.0,)}, max_num_seqs=4, max_num_batched_tokens=9)
+    steps = simulate(config, [SimLoad(requests=tuple(requests))]).steps
+    full = [step for step in steps if step.num_seqs == 4 and step.phase == "decode"]
+    assert {(step.drafts, step.draft_tokens, step.accepted_tokens) for step in full} == {(2, 5, 5)}
+
+
 def test_a_verification_sees_every_draft_behind_its_row() -> None:
     """Three rows of 10, 20 and 30 tokens with 2, 0 and 3 drafts, counted one by one."""
     base = decode_batch(3, 60)
