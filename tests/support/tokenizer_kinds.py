@@ -2,9 +2,15 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
+
+from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 
 from benchctl.engines.tiny_models.files import train_tokenizer
 from benchctl.records.record import Message
+from benchctl.workload.datasets.made import problems
+from benchctl.workload.written_texts import WORDS
 
 
 class TrainedTokenizer:
@@ -33,31 +39,29 @@ class TrainedTokenizer:
 
 def byte_level(vocab: int, *, adds_bos: bool = False) -> TrainedTokenizer:
     """Byte-level BPE, as of Llama 3 and Qwen: with 259 tokens hardly more than bytes."""
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer = train_tokenizer(vocab)
     if adds_bos:
-        tokenizer.post_processor = TemplateProcessing(
-            single="<|im_start|> $0", special_tokens=[("<|im_start|>", 1)]
-        )
+        special = [("<|im_start|>", 1)]
+        tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $0", special_tokens=special)
     return TrainedTokenizer(tokenizer)
 
 
-def sentence_piece(vocab: int) -> TrainedTokenizer:
-    """BPE over text with a visible character in place of blanks and at its beginning, as of Llama 2."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+def _metaspace(model, trainer) -> TrainedTokenizer:
+    """Trained over text with a visible character in place of blanks and at its beginning."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=["<unk>"], show_progress=False)
     tokenizer.train_from_iterator(_english(), trainer)
     return TrainedTokenizer(tokenizer)
 
 
+def sentence_piece(vocab: int) -> TrainedTokenizer:
+    """BPE, as of Llama 2."""
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=["<unk>"], show_progress=False)
+    return _metaspace(models.BPE(unk_token="<unk>"), trainer)
+
+
 def word_piece(vocab: int) -> TrainedTokenizer:
     """WordPiece between [CLS] and [SEP], as of BERT."""
-    from tokenizers import BertWordPieceTokenizer
-
     tokenizer = BertWordPieceTokenizer()
     tokenizer.train_from_iterator(_english(), vocab_size=vocab, show_progress=False)
     return TrainedTokenizer(tokenizer._tokenizer)
@@ -65,22 +69,11 @@ def word_piece(vocab: int) -> TrainedTokenizer:
 
 def unigram(vocab: int) -> TrainedTokenizer:
     """Unigram, as of T5."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(_english(), trainer)
-    return TrainedTokenizer(tokenizer)
+    unknown = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
+    return _metaspace(models.Unigram(), trainers.UnigramTrainer(vocab_size=vocab, show_progress=False, **unknown))
 
 
 @cache
 def _english() -> tuple[str, ...]:
-    from itertools import islice
-
-    from benchctl.workload.datasets.made import problems
-    from benchctl.workload.written_texts import WORDS
-
-    return (*(problem.question for problem in islice(problems(0), 200)), " ".join(WORDS), "0123456789 éZ.,;:!?-x1a")
+    questions = (problem.question for problem in islice(problems(0), 200))
+    return (*questions, " ".join(WORDS), "0123456789 éZ.,;:!?-x1a")

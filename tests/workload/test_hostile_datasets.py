@@ -1,7 +1,7 @@
 """Files of data sets and of models may hold anything: the error names the file, and the line where it has lines."""
 
 import json
-from pathlib import Path
+from functools import partial
 
 import pytest
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
@@ -16,7 +16,7 @@ from benchctl.workload.chat_template import ChatTemplate
 from benchctl.workload.datasets.base import Selection, SourceFile
 from benchctl.workload.datasets.own import custom_prompts, huggingface_prompts
 from benchctl.workload.datasets.published import DATASETS as PUBLISHED
-from benchctl.workload.datasets.published import gsm8k_prompts, mooncake_trace, sharegpt_prompts
+from benchctl.workload.datasets.published import gsm8k_prompts, sharegpt_prompts
 from benchctl.workload.tokenizers import Estimate, LocalTokenizer
 
 SELECTION = Selection(num_prompts=1, method="first", seed=0)
@@ -42,51 +42,44 @@ MODEL_FILES = {
 CHAT = (Message(role="user", content="What is 1 + 2?"),)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", DATASETS)
-def test_a_hostile_data_set_is_named(tmp_path: Path, kind: str, name: str) -> None:
+def test_a_hostile_data_set_is_named(tmp_path, kind):
     if kind == "hub-parquet":
         pytest.importorskip("pyarrow")
     file, read = DATASETS[kind]
-    path = write_hostile(tmp_path / file, name)
-    refusal = refusal_of(lambda: read(SourceFile(path=path, kind=kind, dataset=kind), SELECTION, Estimate()))
-    assert str(path) in refusal
-    assert len(refusal) < 1500
+    for name in HOSTILE:
+        source = SourceFile(path=write_hostile(tmp_path / name / file, name), kind=kind, dataset=kind)
+        refusal = refusal_of(partial(read, source, SELECTION, Estimate()))
+        assert str(source.path) in refusal, name
+        assert len(refusal) < 1500, name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("file", MODEL_FILES)
-def test_a_hostile_file_of_a_model_is_named(tmp_path: Path, file: str, name: str) -> None:
-    write_hostile(tmp_path / file, name)
-    assert str(tmp_path) in refusal_of(lambda: MODEL_FILES[file](tmp_path))
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_chat_template_is_named_or_rendered(tmp_path: Path, name: str) -> None:
-    path = write_hostile(tmp_path / "chat_template.jinja", name)
-    refusal = refusal_of(lambda: ChatTemplate(tmp_path).render(CHAT))
+def test_a_hostile_file_of_a_model_or_server_is_named_or_left_unread(tmp_path, name):
+    for file, read in MODEL_FILES.items():
+        write_hostile(tmp_path / file, name)
+        assert str(tmp_path) in refusal_of(partial(read, tmp_path)), file
+    assert read_description(write_hostile(tmp_path / "server.json", name)) == {}
+    path = write_hostile(tmp_path / "template" / "chat_template.jinja", name)
+    refusal = refusal_of(lambda: ChatTemplate(path.parent).render(CHAT))
     assert not refusal or str(path) in refusal
 
 
-@pytest.mark.parametrize("template", ["{{ (" * 3000, "{% if 1 %}" * 500, "{{ messages.x.y }}", "{{ 1 // 0 }}"])
-def test_a_template_that_cannot_be_rendered_is_named(tmp_path: Path, template: str) -> None:
-    (tmp_path / "chat_template.jinja").write_text(template)
-    with pytest.raises(UsageError, match=r"chat_template\.jinja: the chat template"):
-        ChatTemplate(tmp_path).render(CHAT)
+def test_a_template_that_cannot_be_rendered_is_named(tmp_path):
+    for template in ("{{ (" * 3000, "{% if 1 %}" * 500, "{{ messages.x.y }}", "{{ 1 // 0 }}"):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        with pytest.raises(UsageError, match=r"chat_template\.jinja: the chat template"):
+            ChatTemplate(tmp_path).render(CHAT)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_description_of_a_server_is_none(tmp_path: Path, name: str) -> None:
-    assert read_description(write_hostile(tmp_path / "server.json", name)) == {}
+def test_limits_of_a_model_are_whole_numbers_or_unknown(tmp_path):
+    for value in (*WRONG_VALUES, 1 << 60):
+        config = {"max_position_embeddings": value, "eos_token_id": value}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert (context_of(str(tmp_path)), end_tokens_of(str(tmp_path))) == (None, ()), value
 
 
-@pytest.mark.parametrize("value", [*WRONG_VALUES, 1 << 60])
-def test_limits_of_a_model_are_whole_numbers_or_unknown(tmp_path: Path, value: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": value, "eos_token_id": value}))
-    assert context_of(str(tmp_path)) is None
-    assert end_tokens_of(str(tmp_path)) == ()
-
-
+GSM8K = {"question": "What is 1 + 1?", "answer": "#### 2"}
 ROWS = {
     "custom": {"input_len": 5, "output_len": 5, "timestamp": 1.0, "hash_ids": [1], "gold": "a", "session": "s"},
     "mooncake": {"timestamp": 5, "input_length": 5, "output_length": 5, "hash_ids": [1]},
@@ -95,7 +88,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_no_value_in_a_row_ends_in_a_traceback_or_fills_the_memory(tmp_path: Path, kind: str) -> None:
+def test_no_value_in_a_row_ends_in_a_traceback_or_fills_the_memory(tmp_path, kind):
     file, read = DATASETS[kind]
     path = tmp_path / file
     for field in ROWS[kind]:
@@ -105,12 +98,100 @@ def test_no_value_in_a_row_ends_in_a_traceback_or_fills_the_memory(tmp_path: Pat
             assert not refusal or f"{path}:2: " in refusal, (field, value, refusal)
 
 
-def test_lengths_and_times_have_bounds(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    for field, value in (("input_length", 1 << 40), ("timestamp", 1e13)):
-        path.write_text(json.dumps(ROWS["mooncake"] | {field: value}))
-        with pytest.raises(DatasetError, match=rf"rows\.jsonl:1: .*{field}"):
-            mooncake_trace(SourceFile(path=path, kind="mooncake", dataset="mooncake"))
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+)
+AZURE_HEADER = r":1: the header is .*not 'TIMESTAMP,ContextTokens,GeneratedTokens'"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+WRONG_FILES = {
+    "custom": [
+        ("", " has no rows; a row is a JSON object"),
+        *(
+            (lines({"prompt": "right"}, row), rf":2: .*{fault}.*; a row is a JSON object with prompt")
+            for row, fault in (
+                ({}, r"no prompt among its fields \(none\)"),
+                ({"promt": "x"}, r"no prompt among its fields promt; did you mean 'prompt'"),
+                ({"prompt": "x", "messages": MESSAGES}, "prompt and messages in one row; keep one of them"),
+                ({"prompt": 3}, r"Expected `str \| null`, got `int` - at `\$\.prompt`"),
+                ({"prompt": ""}, "prompt is empty"),
+                ({"messages": []}, "messages is empty"),
+                ({"messages": [{"role": "user"}]}, "missing required field `content`"),
+                ({"prompt": "x", "output_len": 0}, r"`int` >= 1 - at `\$.output_len`"),
+                ({"prompt": "x", "hash_ids": [1]}, "give input_len in place of its text"),
+                ({"input_len": 600, "hash_ids": [1, 2, 3]}, "3 hash_ids for 600 tokens, which are 2 of 512"),
+                ([], "Expected `object`, got `array`"),
+            )
+        ),
+    ],
+    "mooncake": [
+        (lines(ROWS["mooncake"], ROWS["mooncake"] | changed), rf":2: .*{fault}.*another format")
+        for changed, fault in (
+            ({"input_length": 0}, "lengths are 0 and 5 tokens; each must be from 1 to"),
+            ({"input_length": 1 << 40}, "input_length"),
+            ({"timestamp": -1}, r"Expected `float` >= 0.0 - at `\$.timestamp`"),
+            ({"timestamp": 1e13}, "timestamp"),
+            ({"input_length": 512, "hash_ids": [1, 2]}, "2 hash_ids for 512 tokens, which are 1 of 512"),
+            ({"output_length": None}, "output_length"),
+        )
+    ],
+    "replay": [
+        (lines(ROWS["replay"], ROWS["replay"] | changed), rf":2: .*{fault}")
+        for changed, fault in (
+            ({"output_toks": 0}, "each must be from 1 to"),
+            ({"arrival_time_ns": -1}, "before the beginning"),
+            ({"input_toks": 3}, "input_toks is 3, but there are 2 input_tok_ids"),
+        )
+    ],
+    "azure": [
+        ("", AZURE_HEADER),
+        ("a,b\n1,2\n", AZURE_HEADER),
+        *(
+            (f"{AZURE}{row}\r\n", rf":4: .*{fault}")
+            for row, fault in (
+                ("yesterday,1,1", "timestamp 'yesterday' is not of the form"),
+                ("2023-13-16 18:15:46.1,1,1", "month must be in 1..12"),
+                ("2023-11-16 18:15:51.1,one,1", "invalid literal"),
+                ("2023-11-16 18:15:51.1,0,1", "each must be from 1 to"),
+                ("2023-11-16 18:15:51.1,5", "invalid literal"),
+                ("2023-11-16 18:15:51.1,5,5,5", "4 values under 3 names"),
+                ("2023-11-16 18:15:45.1,5,5", "before that of the previous row"),
+            )
+        ),
+    ],
+    "gsm8k": [
+        ('{"question": 3, "answer": "#### 1"}\n', ":1: .*another format"),
+        ('{"answer": "#### 1"}\n', ":1: .*another format"),
+        (lines(GSM8K) + lines(GSM8K)[:-9], ":2: .*the line begins .*benchctl data fetch"),
+        (lines(GSM8K) + "\n" + lines(GSM8K | {"answer": "1"}), ":3: the answer has no gold value after '####'"),
+    ],
+    "sharegpt": [
+        (content, ": .*JSON list of objects.*data fetch sharegpt")
+        for content in (
+            "[{",
+            '{"id": 1}',
+            '[{"conversations": [{"value": "x"}]}]',
+            '[{"conversations": [{"from": 1}]}]',
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_FILES)
+def test_a_wrong_file_is_named_with_the_line_and_the_remedy(tmp_path, kind):
+    file, read = DATASETS[kind]
+    path = tmp_path / file
+    for content, message in WRONG_FILES[kind]:
+        path.write_text(content, encoding="utf-8", newline="")
+        with pytest.raises(DatasetError, match=rf"{file}{message}"):
+            read(SourceFile(path=path, kind=kind, dataset=kind), SELECTION, Estimate())
 
 
 CONFIG = {
@@ -133,7 +214,7 @@ CONFIG = {
 }
 
 
-def test_every_key_of_a_config_has_its_own_error(tmp_path: Path) -> None:
+def test_every_key_of_a_config_has_its_own_error(tmp_path):
     path = tmp_path / "config.json"
     for key in CONFIG:
         for value in (*WRONG_VALUES, 10**12):

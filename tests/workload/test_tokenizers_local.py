@@ -62,16 +62,13 @@ def with_bos(directory: Path) -> Path:
     return directory
 
 
-def test_the_source_of_a_count_is_the_hash_of_the_file(model):
-    content = (model / "tokenizer.json").read_bytes()
-    assert LocalTokenizer(model).source == f"tokenizer {hashlib.sha256(content).hexdigest()}"
-
-
-def test_a_chat_is_counted_as_its_template_writes_it(model):
+def test_a_chat_is_counted_as_its_template_writes_it_and_the_source_is_the_hash_of_the_file(model):
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     written = "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
     assert ChatTemplate(model).render(USER) == written
     assert LocalTokenizer(model).count_chats([USER]) == (len(tokenizer.encode(written).ids),)
+    content = (model / "tokenizer.json").read_bytes()
+    assert LocalTokenizer(model).source == f"tokenizer {hashlib.sha256(content).hexdigest()}"
 
 
 def test_tokens_that_every_completion_is_given_count_once_and_not_in_chats(copy):
@@ -92,20 +89,14 @@ def test_a_tokenizer_that_was_saved_with_truncation_and_padding_counts_whole_pro
     assert LocalTokenizer(copy).count_texts(texts) == whole
 
 
-@settings(max_examples=30, deadline=None)
-@given(texts=st.lists(st.text(max_size=60), max_size=12), cut=st.integers(0, 12))
-def test_a_text_has_the_same_count_in_every_batch(model, texts, cut):
+@settings(max_examples=12)
+@given(texts=st.lists(st.text(max_size=30), max_size=8), repeats=st.sampled_from([1, 99]))
+def test_a_text_has_the_same_count_in_every_batch(model, texts, repeats):
     tokenizer = LocalTokenizer(model)
-    together = tokenizer.count_texts(texts)
-    assert together == tokenizer.count_texts(texts[:cut]) + tokenizer.count_texts(texts[cut:])
+    alone = tuple(tokenizer.count_texts([text])[0] for text in texts)
+    assert tokenizer.count_texts(texts * repeats) == alone * repeats
     chats = [(Message(role="user", content=text),) for text in texts]
     assert tokenizer.count_chats(chats) == tuple(tokenizer.count_chats([chat])[0] for chat in chats)
-
-
-def test_more_texts_than_one_batch_holds_keep_their_order(model):
-    texts = [" a" * (number % 7) for number in range(1000)]
-    tokenizer = LocalTokenizer(model)
-    assert tokenizer.count_texts(texts) == tokenizer.count_texts(texts[:7]) * 142 + tokenizer.count_texts(texts[:6])
 
 
 @pytest.mark.parametrize(
@@ -144,21 +135,16 @@ def test_templates_are_rendered_as_transformers_renders_them(copy, template, wri
 def test_a_template_that_takes_more_than_any_honest_one_is_refused(copy, template, monkeypatch):
     monkeypatch.setattr(chat_template, "TEMPLATE_S", 1)
     with_template(copy, template)
-    with pytest.raises(
-        UsageError, match="its chat template takes more than 1 s of processor time, 1,024 MiB of mem"
-    ):
+    limits = "its chat template takes more than 1 s of processor time, 1,024 MiB of mem"
+    with pytest.raises(UsageError, match=limits):
         LocalTokenizer(copy).count_chats([USER])
 
 
-def test_a_template_in_a_file_of_its_own_takes_precedence(copy):
+def test_a_template_in_a_file_of_its_own_takes_precedence_and_that_of_a_processor_counts_without_another(copy):
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert ChatTemplate(with_template(copy, None)).render(USER) == "of the processor"
     (copy / "chat_template.jinja").write_text("of its own")
     assert ChatTemplate(with_template(copy, "of the configuration")).render(USER) == "of its own"
-
-
-def test_a_template_beside_a_processor_counts_where_there_is_no_other(copy):
-    with_template(copy, None)
-    (copy / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
-    assert ChatTemplate(copy).render(USER) == "of the processor"
 
 
 def test_variables_of_a_request_reach_its_template(copy):
@@ -187,24 +173,16 @@ def test_a_model_without_a_template_counts_completions_and_refuses_chats(copy):
     ids=["damaged", "refusal", "missing", "escape", "change"],
 )
 def test_templates_that_fail_are_named_with_their_file(copy, template, message):
-    tokenizer = LocalTokenizer(with_template(copy, template))
     with pytest.raises(UsageError, match=rf"tokenizer_config\.json: .*{re.escape(message)}"):
-        tokenizer.count_chats([USER])
+        LocalTokenizer(with_template(copy, template)).count_chats([USER])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, ": cannot be read"), ("{", " is damaged or no tokenizer"), ("{}", " is damaged or no tokenizer")],
-    ids=["missing", "cut", "other"],
-)
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UsageError, match=rf"tokenizer\.json{message}"):
+def test_a_file_that_is_no_tokenizer_or_a_missing_package_is_named(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"tokenizer\.json: cannot be read"):
         LocalTokenizer(tmp_path)
-
-
-def test_without_the_package_the_error_says_what_to_install(model, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"tokenizer\.json is damaged or no tokenizer"):
+        LocalTokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"-m pip install tokenizers"):
-        LocalTokenizer(model)
+        LocalTokenizer(tmp_path)

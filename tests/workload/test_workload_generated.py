@@ -3,7 +3,6 @@
 import json
 import re
 import statistics
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import islice
 
@@ -15,7 +14,7 @@ from benchctl.workload.datasets.made import STORIES, generated_prompts, problems
 GSM8K_SIZE = 1319
 
 # Each rule reads the numbers of a problem in the order in which its text names them.
-RULES: dict[str, Callable[..., int | Fraction]] = {
+RULES = {
     "change_at_the_shop": lambda num, price, more, cheap, paid: paid - (num * price + more * cheap),
     "weekly_savings": lambda earned, spent, weeks, cost: weeks * earned - weeks * spent - cost,
     "bake_sale": lambda trays, each, burnt, box, price: Fraction(trays * each - burnt, box) * price,
@@ -37,54 +36,39 @@ RULES: dict[str, Callable[..., int | Fraction]] = {
 }
 
 
-def test_every_answer_follows_from_the_numbers_of_its_text() -> None:
+def test_every_answer_follows_from_the_numbers_of_its_sentence():
     stories = set()
-    for problem in islice(problems(seed=11), 5000):
+    for problem in islice(problems(seed=11), 2000):
         numbers = [int(digits) for digits in re.findall(r"\d+", problem.question)]
         assert RULES[problem.story](*numbers) == problem.answer, problem.question
-        assert problem.answer > 0
-        assert min(numbers) > 0
+        assert min(*numbers, problem.answer) > 0
+        assert problem.question.endswith("?")
+        assert not re.search(r"  |{", problem.question)
         stories.add(problem.story)
     assert stories == {story.__name__ for story in STORIES}
     assert len(stories) >= 12
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_question_repeats_within_a_set_as_large_as_gsm8k(seed: int) -> None:
-    questions = [problem.question for problem in islice(problems(seed), GSM8K_SIZE)]
+def test_no_question_repeats_within_a_set_as_large_as_gsm8k():
+    questions = [problem.question for problem in islice(problems(1), GSM8K_SIZE)]
     assert len(set(questions)) == GSM8K_SIZE
-
-
-def test_repeated_questions_are_left_out() -> None:
     first, second = islice(problems(0), 2)
     assert list(without_repeats([first, first, second])) == [first, second]
 
 
-def test_more_problems_extend_the_same_sequence_and_seeds_differ() -> None:
+def test_more_problems_extend_the_same_sequence_and_seeds_differ():
     assert generated_prompts(30, 4)[:10] == generated_prompts(10, 4)
     assert generated_prompts(10, 4) != generated_prompts(10, 5)
 
 
-def test_questions_read_as_sentences() -> None:
-    for problem in islice(problems(seed=3), 500):
-        assert problem.question.endswith("?")
-        assert "  " not in problem.question
-        assert "{" not in problem.question
-
-
-def test_lengths_are_those_known_of_gsm8k() -> None:
-    words = _word_counts([problem.question for problem in islice(problems(0), GSM8K_SIZE)])
+def test_lengths_are_distributed_like_those_of_gsm8k():
+    words = word_counts(problem.question for problem in islice(problems(0), GSM8K_SIZE))
     assert statistics.fmean(words) == pytest.approx(46.25, rel=0.1)
     assert statistics.stdev(words) == pytest.approx(18.07, rel=0.2)
+    if GSM8K.is_file():
+        real = word_counts(json.loads(line)["question"] for line in GSM8K.read_text().splitlines())
+        assert statistics.quantiles(words, n=10) == pytest.approx(statistics.quantiles(real, n=10), rel=0.2)
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason=f"the real GSM8K test set is not at {GSM8K}")
-def test_lengths_are_distributed_like_the_real_set() -> None:
-    real = _word_counts([json.loads(line)["question"] for line in GSM8K.read_text().splitlines()])
-    ours = _word_counts([problem.question for problem in islice(problems(0), GSM8K_SIZE)])
-    for theirs, mine in zip(statistics.quantiles(real, n=10), statistics.quantiles(ours, n=10), strict=True):
-        assert mine == pytest.approx(theirs, rel=0.2)
-
-
-def _word_counts(questions: list[str]) -> list[int]:
+def word_counts(questions):
     return [len(question.split()) for question in questions]

@@ -1,8 +1,11 @@
 """Prompts of a planned length: exact for any tokenizer, with shared beginnings kept."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.tokenizer_kinds import TrainedTokenizer, byte_level, sentence_piece, unigram, word_piece
 
 from benchctl.errors import ProfileError
@@ -10,10 +13,6 @@ from benchctl.workload.datasets.base import Prompt
 from benchctl.workload.seeded import numbers_of_prompt
 from benchctl.workload.tokenizers import Estimate
 from benchctl.workload.written_texts import WORDS, alphabet_of, counted_prompts, write_texts
-
-hypothesis = pytest.importorskip("hypothesis")
-pytest.importorskip("tokenizers")
-given, settings, st = hypothesis.given, hypothesis.settings, hypothesis.strategies
 
 KINDS = {
     "bytes": lambda: byte_level(259),
@@ -30,15 +29,16 @@ KINDS = {
 
 
 @cache
-def kind(name: str) -> TrainedTokenizer:
+def kind(name):
     return KINDS[name]()
 
 
-lengths = st.lists(st.integers(8, 700), min_size=1, max_size=8)
-
-
-@given(kind_name=st.sampled_from(sorted(KINDS)), sizes=lengths, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@given(
+    kind_name=st.sampled_from(sorted(KINDS)),
+    sizes=st.lists(st.integers(8, 700), min_size=1, max_size=8),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=50)
 def test_any_tokenizer_counts_exactly_the_planned_length(kind_name: str, sizes: list[int], seed: int) -> None:
     tokenizer = kind(kind_name)
     plans = [numbers_of_prompt(size, i, seed) for i, size in enumerate(sizes)]
@@ -54,7 +54,7 @@ def test_any_tokenizer_counts_exactly_the_planned_length(kind_name: str, sizes: 
     beginning=st.lists(st.integers(0, 200_000), min_size=20, max_size=200),
     tails=st.lists(st.lists(st.integers(0, 200_000), min_size=20, max_size=50), min_size=2, max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30)
 def test_plans_that_share_a_beginning_give_texts_and_tokens_that_share_it(
     kind_name: str, beginning: list[int], tails: list[list[int]]
 ) -> None:
@@ -69,11 +69,10 @@ def test_plans_that_share_a_beginning_give_texts_and_tokens_that_share_it(
 
 
 @given(kind_name=st.sampled_from(sorted(KINDS)), sizes=st.lists(st.integers(60, 300), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 def test_a_planned_length_of_a_chat_includes_the_template(kind_name: str, sizes: list[int]) -> None:
     tokenizer = kind(kind_name)
-    prompts = [planned(size, i) for i, size in enumerate(sizes)]
-    counted = counted_prompts(prompts, tokenizer, chat=True)
+    counted = counted_prompts([planned(size, i) for i, size in enumerate(sizes)], tokenizer, chat=True)
     assert [prompt.num_tokens for prompt in counted] == sizes
     assert all(prompt.text is None and [turn.role for turn in prompt.messages] == ["user"] for prompt in counted)
     assert tokenizer.count_chats([prompt.messages for prompt in counted]) == tuple(sizes)
@@ -83,10 +82,10 @@ def planned(size: int, index: int = 0) -> Prompt:
     return Prompt(prompt_id=f"p-{index}", source=f"p:{index}", token_numbers=numbers_of_prompt(size, index, seed=0))
 
 
-def test_prompts_of_a_vocabulary_with_words_begin_differently() -> None:
+def test_prompts_of_a_vocabulary_with_words_begin_differently():
     plans = [numbers_of_prompt(3, i, seed=0) for i in range(len(WORDS))]
-    texts = [text.text for text in write_texts(plans, Estimate().count_texts).values()]
-    assert len({text.split()[0] for text in texts}) == len(WORDS)
+    texts = write_texts(plans, Estimate().count_texts).values()
+    assert len({text.text.split()[0] for text in texts}) == len(WORDS)
 
 
 @pytest.mark.parametrize("kind_name", sorted(set(KINDS) - {"estimate"}))
@@ -104,23 +103,15 @@ def test_a_length_that_a_template_fills_by_itself_names_the_least() -> None:
     with pytest.raises(ProfileError, match=message) as raised:
         counted_prompts([planned(7)], tokenizer, chat=True)
     least = int(str(raised.value).partition("at least ")[2].split(",")[0])
-    assert least > template
-    (prompt,) = counted_prompts([planned(least)], tokenizer, chat=True)
-    assert prompt.num_tokens == least
+    assert counted_prompts([planned(least)], tokenizer, chat=True)[0].num_tokens == least > template
 
 
-class Even:
-    """Counts pairs of words: no text has an odd length."""
-
-    source = "even"
-
-    def count_texts(self, texts):
+def test_a_length_that_cannot_be_had_is_recorded_as_it_is():
+    def pairs(texts):
+        """Counts pairs of words: no text has an odd length."""
         return tuple(2 * -(-len(text.split()) // 2) for text in texts)
 
-    count_chats = None
-
-
-def test_a_length_that_cannot_be_had_is_recorded_as_it_is() -> None:
-    (counted,) = counted_prompts([planned(21)], Even(), chat=False)
+    even = SimpleNamespace(source="even", count_texts=pairs, count_chats=None)
+    (counted,) = counted_prompts([planned(21)], even, chat=False)
     assert counted.num_tokens in {20, 22}
-    assert Even().count_texts([counted.text]) == (counted.num_tokens,)
+    assert pairs([counted.text]) == (counted.num_tokens,)
