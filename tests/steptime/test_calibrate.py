@@ -13,14 +13,13 @@ from benchctl.errors import UsageError
 from benchctl.steptime.calibrate import calibrate, parts_of, solve_scales
 from benchctl.steptime.design import select_steps
 from benchctl.steptime.fit import FitOptions, fit_model
-from benchctl.steptime.work import ObservedSteps
 
 ORACLE = DATA.parent / "oracles/steptime.json"
 PLANTED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.0, "layers": 45.0, "requests": 10.0, "steps": 100.0}
 
 
 @pytest.mark.skipif(not ORACLE.is_file(), reason=f"the oracle is not at {ORACLE}")
-def test_the_published_few_shot_points_return_their_scalars() -> None:
+def test_the_published_few_shot_points_return_their_scalars():
     few_shot = json.loads(ORACLE.read_text(encoding="utf-8"))["few_shot"]
     compute, memory, overhead, measured = np.array(few_shot["rows(P_c,P_m,overhead,y)_us"]).T
     scales = solve_scales(compute, memory, overhead, measured)
@@ -28,7 +27,7 @@ def test_the_published_few_shot_points_return_their_scalars() -> None:
     assert scales.memory == pytest.approx(few_shot["s_m"], rel=1e-6)
 
 
-def test_steps_that_do_not_determine_both_scales_are_refused_with_the_remedy() -> None:
+def test_steps_that_do_not_determine_both_scales_are_refused_with_the_remedy():
     memory = np.array([9000.0, 9100.0, 9200.0])
     with pytest.raises(UsageError, match=r"do not determine how arithmetic scales .*add prompts of 512 tokens"):
         solve_scales(np.array([0.0, 0.0, 0.0]), memory, np.zeros(3), memory)
@@ -36,7 +35,7 @@ def test_steps_that_do_not_determine_both_scales_are_refused_with_the_remedy() -
         solve_scales(memory, memory * 1e-4, np.zeros(3), memory)
 
 
-def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks() -> None:
+def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks():
     run = planted_run("qwen2.5-7b", 1, PLANTED)
     model = fit_model([run], FitOptions(num_draws=5))
     compute, memory, rest = parts_of(model, run)
@@ -45,37 +44,30 @@ def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks() -> None:
     assert (memory[np.asarray(run.work.tokens) < 20] > 0).all()
 
 
-def twenty_steps(run: ObservedSteps) -> ObservedSteps:
+@pytest.fixture(scope="module")
+def source():
+    return fit_model([planted_run("qwen2.5-7b", 1, PLANTED, seed=i) for i in range(3)], FitOptions(num_draws=5))
+
+
+def twenty_steps(run):
     return select_steps(run, np.arange(0, 300, 15))
 
 
-def test_a_model_that_was_carried_over_predicts_the_other_device() -> None:
-    source = fit_model([planted_run("qwen2.5-7b", 1, PLANTED, seed=i) for i in range(3)], FitOptions(num_draws=5))
+def test_a_model_that_was_carried_over_predicts_the_other_device(source):
     scaled = PLANTED | {"compute": 1.25 * PLANTED["compute"], "memory": 0.9 * PLANTED["memory"]}
     target = planted_run("qwen2.5-7b", 1, scaled, seed=7, hardware="a100-sxm")
     carried, scales = calibrate(source, [twenty_steps(target)], fitted_on="2026-11-22")
     assert (scales.compute, scales.memory) == (pytest.approx(1.25, rel=0.02), pytest.approx(0.9, rel=0.02))
     errors = np.asarray(carried.predict_us(target.work, target.deployment)) / target.duration_us - 1.0
     assert np.abs(errors).mean() < 0.02
-    assert carried.hardware == "a100-sxm"
-    assert carried.provenance.calibrated_from == "h100-sxm"
+    assert (carried.hardware, carried.provenance.calibrated_from) == ("a100-sxm", "h100-sxm")
     assert carried.provenance.most_query_tokens == source.provenance.most_query_tokens == 1
     with pytest.raises(UsageError, match="of a100-sxm and the deployment of h100-sxm"):
-        carried.predict_us(
-            target.work,
-            replace(target.deployment, hardware=hardware_for("h100-sxm")),
-        )
+        carried.predict_us(target.work, replace(target.deployment, hardware=hardware_for("h100-sxm")))
 
 
-def test_steps_with_drafts_that_carry_a_model_over_do_not_teach_it_their_verification() -> None:
-    source = fit_model([planted_run("qwen2.5-7b", 1, PLANTED)], FitOptions(num_draws=5))
-    target = planted_run("qwen2.5-7b", 1, PLANTED, hardware="a100-sxm", row_tokens=5)
-    assert calibrate(source, [twenty_steps(target)])[0].provenance.most_query_tokens == 1
-
-
-def test_steps_that_no_positive_scales_explain_are_refused() -> None:
-    source = fit_model([planted_run("qwen2.5-7b", 1, PLANTED)], FitOptions(num_draws=5))
-    target = twenty_steps(planted_run("qwen2.5-7b", 1, PLANTED, hardware="a100-sxm"))
-    short = replace(target, duration_us=np.full(20, 500.0))
+def test_steps_with_drafts_teach_no_verification_and_times_below_the_overhead_are_refused(source):
+    target = twenty_steps(planted_run("qwen2.5-7b", 1, PLANTED, hardware="a100-sxm", row_tokens=5))
+    assert calibrate(source, [target])[0].provenance.most_query_tokens == 1
     with pytest.raises(UsageError, match=r"a time cannot shrink below 0.*fit a model of its own"):
-        calibrate(source, [short])
+        calibrate(source, [replace(target, duration_us=np.full(20, 500.0))])

@@ -1,16 +1,19 @@
-"""The law of speculative decoding: the oracle's rows, and what holds for every acceptance and draft length."""
+"""The law of speculative decoding for every acceptance and draft length, and intervals of counted acceptance."""
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from benchctl.errors import UsageError
-from benchctl.steptime.acceptance import stated, survival
+from benchctl.steptime.acceptance import PositionCounts, counted, of_counters, stated
 from benchctl.steptime.speculation_law import (
+    LONGEST,
     DraftCost,
     backfill_limit,
     break_even_acceptance,
@@ -29,9 +32,8 @@ COSTS = st.floats(0, 0.5)
 
 
 @pytest.mark.parametrize("row", ORACLE, ids=lambda row: f"{row['alpha']}-{row['gamma']}")
-def test_every_row_of_the_oracle_within_1e_5(row: dict[str, float]) -> None:
-    num, cost = int(row["gamma"]), DraftCost(draft=0.05)
-    (length,) = law_at(stated([row["alpha"]]), cost, [num]).lengths
+def test_every_row_of_the_oracle_within_1e_5(row):
+    (length,) = law_at(stated([row["alpha"]]), DraftCost(draft=0.05), [int(row["gamma"])]).lengths
     computed = {
         "E_bonus": length.tokens,
         "E_nobonus": length.tokens_without_bonus,
@@ -42,58 +44,25 @@ def test_every_row_of_the_oracle_within_1e_5(row: dict[str, float]) -> None:
         "system_efficiency_v0": length.system_efficiency,
     }
     for name, estimate in computed.items():
-        assert estimate.value == pytest.approx(row[name], abs=1e-5), name
-        assert estimate.low is None
+        assert (estimate.value, estimate.low) == (pytest.approx(row[name], abs=1e-5), None), name
 
 
-def test_the_oracle_has_the_24_rows_of_four_acceptances_and_six_lengths() -> None:
-    assert len(ORACLE) == 24
-    assert {row["gamma"] for row in ORACLE} == {1, 2, 3, 4, 5, 8}
+@pytest.mark.parametrize("num", [1, 2, 12])
+def test_drafts_yield_all_and_the_bonus_token_or_the_token_that_replaces_the_first(num):
+    assert [tokens_per_step([1.0] * num, bonus=bonus) for bonus in (True, False)] == [num + 1, num]
+    assert [tokens_per_step([0.0] * num, bonus=bonus) for bonus in (True, False)] == [1, 1]
 
 
-@given(LISTS)
-def test_a_bonus_token_never_yields_less(acceptance: list[float]) -> None:
-    assert tokens_per_step(acceptance, bonus=True) >= tokens_per_step(acceptance, bonus=False)
-
-
-@given(st.floats(0, 0.99))
-def test_the_gain_of_the_bonus_token_vanishes_with_long_drafts(alpha: float) -> None:
-    ratios = [
-        tokens_per_step([alpha] * num, bonus=True) / tokens_per_step([alpha] * num, bonus=False)
-        for num in (1, 10, 100, 1000)
-    ]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] == pytest.approx(1 + alpha)
-    assert ratios[-1] == pytest.approx(1, abs=2e-3)
-
-
-@given(LENGTHS)
-def test_drafts_that_are_always_accepted_yield_k_and_the_bonus_token(num: int) -> None:
-    assert tokens_per_step([1.0] * num, bonus=True) == num + 1
-    assert tokens_per_step([1.0] * num, bonus=False) == num
-
-
-@given(LENGTHS)
-def test_drafts_that_are_never_accepted_yield_the_token_that_replaces_the_first(num: int) -> None:
-    assert tokens_per_step([0.0] * num, bonus=True) == tokens_per_step([0.0] * num, bonus=False) == 1
-
-
+@settings(max_examples=50)
 @given(LISTS, st.data())
-def test_tokens_per_step_rise_with_the_acceptance_of_any_position(
-    acceptance: list[float], data: st.DataObject
-) -> None:
+def test_tokens_per_step_rise_with_the_acceptance_of_any_position_and_every_further_draft(acceptance, data):
     position = data.draw(st.integers(0, len(acceptance) - 1))
     better = [*acceptance]
     better[position] = data.draw(st.floats(acceptance[position], 1))
+    longer = [*acceptance, data.draw(PROBABILITIES)]
     for bonus in (True, False):
-        assert tokens_per_step(better, bonus=bonus) >= tokens_per_step(acceptance, bonus=bonus) - 1e-12
-
-
-@given(LISTS, PROBABILITIES)
-def test_tokens_per_step_rise_with_every_further_draft(acceptance: list[float], further: float) -> None:
-    for bonus in (True, False):
-        longer = tokens_per_step([*acceptance, further], bonus=bonus)
-        assert longer >= tokens_per_step(acceptance, bonus=bonus)
+        least = tokens_per_step(acceptance, bonus=bonus) - 1e-12
+        assert min(tokens_per_step(more, bonus=bonus) for more in (better, longer)) >= least
 
 
 @given(LISTS, PROBABILITIES)
@@ -101,20 +70,14 @@ def test_k_drafts_without_bonus_yield_what_one_less_yields_with_it(acceptance: l
     assert tokens_per_step([*acceptance, last], bonus=False) == tokens_per_step(acceptance, bonus=True)
 
 
+@settings(max_examples=50)
 @given(st.floats(0, 0.999), LENGTHS)
-def test_equal_acceptance_at_every_position_gives_the_closed_form(alpha: float, num: int) -> None:
+def test_equal_acceptance_at_every_position_gives_the_closed_form(alpha, num):
     closed = (1 - alpha ** (num + 1)) / (1 - alpha)
     assert tokens_per_step([alpha] * num, bonus=True) == pytest.approx(closed)
     (of_number,) = law_at(stated([alpha]), DraftCost(draft=0.1), [num]).lengths
     (of_list,) = law_at(stated([alpha] * num), DraftCost(draft=0.1), [num]).lengths
-    assert of_number.tokens == of_list.tokens
-    assert of_number.speed_up_without_bonus == of_list.speed_up_without_bonus
-
-
-@given(PROBABILITIES, COSTS)
-def test_one_draft_without_bonus_only_costs_its_pass(alpha: float, draft_cost: float) -> None:
-    tokens = tokens_per_step([alpha], bonus=False)
-    assert speed_up(tokens, 1, DraftCost(draft=draft_cost), bonus=False) == pytest.approx(1 / (1 + draft_cost))
+    assert (of_number.tokens, of_number.speed_up) == (of_list.tokens, of_list.speed_up)
 
 
 @given(LISTS, COSTS)
@@ -126,45 +89,28 @@ def test_a_backfill_at_its_limit_gains_exactly_nothing(acceptance: list[float], 
     assert with_bonus == pytest.approx(speed_up(without, num, cost, bonus=False))
 
 
-@given(LISTS)
-def test_rate_and_efficiency_are_accepted_and_emitted_shares(acceptance: list[float]) -> None:
-    num = len(acceptance)
-    (length,) = law_at(stated(acceptance), DraftCost(draft=0.1), [num]).lengths
-    assert length.acceptance_rate.value == pytest.approx(math.fsum(survival(acceptance)[1:]) / num)
-    assert length.system_efficiency.value * (num + 1) == pytest.approx(length.tokens.value)
-
-
+@settings(max_examples=50)
 @given(LENGTHS, COSTS, st.booleans())
-def test_break_even_acceptance_gains_nothing_and_a_little_more_pays(
-    num: int, draft_cost: float, bonus: bool
-) -> None:
+def test_break_even_acceptance_gains_nothing_and_a_little_more_pays(num, draft_cost, bonus):
     cost = DraftCost(draft=draft_cost)
     alpha = break_even_acceptance(num, cost, bonus=bonus)
-    if alpha is None:
-        best = speed_up(tokens_per_step([1.0] * num, bonus=bonus), num, cost, bonus=bonus)
-        assert best <= 1
-        return
-    assert speed_up(tokens_per_step([alpha] * num, bonus=bonus), num, cost, bonus=bonus) == pytest.approx(
-        1, abs=1e-6
-    )
+    tokens = tokens_per_step([1.0 if alpha is None else alpha] * num, bonus=bonus)
+    gain = speed_up(tokens, num, cost, bonus=bonus)
+    assert gain <= 1 if alpha is None else gain == pytest.approx(1, abs=1e-6)
 
 
-def test_one_draft_without_bonus_pays_at_no_acceptance() -> None:
+def test_one_draft_without_bonus_pays_at_no_acceptance():
     assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=False) is None
     assert break_even_acceptance(4, DraftCost(draft=0.0), bonus=True) == 0
     assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=True) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("acceptance", [[1.2], [0.5, -0.1], [math.nan]])
-def test_an_acceptance_that_is_not_a_probability_is_refused(acceptance: list[float]) -> None:
-    with pytest.raises(UsageError, match=r"position \d: it is a probability from 0 to 1"):
-        tokens_per_step(acceptance, bonus=True)
-
-
-@pytest.mark.parametrize("share", [-0.1, math.inf, math.nan])
-def test_a_cost_that_is_not_a_share_is_refused(share: float) -> None:
+@pytest.mark.parametrize("value", [1.2, -0.1, math.nan])
+def test_an_acceptance_or_a_cost_that_is_not_a_share_is_refused(value):
+    with pytest.raises(UsageError, match=r"position 2: it is a probability from 0 to 1"):
+        tokens_per_step([0.5, value], bonus=True)
     with pytest.raises(UsageError, match="draft cost"):
-        DraftCost(draft=share)
+        DraftCost(draft=math.inf if value > 0 else value)
 
 
 @given(LISTS, st.booleans())
@@ -185,6 +131,111 @@ def test_a_long_sequence_loses_nothing_to_its_last_step(acceptance: list[float],
     assert steps[0] == 0
 
 
-def test_two_tokens_need_a_second_step_unless_the_first_draft_is_accepted() -> None:
-    assert steps_by_length(2, [0.8, 0.5], bonus=True)[2] == pytest.approx(1.2)
-    assert steps_by_length(2, [0.8], bonus=False)[2] == 2
+COST = DraftCost(draft=0.05)
+COUNTS = st.integers(1, 500).flatmap(
+    lambda judged: st.integers(0, judged).map(lambda accepted: PositionCounts(accepted=accepted, judged=judged))
+)
+
+
+def drawn_counters(alphas, num_drafts, stream):
+    """Drafts accepted up to each position, as an engine counts them."""
+    hits = [[stream.random() < alpha for alpha in alphas] for _ in range(num_drafts)]
+    return [sum(all(drawn[: i + 1]) for drawn in hits) for i in range(len(alphas))]
+
+
+def test_counters_of_an_engine_are_the_counts_of_each_position():
+    acceptance = of_counters(100, [80, 60, 15])
+    assert acceptance.values == (0.8, 0.75, 0.25)
+    assert [(each.accepted, each.judged) for each in acceptance.counts] == [(80, 100), (60, 80), (15, 60)]
+    (length,) = law_at(acceptance, COST, [3]).lengths
+    assert length.tokens.value == pytest.approx(1 + (80 + 60 + 15) / 100)
+    assert length.acceptance_rate.value == pytest.approx((80 + 60 + 15) / 300)
+    assert length.survival.value == pytest.approx(0.15)
+    assert of_counters(10, [4, 0, 0]).values == (0.4, 0.0)  # no draft reached the last position
+
+
+def test_about_95_of_100_intervals_hold_the_truth():
+    alphas, stream = [0.85, 0.7, 0.6], random.Random(3)
+    true_tokens = tokens_per_step(alphas, bonus=True)
+    true_gain = speed_up(tokens_per_step(alphas, bonus=False), 3, COST, bonus=False)
+    held = {"tokens": 0, "speed-up": 0, "acceptance": 0}
+    for seed in range(50):
+        acceptance = of_counters(200, drawn_counters(alphas, 200, stream))
+        (length,) = law_at(acceptance, COST, [3], seed=seed).lengths
+        gain = length.speed_up_without_bonus
+        held["tokens"] += length.tokens.low <= true_tokens <= length.tokens.high
+        held["speed-up"] += gain.low <= true_gain <= gain.high
+        held["acceptance"] += length.acceptance.low <= alphas[2] <= length.acceptance.high
+    assert all(42 <= number <= 50 for number in held.values()), held
+
+
+@settings(max_examples=20)
+@given(st.lists(COUNTS, min_size=1, max_size=6))
+def test_every_interval_contains_its_value(counts):
+    law = law_at(counted(counts), COST, range(1, len(counts) + 1))
+    estimates = [law.best, law.break_even]
+    for each in law.lengths:
+        estimates += [each.acceptance, each.survival, each.tokens, each.speed_up, each.bonus_ratio]
+    assert all(estimate.low <= estimate.value <= estimate.high for estimate in estimates)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_interval_that_follows_from_one_position_is_exact_whatever_the_seed(seed):
+    one, two = law_at(of_counters(200, [160, 120]), COST, [1, 2], seed=seed).lengths
+    low, high = stats.beta.ppf([0.025, 0.975], 160.5, 40.5)
+    assert (one.acceptance.low, one.acceptance.high) == pytest.approx((low, high), rel=1e-6)
+    assert (one.tokens.low, one.speed_up.high) == pytest.approx((1 + low, (1 + high) / 1.05), rel=1e-6)
+    exact = stats.beta.ppf([0.025, 0.975], 120.5, 40.5)
+    assert (two.acceptance.low, two.acceptance.high) == pytest.approx(tuple(exact), rel=1e-6)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    acceptance = of_counters(100, [80, 60])
+    assert law_at(acceptance, COST, [2], seed=1) == law_at(acceptance, COST, [2], seed=1)
+    assert law_at(acceptance, COST, [2], seed=1) != law_at(acceptance, COST, [2], seed=2)
+
+
+@settings(max_examples=60)
+@given(st.floats(0, 0.97), st.floats(0.001, 0.6), st.booleans())
+def test_no_draft_length_beats_the_best_and_none_pays_beyond_break_even(alpha, draft_cost, bonus):
+    cost = DraftCost(draft=draft_cost)
+    law = law_at(stated([alpha]), cost, [1], bonus=bonus)
+    end = law.break_even.value
+    gains = [speed_up(tokens_per_step([alpha] * i, bonus=bonus), i, cost, bonus=bonus) for i in range(end + 41)]
+    assert law.best_speed_up.value == pytest.approx(gains[law.best.value])
+    assert max(gains[:40]) <= law.best_speed_up.value + 1e-12
+    assert gains[end] >= 1
+    assert end == LONGEST or max(gains[end + 1 : end + 20]) <= 1 + 1e-12
+
+
+def test_the_best_length_has_the_share_of_draws_that_have_it_and_rejected_drafts_never_pay():
+    best = law_at(of_counters(60, [48, 38, 30, 24]), DraftCost(draft=0.08), [1, 2, 3, 4]).best
+    assert best.low < best.value < best.high
+    assert sum(share for _, share in best.shares) == pytest.approx(1)
+    assert dict(best.shares)[best.value] > 0.05
+    rejected = law_at(stated([0.0]), COST, [1, 2])
+    assert (rejected.best.value, rejected.break_even.value, rejected.best_speed_up.value) == (0, 0, 1)
+
+
+def test_positions_beyond_the_list_repeat_the_last_and_say_so():
+    law = law_at(stated([0.9, 0.5]), COST, [1, 2, 3])
+    assert [length.is_extrapolated for length in law.lengths] == [False, False, True]
+    assert law.lengths[2].tokens.value == pytest.approx(1 + 0.9 + 0.45 + 0.225)
+    assert not law_at(stated([0.9]), COST, [5]).lengths[0].is_extrapolated
+    assert law_at(of_counters(10, [9]), COST, [5]).lengths[0].is_extrapolated
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "accepted", "lengths", "message"),
+    [
+        (10, [11], [1], "never increase"),
+        (10, [5, 6], [1], "at position 2"),
+        (0, [0], [1], "no acceptance"),
+        (10, [8], [0], "draft tokens: a step drafts from 1"),
+        (10, [8], [LONGEST + 1], "draft tokens: a step drafts from 1"),
+    ],
+    ids=["more than drafts", "increasing", "no drafts", "none", "too long"],
+)
+def test_counters_and_draft_lengths_that_cannot_be_are_refused(num_drafts, accepted, lengths, message):
+    with pytest.raises(UsageError, match=message):
+        law_at(of_counters(num_drafts, accepted), COST, lengths)

@@ -34,6 +34,28 @@ def random_work(seed: int, num_steps: int, row_tokens: int = 1) -> StepWork:
     )
 
 
+def decoding(rows, context) -> StepWork:
+    """Rows that decode one token each at the same context."""
+    return StepWork(
+        num_decodes=rows,
+        decode_tokens=rows,
+        decode_context=rows * context,
+        decode_positions=rows * (context + 0.5),
+        num_sampled=rows,
+    )
+
+
+def prompts(num, tokens, context=0) -> StepWork:
+    """Prompts, or chunks of them after a context."""
+    return StepWork(
+        num_prefills=num,
+        prefill_tokens=num * tokens,
+        prefill_context=num * context,
+        prefill_positions=num * tokens * (context + tokens / 2),
+        num_sampled=num,
+    )
+
+
 def planted_run(
     model: str,
     tensor_parallel: int,
