@@ -5,35 +5,18 @@ import pytest
 from benchctl.errors import ProfileError
 from benchctl.measure.devices import gpus_of_block
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
-from benchctl.profile.model import Profile
 from benchctl.profile.sections import ClusterSettings, scheduler_seconds
 
 
-def with_cluster(**keys: object) -> Profile:
+def with_cluster(**keys):
     return load_profile("ci-smoke", overrides=[f"cluster.{key}={value}" for key, value in keys.items()])
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90", 5400),
-        ("1:30", 90),
-        ("01:30:00", 5400),
-        ("36:00:00", 129_600),
-        ("2-03", 183_600),
-        ("2-03:04", 183_840),
-        ("2-03:04:05", 183_845),
-        ("UNLIMITED", None),
-        ("-5", None),
-        ("1h", None),
-        ("1:2:3:4", None),
-    ],
-)
-def test_times_have_the_forms_of_slurm(text: str, seconds: int | None):
-    assert scheduler_seconds(text) == seconds
-
-
-def test_a_time_is_text_or_minutes():
+def test_times_have_the_forms_of_slurm_or_are_minutes():
+    times = {"90": 5400, "1:30": 90, "01:30:00": 5400, "36:00:00": 129_600}
+    times |= {"2-03": 183_600, "2-03:04": 183_840, "2-03:04:05": 183_845}
+    times |= dict.fromkeys(("UNLIMITED", "-5", "1h", "1:2:3:4"))
+    assert {text: scheduler_seconds(text) for text in times} == times
     assert with_cluster(time="12:00:00").cluster.time_s == 43_200
     assert with_cluster(time=30).cluster.time_s == 1800
     assert ClusterSettings().time_s is None
@@ -68,14 +51,15 @@ def test_the_jobs_of_a_cluster_do_not_change_the_identity_of_an_experiment():
     assert parse_profile(dump_profile(there), "profile.yaml").cluster.partition == "long"
 
 
-def test_a_block_has_the_gpus_that_its_largest_server_is_spread_over():
-    assert gpus_of_block(load_profile("topk-sweep", engine="sim")) == 0
-    options = ["engine.options.needs_gpu=true", "engine.options.tensor_parallel_size=4"]
-    assert gpus_of_block(load_profile("topk-sweep", engine="vllm", overrides=options)) == 4
-    assert gpus_of_block(load_profile("topk-sweep", engine="transformers-cpu")) == 0
-    stated = load_profile("topk-sweep", engine="vllm", overrides=["cluster.gpus_per_block=2"])
-    assert gpus_of_block(stated) == 2
-
-
-def test_an_engine_that_can_do_without_a_gpu_leaves_their_number_open():
-    assert gpus_of_block(load_profile("topk-sweep", engine="vllm-cpu")) is None
+@pytest.mark.parametrize(
+    ("engine", "overrides", "gpus"),
+    [
+        ("sim", [], 0),
+        ("transformers-cpu", [], 0),
+        ("vllm", ["engine.options.needs_gpu=true", "engine.options.tensor_parallel_size=4"], 4),
+        ("vllm", ["cluster.gpus_per_block=2"], 2),
+        ("vllm-cpu", [], None),  # it can do without, so their number is open
+    ],
+)
+def test_a_block_has_the_gpus_that_its_largest_server_is_spread_over(engine, overrides, gpus):
+    assert gpus_of_block(load_profile("topk-sweep", engine=engine, overrides=overrides)) == gpus

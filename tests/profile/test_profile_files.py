@@ -1,9 +1,6 @@
 """The profiles that benchctl carries, their reference, and the commands that show them."""
 
-import time
-
 import pytest
-import typer
 from generate import meaning_of
 from typer.testing import CliRunner
 
@@ -12,7 +9,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.files import GROUPS, OWN, builtin_profiles, grouped_profiles, list_profiles, preset_files
 from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 
 NAMES = (
     "aa",
@@ -36,13 +33,8 @@ runner = CliRunner()
 def test_every_built_in_profile_is_valid_and_declares_its_differences(name, engine):
     profile = load_profile(name, engine=engine)
     assert profile.description
-    for run in plan_runs(profile).runs:
-        variant_settings(profile, run.variant, run.cell)
-
-
-@pytest.mark.parametrize("engine", [None, "sim-exact"])
-def test_the_published_experiment_runs_at_a_pace_that_eight_hundred_streams_can_keep(engine):
-    assert load_profile("lenvm-50x16", engine=engine).engine.options["time_scale"] <= 4
+    for arm in arms(profile):
+        variant_settings(profile, *arm)
 
 
 def test_the_built_in_profiles_are_these():
@@ -60,13 +52,6 @@ def test_the_top_k_sweep_asks_for_equal_work_of_a_baseline_and_five_cells():
     assert [cell for _, cell in arms(profile)] == [{}, *({"top_k": k} for k in range(1, 6))]
 
 
-def test_the_model_size_sweep_varies_the_value_model_alone():
-    profile = load_profile("model-size-sweep")
-    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)[1:]]
-    assert [item.server.value_model for item in settings] == ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b"]
-    assert {item.sampling.top_k for item in settings} == {5}
-
-
 def test_the_variants_of_the_a_a_profile_are_identical():
     profile = load_profile("aa")
     one, two = (variant_settings(profile, variant, {}) for variant in ("baseline", "again"))
@@ -81,23 +66,13 @@ def test_the_published_experiment_sends_50_requests_of_16_samples_at_once():
     assert (profile.stop, workload.max_tokens, workload.output_len) == ("natural", 6000, None)
     assert (workload.arrival.kind, workload.arrival.max_concurrency) == ("burst", None)
     assert variant_settings(profile, "guided", {}).sampling.top_k == 5
-
-
-def test_a_profile_is_read_within_50_ms():
-    def cpu_s() -> float:
-        begin = time.process_time()
-        load_profile("model-size-sweep")
-        return time.process_time() - begin
-
-    assert min(cpu_s() for _ in range(5)) < 0.05
+    assert profile.engine.options["time_scale"] <= 4  # a pace that eight hundred streams can keep
 
 
 def test_every_key_has_a_meaning():
-    keys = (*profile_keys(), *option_keys("sim"))
-    assert [key.path for key in keys if not meaning_of(key)] == []
-    assert {"workload.arrival.kind", "variants.<name>.guidance.mode", "engine.options.noise"} <= {
-        k.path for k in keys
-    }
+    meanings = {key.path: meaning_of(key) for key in (*profile_keys(), *option_keys("sim"))}
+    assert [path for path, meaning in meanings.items() if not meaning] == []
+    assert {"workload.arrival.kind", "variants.<name>.guidance.mode", "engine.options.noise"} <= set(meanings)
 
 
 def test_list_shows_every_profile_and_preset():
@@ -123,24 +98,16 @@ def test_every_carried_profile_is_in_one_group_and_the_users_own_come_first(tmp_
 
 
 def test_show_prints_a_profile_that_can_be_read_back():
-    result = runner.invoke(
-        app, ["show", "ci-smoke", "--engine", "sim-exact", "--set", "seed=9", "--set", "blocks=3"]
-    )
-    assert result.exit_code == 0
-    profile = parse_profile(result.output, "stdout")
+    options = ["--engine", "sim-exact", "--set", "seed=9", "--set", "blocks=3"]
+    profile = parse_profile(runner.invoke(app, ["show", "ci-smoke", *options]).output, "stdout")
     assert profile == load_profile("ci-smoke", engine="sim-exact", overrides=["seed=9", "blocks=3"])
 
 
 def test_validate_says_how_many_runs_a_valid_profile_has():
-    result = runner.invoke(app, ["validate", "aa", "topk-sweep", "--engine", "sim-exact"])
+    changed = ["--engine", "sim-exact", "--set", "variants.baseline.server.max_num_seqs=4"]
+    result = runner.invoke(app, ["validate", "aa", "topk-sweep", *changed])
     assert result.exit_code == 0
     assert result.output == "ok aa: 16 runs in 8 blocks on sim\nok topk-sweep: 36 runs in 6 blocks on sim\n"
-
-
-def test_what_variants_set_needs_no_second_declaration():
-    result = runner.invoke(app, ["validate", "ci-smoke", "--set", "variants.guided.server.max_num_seqs=4"])
-    assert result.exit_code == 0
-    assert result.output == "ok ci-smoke: 4 runs in 2 blocks on sim\n"
 
 
 def test_validate_continues_after_an_invalid_profile_and_fails_with_all_errors(tmp_path):
@@ -153,8 +120,3 @@ def test_validate_continues_after_an_invalid_profile_and_fails_with_all_errors(t
     assert first == f"{faulty}:2: sead: unknown key; did you mean 'seed'?"
     assert second.startswith("no profile is called 'nothing'. Known profiles: aa, ")
     assert result.output == "ok aa: 16 runs in 8 blocks on sim\n"
-
-
-def test_every_command_has_help():
-    for command in typer.main.get_command(app).commands.values():
-        assert command.help

@@ -1,9 +1,12 @@
-"""``request`` in a profile: what is inherited, swept, refused, and said of the difference between variants."""
+"""``request``, secrets and variables in a profile: what is inherited, swept, refused, and never repeated."""
 
 import pytest
+from support.cli import benchctl
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError
+from benchctl.measure.redaction import server_env
+from benchctl.profile.engine_table import own_variables
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.planning import arms, variant_settings
 
@@ -113,3 +116,80 @@ def test_guidance_is_not_overwritten_by_a_field_of_the_body():
             engine="sim",
             overrides=["request.extra_body={custom_params: {}}", "variants.idle.guidance={}"],
         )
+
+
+KEY = "sk-abcdefghijklmnopqrstuvwx"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "what"),
+    [
+        ("engine.options.extra_args=[--api-key, opensesame]", "--api-key"),
+        ("engine.options.extra_args=[--api-key=opensesame]", "--api-key"),
+        (f"engine.options.extra_args=[--middleware, {KEY}]", "a token"),
+        ("engine.options.env={HF_TOKEN: opensesame}", "HF_TOKEN"),
+        (f"engine.options.env={{MIRROR: {KEY}}}", "MIRROR"),
+        ("variants.again.server.extra_args=[--ssl-key-password, opensesame]", "--ssl-key-password"),
+    ],
+)
+def test_a_secret_in_a_profile_is_refused_and_not_repeated(assignment, what):
+    with pytest.raises(ProfileError, match=f"{what} looks like a secret.*HF_TOKEN is taken from your env") as error:
+        load_profile("aa", engine="vllm", overrides=[assignment])
+    assert "opensesame" not in str(error.value)
+    assert KEY not in str(error.value)
+
+
+def test_ordinary_options_and_variables_are_no_secrets():
+    options = [
+        "engine.options.extra_args=[--max-num-batched-tokens, '64']",
+        "engine.options.env={OMP_NUM_THREADS: '2'}",
+    ]
+    profile = load_profile("aa", engine="vllm", overrides=options)
+    assert profile.engine.options["extra_args"] == ["--max-num-batched-tokens", "64"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "says"),
+    [
+        ("vllm-lenvm", "BENCHCTL_LENVM_CLOCK", "from engine.options.guidance_clock; set that and remove"),
+        (
+            "vllm-lenvm",
+            "BENCHCTL_LENVM_SETTINGS",
+            "from engine.options.value_dtype, engine.options.value_load_format",
+        ),
+        ("vllm-lenvm", "BENCHCTL_LENVM_MODEL", "from engine.options.value_model; set that and remove"),
+        ("vllm-lenvm", "BENCHCTL_LENVM_STEP_LOG", "from engine.options.step_log; set that and remove"),
+        ("vllm-lenvm", "BENCHCTL_LENVM_DESCRIPTION", "from engine.options.value_model; set that"),
+        ("vllm", "BENCHCTL_STEP_LOG", "from engine.options.step_log;"),
+        ("sglang", "BENCHCTL_STEP_LOG", "from engine.options.step_log;"),
+        ("vllm", "BENCHCTL_LENVM_CLOCK", "itself; remove it"),
+        ("vllm", "BENCHCTL_NOT_YET_KNOWN", "itself; remove it"),
+    ],
+)
+@pytest.mark.parametrize("section", ["engine.options", "variants.baseline.server"])
+def test_a_variable_of_benchctl_in_env_is_refused_with_the_option_to_use(section, engine, name, says):
+    with pytest.raises(ProfileError) as refused:
+        load_profile("topk-sweep", engine=engine, overrides=[f"{section}.env.{name}=1"])
+    assert f"{section}.env.{name}: benchctl sets this variable itself" in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_other_variables_are_taken_and_a_stored_profile_of_an_older_version_stays_readable():
+    set_here = ['engine.options.env.VLLM_USE_V2_MODEL_RUNNER="1"']
+    profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=set_here)
+    assert profile.engine.options["env"] == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    text = dump_profile(profile).replace("VLLM_USE_V2_MODEL_RUNNER", "BENCHCTL_LENVM_CLOCK")
+    assert parse_profile(text, "profile.yaml").engine.options["env"] == {"BENCHCTL_LENVM_CLOCK": "1"}
+
+
+def test_what_a_shell_sets_for_another_server_does_not_reach_ours():
+    told = dict.fromkeys(own_variables(), "leaked")
+    assert {"BENCHCTL_LENVM_CLOCK", "BENCHCTL_STEP_LOG", "BENCHCTL_CORRECTS_CPU_SAMPLING"} <= set(told)
+    env = server_env(told | {"HOME": "/h"}, {"BENCHCTL_STEP_LOG": "/run/steps"})
+    assert env == {"HOME": "/h", "BENCHCTL_STEP_LOG": "/run/steps"}
+
+
+def test_a_run_says_what_it_does_not_pass_on(tmp_path):
+    done = benchctl("run", "ci-smoke", "--dry-run", cwd=tmp_path, BENCHCTL_LENVM_CLOCK="device")
+    assert done.returncode == 0
+    assert "BENCHCTL_LENVM_CLOCK is set in this environment and not passed on to servers" in done.stderr
