@@ -11,6 +11,7 @@ from support.servers.real_engines import needs, tiny_model, turn_of
 from support.servers.simulator import sim_server
 from typer.testing import CliRunner
 
+from benchctl.analysis.foreign import runs_of_side
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import app
@@ -61,95 +62,82 @@ TIMED = [
     "lvm_apply_guidance",
     "sample",
 ]
-READ = {"vllm": "*.json", "aiperf": "*/profile_export_aiperf.json"}
 
 
-def export(results, form, *more):
-    return CliRunner().invoke(app, ["export", str(results.path), "--format", form, *map(str, more)])
+def export(results, form, out):
+    return CliRunner().invoke(app, ["export", str(results.path), "--format", form, "-o", str(out)])
 
 
 @pytest.mark.parametrize("form", ["vllm", "aiperf"])
 @pytest.mark.parametrize("choices", [1, 2])
 def test_an_export_read_again_gives_the_same_numbers(tmp_path, form, choices):
     results = write_results(tmp_path / "r", num_requests=40, n=choices)
-    done = export(results, form, "--output", tmp_path / "out")
+    done = export(results, form, tmp_path / "out")
     assert done.exit_code == 0, done.output
     for arm, variant in (("baseline", "baseline"), ("guided-top_k5", "guided")):
         exported = read_foreign(str(tmp_path / "out" / arm))
-        ours = [run_metrics(run) for run in load_results(results.path).runs if run.record.variant == variant]
-        assert [run.source for run in exported] == [form] * 3
-        for run, metrics in zip(exported, ours, strict=True):
+        side = runs_of_side(f"{results.path}:{variant}", allow_suspect=False)
+        ours = [run for run in load_results(results.path).runs if run.record.variant == variant]
+        for run, own, single in zip(exported, map(run_metrics, ours), side, strict=True):
+            assert run.source == form
             assert run.metrics.keys() >= {"tpot_ms", "ttft_ms", "itl_ms", "e2el_ms", "wall_s", "p90_ttft_ms"}
-            assert run.metrics == pytest.approx({name: metrics[name] for name in run.metrics})
+            assert run.metrics == pytest.approx({name: own[name] for name in run.metrics})
             assert dict(run.load_point) == {"request_rate": "inf", "max_concurrency": 4}
             assert run.settings["model_id"] == "qwen2.5-7b"
+            for latency, values in single.latencies_ms.items() if choices == 1 else ():
+                assert sorted(run.latencies_ms[latency]) == pytest.approx(sorted(values), rel=1e-6)
 
 
 def test_exports_of_two_arms_are_compared_like_any_files(tmp_path):
     blocks = tuple({"baseline": 1 + 0.002 * i, "guided": 1 + 0.003 * i} for i in range(6))
-    results = write_results(tmp_path / "r", block_factors=blocks)
-    assert export(results, "aiperf").exit_code == 0
-    out = results.path / "export" / "aiperf"
-    done = CliRunner().invoke(app, ["compare", str(out / "baseline"), str(out / "guided-top_k5")])
+    assert export(write_results(tmp_path / "r", block_factors=blocks), "aiperf", tmp_path).exit_code == 0
+    sides = [str(tmp_path / "baseline"), str(tmp_path / "guided-top_k5")]
+    done = CliRunner().invoke(app, ["compare", *sides])
     assert done.exit_code == 1
     assert done.stdout.startswith("regression: guided-top_k5 against baseline")
 
 
-def test_an_aiperf_export_has_a_line_for_each_request_failed_ones_too(tmp_path):
+def test_an_aiperf_export_has_a_line_for_each_request_failed_ones_too_on_the_wall_clock_where_it_is_known(tmp_path):
     results = write_results(tmp_path / "r", n=1)
     error = RequestError(kind="http-status", message="busy", status=503)
     edit_requests(
-        results,
-        "000-b0-baseline",
-        lambda r: msgspec.structs.replace(r, error=error) if r.index == 1 else r,
+        results, "000-b0-baseline", lambda r: msgspec.structs.replace(r, error=error) if r.index == 1 else r
     )
+    offset = {"t_ns": 0, "realtime_less_monotonic_ns": 10**18}
+    sample = {"t_ns": 0, "loop_lag_ns": 0, "cpu_ns": 0, "num_open": 0, "offset": offset}
+    (results.run("000-b0-baseline").path / "client.jsonl").write_text(json.dumps(sample) + "\n")
     edit_run(results, "000-b0-baseline", state="done")
-    export(results, "aiperf", "-o", tmp_path / "out")
+    export(results, "aiperf", tmp_path / "out")
     folder = tmp_path / "out" / "baseline" / "000-b0-baseline"
     lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
     assert [line["metadata"]["session_num"] for line in lines] == [0, 1, 2, 3]
-    assert lines[1]["error"] == {"code": 503, "type": "http-status", "message": "busy"}
+    sent_ns = load_results(results.path).runs[0].requests[0].sent_ns
+    assert lines[0]["metadata"]["request_start_ns"] == sent_ns + 10**18
+    assert [lines[1]["error"], lines[0]["error"]] == [{"code": 503, "type": "http-status", "message": "busy"}, None]
     assert set(lines[1]["metrics"]) == {"error_isl"}
-    assert lines[0]["error"] is None
-    assert lines[0]["metrics"]["time_to_first_token"] == {"value": pytest.approx(10), "unit": "ms"}
-    assert lines[0]["metrics"]["inter_token_latency"]["value"] == pytest.approx(10)
-    assert len(lines[0]["metrics"]["inter_chunk_latency"]["value"]) == 7
+    metrics = lines[0]["metrics"]
+    assert metrics["time_to_first_token"] == {"value": pytest.approx(10), "unit": "ms"}
+    assert metrics["inter_token_latency"]["value"] == pytest.approx(10)
+    assert len(metrics["inter_chunk_latency"]["value"]) == 7
     summary = json.loads((folder / "profile_export_aiperf.json").read_text())
     assert summary["error_request_count"] == {"unit": "requests", "avg": 1}
     assert summary["error_summary"] == [{"error_details": lines[1]["error"], "count": 1}]
-    assert summary["request_latency"]["count"] == 3
-    assert "p99" not in summary["request_latency"]
+    latency = summary["request_latency"]
+    assert (latency["count"], "p99" in latency) == (3, False)
     assert read_foreign(str(folder))[0].failure == "1 of 4 requests failed"
 
 
-def test_times_of_an_aiperf_export_are_on_the_wall_clock_where_it_is_known(tmp_path):
-    results = write_results(tmp_path / "r")
-    offset = {"t_ns": 0, "realtime_less_monotonic_ns": 10**18}
-    sample = {"t_ns": 0, "loop_lag_ns": 0, "cpu_ns": 0, "num_open": 0, "offset": offset}
-    run = results.run("000-b0-baseline")
-    (run.path / "client.jsonl").write_text(json.dumps(sample) + "\n")
-    export(results, "aiperf", "-o", tmp_path / "out")
-    line = (tmp_path / "out/baseline/000-b0-baseline/profile_export.jsonl").read_text().splitlines()[0]
-    sent_ns = load_results(results.path).runs[0].requests[0].sent_ns
-    assert json.loads(line)["metadata"]["request_start_ns"] == sent_ns + 10**18
-
-
-def test_a_directory_without_a_finished_run_is_refused(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
-    for run in results.runs():
-        edit_run(results, run.path.name, state="failed")
-    refused = export(results, "vllm")
-    assert isinstance(refused.exception, RecordError)
-    assert "no run is finished and whole" in str(refused.exception)
-
-
-def test_damage_is_told_after_the_rest_is_written(tmp_path):
+def test_damage_is_told_after_the_rest_is_written_and_a_directory_without_a_finished_run_is_refused(tmp_path):
     results = write_results(tmp_path / "r")
     path = results.run("000-b0-baseline").path / "requests.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
-    done = export(results, "vllm", "-o", tmp_path / "out")
-    assert isinstance(done.exception, RecordError)
+    assert isinstance(export(results, "vllm", tmp_path / "out").exception, RecordError)
     assert len(list((tmp_path / "out").rglob("*.json"))) == 5
+    for run in results.runs():
+        edit_run(results, run.path.name, state="failed")
+    refused = export(results, "vllm", tmp_path / "none")
+    assert isinstance(refused.exception, RecordError)
+    assert "no run is finished and whole" in str(refused.exception)
 
 
 ONLY_VLLM_S = {"max_output_tokens_per_s", "max_concurrent_requests", "queue_times", "rtfx"}
@@ -167,17 +155,11 @@ def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
     argv += ["--ignore-eos", "--num-prompts", "3", "--save-result", "--result-dir", str(tmp_path)]
     argv += ["--result-filename", "theirs.json", "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"]
     with turn_of("vllm"), sim_server(tmp_path / "sim", model="qwen2.5-0.5b") as server:
-        done = subprocess.run(
-            [*argv, "--base-url", str(server.client.base_url)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        argv += ["--base-url", str(server.client.base_url)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads((tmp_path / "theirs.json").read_text())
-    results = write_results(tmp_path / "r")
-    export(results, "vllm", "-o", tmp_path / "out")
+    export(write_results(tmp_path / "r"), "vllm", tmp_path / "out")
     ours = json.loads(next((tmp_path / "out" / "baseline").glob("*.json")).read_text())
     assert set(theirs) - ONLY_VLLM_S <= set(ours)
     (run,) = read_foreign(str(tmp_path / "theirs.json"))
@@ -187,7 +169,7 @@ def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
 
 def test_a_lenvm_export_has_every_published_column_and_a_row_per_run(tmp_path):
     results = write_results(tmp_path / "r", num_requests=4, output_tokens=8, n=2)
-    ended = export(results, "lenvm", "--output", tmp_path / "out")
+    ended = export(results, "lenvm", tmp_path / "out")
     assert ended.exit_code == 0, ended.output
     with (tmp_path / "out" / "summary.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -195,8 +177,7 @@ def test_a_lenvm_export_has_every_published_column_and_a_row_per_run(tmp_path):
     assert sorted(rows[0]) == sorted([*PUBLISHED_COLUMNS, *timed])
     assert [row["tag"] for row in rows] == [run.record.variant for run in load_results(results.path).runs]
     guided = next(row for row in rows if row["tag"] == "guided")
-    assert float(guided["wall_clock_s"]) == pytest.approx(8 * 15.5e-3)
-    assert float(guided["latency_s_mean"]) == pytest.approx(8 * 15.5e-3)
+    times = [float(guided[name]) for name in ("wall_clock_s", "latency_s_mean", "t_lvm_forward_ms_sum")]
+    assert times == pytest.approx([8 * 15.5e-3, 8 * 15.5e-3, 32.0])
     assert (guided["n_requests"], guided["n_steps"], guided["total_output_tokens"]) == ("4", "8", "64")
-    assert float(guided["t_lvm_forward_ms_sum"]) == pytest.approx(32.0)
     assert guided["t_pre_lvm_ms_mean"] == ""
