@@ -16,67 +16,57 @@ from benchctl.micro.points import forward_profile
 
 
 @pytest.fixture(name="both_modes", scope="module")
-def _both_modes(tmp_path_factory) -> Path:
+def _both_modes(tmp_path_factory):
     """Batches of 5 and 10, eager and as graphs."""
     return measured(tmp_path_factory.mktemp("bonus"))
+
+
+def row_of(comparison):
+    return comparison.decode_mode, comparison.prefill_mode, comparison.batch_size, comparison.bonus_tokens
 
 
 def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(both_modes):
     bonus = measured_bonus(both_modes)
     (verdict,) = bonus.verdicts
-    rows = [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in verdict.comparisons]
     design = bonus_design((5, 10), verdict.context_tokens, BOTH)
-    assert rows == [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in design]
+    assert list(map(row_of, verdict.comparisons)) == list(map(row_of, design))
     assert len(verdict.comparisons) == 4 * (4 + 5)
     for row in verdict.comparisons:
-        assert row.num_blocks == 6
+        assert (row.num_blocks, row.cheaper) == (6, "expansion")
         assert row.expansion_ns.value == pytest.approx(1000 * ROW_US * row.bonus_tokens, abs=10_000)
         truth_us = LAUNCHES_US["prefill"][row.prefill_mode] + ROW_US * row.bonus_tokens
         assert row.prefill_ns.value == pytest.approx(1000 * truth_us, rel=0.01)
-        assert row.cheaper == "expansion"
     assert bonus.is_decided
     assert bonus.where.startswith("llama-68m, float16, on ")
-
-
-def test_each_context_has_a_verdict_of_its_own(tmp_path):
-    bonus = measured_bonus(measured(tmp_path, batch_sizes=(4,), modes=("eager",), contexts=(64, 2048)))
-    assert [verdict.context_tokens for verdict in bonus.verdicts] == [64, 2048]
 
 
 def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_path):
     def too_fast(point, mode):
         return 0.001 if point == backfill_point(10, 256) else launch_bound(point, mode)
 
-    workers = FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB")
-    path = measured(tmp_path, workers=workers)
+    path = measured(tmp_path, workers=FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB"))
     bonus = measured_bonus(path)
     (verdict,) = bonus.verdicts
-    assert {row.batch_size for row in verdict.comparisons} == {5}
-    assert all(row.cheaper == "expansion" for row in verdict.comparisons)
+    assert {(row.batch_size, row.cheaper) for row in verdict.comparisons} == {(5, "expansion")}
     assert not bonus.is_decided
     (sentence,) = bonus.missing
     assert sentence.startswith("20 of 36 comparisons behind 256 tokens in the cache are missing, at batch 10: ")
     done = benchctl("micro", "bonus", path)
-    assert done.returncode == 3
-    assert sentence in done.stdout
+    assert (done.returncode, sentence in done.stdout) == (3, True)
 
 
-def test_a_directory_of_requests_is_refused_by_the_name_of_its_engine():
+def test_a_directory_of_requests_or_of_other_passes_is_refused_with_what_lacks(tmp_path):
     with pytest.raises(UsageError, match=r"holds requests to engine 'sim'.*micro bonus"):
         measured_bonus(Path("results/example"))
-
-
-def test_a_directory_of_other_passes_is_refused_with_what_lacks(tmp_path):
-    profile = forward_profile(
-        [backfill_point(3, 64)],
-        model="llama-68m",
-        device="cpu",
-        dtype="float32",
-        modes=("eager",),
-        blocks=1,
-        replays=4,
-    )
-    origin = Origin(output_root=tmp_path, argv=())
+    how = {
+        "model": "llama-68m",
+        "device": "cpu",
+        "dtype": "float32",
+        "modes": ("eager",),
+        "blocks": 1,
+        "replays": 4,
+    }
+    profile, origin = forward_profile([backfill_point(3, 64)], **how), Origin(output_root=tmp_path, argv=())
     outcome = measure_forward(profile, origin, LISTENER, FakeWorkers(launch_bound).start)
     with pytest.raises(UsageError, match="no batch size B with decodes at B and 2B"):
         measured_bonus(outcome.path)
@@ -88,15 +78,9 @@ def test_the_command_judges_a_directory_again(both_modes):
     assert "decode with graphs, prefill without graphs: batch expansion is cheaper from batch 5 on" in done.stdout
     document = json.loads(benchctl("micro", "bonus", both_modes, "--json").stdout)
     row = document["verdicts"][0]["comparisons"][0]
+    difference = row["difference_ns"]
     assert row["cheaper"] == "expansion"
-    assert row["difference_ns"]["low"] < row["difference_ns"]["centre"] < row["difference_ns"]["high"] < 0
-
-
-def test_rows_without_a_verdict_end_the_command_with_3(tmp_path):
-    path = measured(tmp_path, batch_sizes=(4,), modes=("eager",), blocks=2)
-    done = benchctl("micro", "bonus", path)
-    assert done.returncode == 3
-    assert "no verdict from 2 blocks; 6 are the least that give one (--blocks)" in done.stdout
+    assert difference["low"] < difference["centre"] < difference["high"] < 0
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""The worker as a process: it measures, reports failures one by one, and leaves nothing behind."""
+"""The worker as a process and its interpreter: it measures, reports failures, and leaves nothing behind."""
 
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import os
 import signal
-import stat
 import sys
 import time
 from pathlib import Path
@@ -16,11 +16,61 @@ import pytest
 
 from benchctl.costs.model_shape import ModelShape
 from benchctl.errors import EngineUnavailableError, RunError, UsageError
-from benchctl.micro.worker import WorkerSettings, started_worker
+from benchctl.micro import worker as worker_module
+from benchctl.micro.worker import WorkerSettings, find_torch_python, started_worker
 from benchctl.profile.choices import ForwardPoint
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    """Adds the interpreter of an engine whose torch has the given version; our own interpreter has none."""
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
+    own = sys.executable
+    asked = worker_module.installed_versions
+    monkeypatch.setattr(worker_module, "installed_versions", lambda p, n: {} if str(p) == own else asked(p, n))
+
+    def add(kind, version):
+        python = tmp_path / kind / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\necho '{json.dumps({'versions': {'torch': version} if version else {}})}'\n")
+        python.chmod(0o755)
+        return python
+
+    return add
+
+
+def test_without_torch_anywhere_the_error_names_both_remedies(engines, tmp_path):
+    engines("sglang", None)
+    message = (
+        rf"{tmp_path}.*benchctl engines install transformers.*--python|install transformers.*--python.*{tmp_path}"
+    )
+    with pytest.raises(EngineUnavailableError, match=message):
+        find_torch_python(None)
+
+
+def test_our_own_interpreter_comes_first_then_engines_whose_torch_was_built_for_a_gpu(engines, monkeypatch):
+    of_cpu = engines("a", "2.13.0+cpu")
+    assert find_torch_python(None) == of_cpu
+    of_gpu = engines("b", "2.13.0+cu130")
+    engines("c", "2.13.0")
+    assert find_torch_python(None) == of_gpu
+    monkeypatch.setattr(worker_module, "installed_versions", lambda python, names: {"torch": "2.13.0"})
+    assert find_torch_python(None) == Path(sys.executable)
+
+
+def test_a_named_interpreter_is_the_one_or_an_error(engines, tmp_path):
+    named = engines("mine", "2.9.0")
+    assert find_torch_python(named) == named
+    with pytest.raises(EngineUnavailableError, match=r"has no torch; run .* -m pip install"):
+        find_torch_python(engines("bare", None))
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(EngineUnavailableError, match="cannot be executed; name an interpreter"):
+            find_torch_python(path)
+
 
 TINY = ModelShape(name="tiny", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 DECODE = ForwardPoint(phase="decode", batch_size=3, context_tokens=20)
+HUGE = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +86,10 @@ def worker(settings):
 
 def test_a_worker_describes_itself(worker, torch_python):
     info = worker.info
-    assert info.device == "cpu"
-    assert info.num_threads == 1
+    assert (info.device, info.num_threads, info.device_uuid) == ("cpu", 1, None)
     assert 0 < info.free_bytes <= info.total_bytes
     assert Path(info.python).samefile(torch_python)
     assert info.cpu_capability
-    assert info.device_uuid is None
 
 
 @pytest.mark.parametrize(
@@ -53,47 +101,45 @@ def test_every_replay_has_a_start_and_a_duration_on_one_clock(worker, point):
     before_ns = time.monotonic_ns()
     times = worker.measure(point, "eager", warmups=2, replays=25)
     after_ns = time.monotonic_ns()
-    assert times.clock == "host"
+    assert (times.clock, times.num_allocations) == ("host", 0)
     assert len(times.start_ns) == len(times.duration_ns) == 25
     assert min(times.duration_ns) > 0
-    assert list(times.start_ns) == sorted(times.start_ns)
-    assert before_ns < times.start_ns[0]
+    assert [before_ns, *times.start_ns] == sorted([before_ns, *times.start_ns])
     assert times.start_ns[-1] + times.duration_ns[-1] < after_ns
     assert sum(times.duration_ns) <= times.wall_ns < after_ns - before_ns
-    assert times.num_allocations == 0
 
 
 def test_a_failure_is_one_message_and_the_worker_goes_on(worker):
     with pytest.raises(UsageError, match="mode graph needs a CUDA device, and this worker runs on cpu"):
         worker.measure(DECODE, "graph", warmups=1, replays=1)
-    huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
-    with pytest.raises(UsageError, match=r"memory ran out \(.*can't allocate memory.*\)") as caught:
-        worker.measure(huge, "eager", warmups=1, replays=1)
-    assert caught.value.exit_code == 2
-    assert "choose a smaller batch size" in str(caught.value)
+    with pytest.raises(
+        UsageError, match=r"memory ran out \(.*can't allocate memory.*\).*choose a smaller batch size"
+    ):
+        worker.measure(HUGE, "eager", warmups=1, replays=1)
     with pytest.raises(RunError, match="unexpected keyword argument") as caught:
         worker.ask(point=DECODE, tempo=1)
     assert "Traceback" in caught.value.log_tail
     assert worker.measure(DECODE, "eager", warmups=1, replays=2).duration_ns
 
 
-def test_paged_and_contiguous_caches_and_each_dtype_are_measured(settings):
-    for layout, dtype in (("paged", "bfloat16"), ("contiguous", "float16")):
-        with started_worker(msgspec.structs.replace(settings, kv_layout=layout, dtype=dtype)) as worker:
-            assert worker.measure(DECODE, "eager", warmups=1, replays=2).duration_ns
+VAST = dataclasses.replace(TINY, name="vast", hidden=1 << 16, ffn=1 << 20, layers=100)
 
 
-def test_a_worker_does_not_start_where_one_of_its_points_cannot_fit(settings):
-    huge = ForwardPoint(phase="decode", batch_size=1_000_000, context_tokens=1_000_000)
-    with (
-        pytest.raises(UsageError, match=r"keys and values up to [\d.]+ GiB, and [\d.]+ GiB are free"),
-        started_worker(msgspec.structs.replace(settings, points=(DECODE, huge))),
-    ):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"points": (DECODE, HUGE)}, r"keys and values up to [\d.]+ GiB, and [\d.]+ GiB are free"),
+        ({"device": "cuda:99"}, r"device cuda:99: torch .* name another with --device"),
+        ({"shape": VAST}, r"the weights of 'vast' in float32 need [\d.]+ GiB, .* are free"),
+    ],
+    ids=["point", "device", "model"],
+)
+def test_a_worker_does_not_start_where_something_cannot_fit_or_is_not_there(settings, changes, message):
+    with pytest.raises(UsageError, match=message), started_worker(msgspec.structs.replace(settings, **changes)):
         pass
 
 
-def test_nothing_is_left_of_a_worker_whether_it_ends_well_or_not(settings):
-    process = None
+def test_nothing_is_left_of_a_worker_that_is_interrupted(settings):
     with contextlib.suppress(KeyboardInterrupt), started_worker(settings) as worker:
         process = psutil.Process(worker.pid)
         raise KeyboardInterrupt
@@ -108,80 +154,40 @@ def test_the_death_of_a_worker_is_an_error_that_says_how_it_ended(settings):
         assert caught.value.cause == "worker-died"
 
 
-def test_a_device_that_this_torch_does_not_see_is_refused(settings):
-    with (
-        pytest.raises(UsageError, match=r"device cuda:99: torch .* name another with --device") as caught,
-        started_worker(msgspec.structs.replace(settings, device="cuda:99")),
-    ):
-        pass
-    assert caught.value.exit_code == 2
-
-
-def test_a_model_that_does_not_fit_is_refused_before_it_is_allocated(settings):
-    vast = dataclasses.replace(TINY, name="vast", hidden=1 << 16, ffn=1 << 20, layers=100)
-    with (
-        pytest.raises(UsageError, match=r"the weights of 'vast' in float32 need [\d.]+ GiB, .* are free"),
-        started_worker(msgspec.structs.replace(settings, shape=vast)),
-    ):
-        pass
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is not None, reason="benchctl's own interpreter has torch here"
 )
 def test_an_interpreter_without_torch_is_named_with_the_remedy():
-    with (
-        pytest.raises(
-            EngineUnavailableError, match=r"cannot import torch .*pip install .torch.*--python"
-        ) as caught,
-        started_worker(WorkerSettings(python=sys.executable, shape=TINY)),
-    ):
-        pass
-    assert sys.executable in str(caught.value)
-
-
-def program(directory, text):
-    path = directory / "python"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def test_an_interpreter_that_does_not_exist_is_named(tmp_path):
-    with (
-        pytest.raises(EngineUnavailableError, match=r"python cannot be started: .* name an interpreter"),
-        started_worker(WorkerSettings(python=str(tmp_path / "python"))),
-    ):
+    own = WorkerSettings(python=sys.executable, shape=TINY)
+    message = rf"{sys.executable}.*cannot import torch .*pip install .torch.*--python"
+    with pytest.raises(EngineUnavailableError, match=message), started_worker(own):
         pass
 
 
-def test_a_program_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_path):
-    python = program(tmp_path, "echo 'libcuda is broken' >&2; exit 3")
-    with (
-        pytest.raises(RunError, match="ended with exit code 3; the end of its log says more: libcuda is broken"),
-        started_worker(WorkerSettings(python=str(python))),
-    ):
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        (None, EngineUnavailableError, r"python cannot be started: .* name an interpreter"),
+        (
+            "echo 'libcuda is broken' >&2; exit 3",
+            RunError,
+            "with exit code 3; the end of its log .*libcuda is broken",
+        ),
+        ("echo hello", EngineUnavailableError, r"answers b'hello', which no worker says; name a Python"),
+        ("echo $$ > pid; exec sleep 600", RunError, "has not answered for 1 s"),
+    ],
+    ids=["absent", "ends", "no interpreter", "stuck"],
+)
+def test_a_program_that_is_no_worker_is_named_with_what_it_says_and_is_ended(tmp_path, script, error, message):
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n")
+        python.chmod(0o755)
+    started = started_worker(WorkerSettings(python=str(python), start_limit_s=1.0))
+    with pytest.raises(error, match=message), started:
         pass
-
-
-def test_a_program_that_is_no_interpreter_is_named_with_what_it_says(tmp_path):
-    python = program(tmp_path, "echo hello")
-    with (
-        pytest.raises(EngineUnavailableError, match=r"answers b'hello', which no worker says; name a Python"),
-        started_worker(WorkerSettings(python=str(python))),
-    ):
-        pass
-
-
-def test_a_program_that_does_not_answer_is_an_error_and_is_ended(tmp_path):
-    python = program(tmp_path, f"echo $$ > {tmp_path / 'pid'}; exec sleep 600")
-    with (
-        pytest.raises(RunError, match="has not answered for 1 s") as caught,
-        started_worker(WorkerSettings(python=str(python), start_limit_s=1.0)),
-    ):
-        pass
-    assert caught.value.cause == "stuck"
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    if (tmp_path / "pid").exists():
+        assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_what_the_environment_adds_to_this_interpreter_does_not_reach_the_worker(
