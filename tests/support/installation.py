@@ -54,6 +54,7 @@ def installed() -> Path:
         str(environment / "bin" / "python"),
         "install",
         "--quiet",
+        "--no-compile",
         str(wheel()),
     ]
     done = subprocess.run(argv, cwd=environment, capture_output=True, text=True, check=False)
