@@ -1,14 +1,9 @@
 """The forward pass: logits of transformers with the same weights, and the same ones however a prompt is divided."""
 
-from dataclasses import replace
-
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from benchctl.costs.shapes import shape_for
 
 TINY = {
     "layers": 2, "hidden": 48, "q_heads": 4, "kv_heads": 4, "head_dim": 12, "ffn": 80, "vocab": 97,
@@ -46,15 +41,6 @@ def test_the_tensors_have_as_many_parameters_as_the_model_of_transformers(ask_pa
     model, family = FAMILIES[name], name.partition("-")[0]
     theirs = ask_passes("reference", model=model, family=family, batch_size=1, length=2)
     assert ask_passes("count_params", model=model)["num_params"] == theirs["num_params"]
-
-
-@pytest.mark.parametrize("name", ["llama-68m", "llama-160m", "qwen3-0.6b"])
-def test_the_tensors_have_as_many_parameters_as_the_shape(ask_passes, name):
-    shape = shape_for(name)
-    model = msgspec.to_builtins(replace(shape, layers=2))
-    of_two_layers = ask_passes("count_params", model=model)["num_params"]
-    one_layer = shape.num_params() - replace(shape, layers=shape.layers - 1).num_params()
-    assert of_two_layers + (shape.layers - 2) * one_layer == shape.num_params()
 
 
 def passes_of(lengths):

@@ -45,20 +45,6 @@ def test_the_built_in_profiles_are_these():
     }  # fmt: skip
 
 
-def test_the_top_k_sweep_asks_for_equal_work_of_a_baseline_and_five_cells():
-    profile = load_profile("topk-sweep")
-    assert (profile.stop, profile.workload.output_len, profile.workload.num_prompts) == ("forced", 96, 12)
-    assert profile.workload.arrival.max_concurrency == profile.workload.num_prompts
-    assert [cell for _, cell in arms(profile)] == [{}, *({"top_k": k} for k in range(1, 6))]
-
-
-def test_the_variants_of_the_a_a_profile_are_identical():
-    profile = load_profile("aa")
-    one, two = (variant_settings(profile, variant, {}) for variant in ("baseline", "again"))
-    assert one.model_copy(update={"variant": "again"}) == two
-    assert profile.allowed_differences == ()
-
-
 def test_the_published_experiment_sends_50_requests_of_16_samples_at_once():
     profile = load_profile("lenvm-50x16")
     workload = profile.workload

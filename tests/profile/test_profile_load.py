@@ -227,10 +227,3 @@ def test_profiles_are_listed_by_name_with_the_users_own_first(here):
     assert entries["broken"].description == "not readable; 'benchctl profiles validate' reports the error"
     assert entries["topk-sweep"].path.parent == builtin_profiles()
     assert entries["topk-sweep"].description
-
-
-def test_the_profiles_of_an_installed_package_lie_inside_it(tmp_path, monkeypatch):
-    assert builtin_profiles() == Path(__file__).resolve().parents[2] / "profiles"
-    (tmp_path / "_profiles").mkdir()
-    monkeypatch.setattr("benchctl.profile.files._PACKAGE", tmp_path)
-    assert builtin_profiles() == tmp_path / "_profiles"

@@ -11,7 +11,6 @@ from benchctl.workload.datasets.base import (
     Selection,
     data_directory,
     dataset_file,
-    dataset_files,
     file_state,
     find_source,
     sha256_of,
@@ -188,17 +187,6 @@ def test_the_data_directory_is_that_of_the_environment_or_the_users_cache(tmp_pa
     monkeypatch.delenv("BENCHCTL_DATA_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert data_directory() == tmp_path / "benchctl/data"
-
-
-def test_addresses_name_a_revision_and_every_file_has_a_licence():
-    for name, file in dataset_files().items():
-        assert file.name == name
-        assert file.url.startswith("https://")
-        assert len(file.sha256) == 64
-        assert any(len(part) == 40 for part in file.url.split("/")), file.url
-        assert file.licence
-    with pytest.raises(DatasetError, match=f"with a file; choose one of {', '.join(dataset_files())}"):
-        dataset_file("gsm9k")
 
 
 def test_a_file_that_is_not_the_pinned_one_is_refused_with_both_hashes_and_an_explicit_one_taken(tmp_path):

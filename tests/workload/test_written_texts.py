@@ -12,7 +12,7 @@ from benchctl.errors import ProfileError
 from benchctl.workload.datasets.base import Prompt
 from benchctl.workload.seeded import numbers_of_prompt
 from benchctl.workload.tokenizers import Estimate
-from benchctl.workload.written_texts import WORDS, alphabet_of, counted_prompts, write_texts
+from benchctl.workload.written_texts import alphabet_of, counted_prompts, write_texts
 
 KINDS = {
     "bytes": lambda: byte_level(259),
@@ -80,12 +80,6 @@ def test_a_planned_length_of_a_chat_includes_the_template(kind_name: str, sizes:
 
 def planned(size: int, index: int = 0) -> Prompt:
     return Prompt(prompt_id=f"p-{index}", source=f"p:{index}", token_numbers=numbers_of_prompt(size, index, seed=0))
-
-
-def test_prompts_of_a_vocabulary_with_words_begin_differently():
-    plans = [numbers_of_prompt(3, i, seed=0) for i in range(len(WORDS))]
-    texts = write_texts(plans, Estimate().count_texts).values()
-    assert len({text.text.split()[0] for text in texts}) == len(WORDS)
 
 
 @pytest.mark.parametrize("kind_name", sorted(set(KINDS) - {"estimate"}))
