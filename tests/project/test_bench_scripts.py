@@ -44,11 +44,9 @@ def limit(url, *arguments):
 
 def test_what_the_server_wrote_down_encloses_what_a_client_on_the_same_clock_saw(tmp_path):
     with paced_server(tmp_path, ("--tick-ms", "2")) as server:
-        counted = limit(
-            server.url, "--streams", 3, "--output-len", 7, "--reads", tmp_path / "reads.json", "--decode"
-        )
+        counted = limit(server.url, "--streams", 3, "--output-len", 7, "--reads", tmp_path / "reads.json")
     true = {request.request_id: request for request in server.requests()}
-    assert (counted["complete"], counted["tokens"], len(true)) == (3, 21, 3)
+    assert counted["complete"] == len(true) == 3
     for request in json.loads((tmp_path / "reads.json").read_text()):
         truth = true[request["request_id"]]
         assert truth.is_complete
