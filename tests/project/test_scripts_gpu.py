@@ -23,58 +23,48 @@ shift
 """A ``benchctl`` whose runs take place in virtual time."""
 
 
-@pytest.fixture(name="smoke")
-def _smoke(tmp_path):
-    """The script with this interpreter's benchctl on PATH, whose summary is on stdout and all else on stderr."""
-    program = tmp_path / "bin" / "benchctl"
-    program.parent.mkdir()
+STEADY = ["--set", "workload.output_len=16"]
+
+
+def smoke(cwd, *arguments, is_virtual=True, **env):
+    """The script with this interpreter's benchctl on PATH: its summary is on stdout, all else on stderr."""
+    program = cwd / "bin" / "benchctl"
+    program.parent.mkdir(exist_ok=True)
     program.write_text(VIRTUAL.format(benchctl=preloaded_directory() / "benchctl"))
     program.chmod(0o755)
-
-    def smoke(*arguments, is_virtual=True, log=subprocess.PIPE, **env):
-        first = program.parent if is_virtual else preloaded_directory()
-        path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
-        settings = {"PATH": path, "ENGINE": "sim-exact", "BLOCKS": "6", "CUDA_VISIBLE_DEVICES": "", **env}
-        return subprocess.run(
-            [ROOT / "scripts" / "gpu_smoke.sh", *arguments],
-            cwd=tmp_path,
-            env=os.environ | settings,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-
-    return smoke
+    first = program.parent if is_virtual else preloaded_directory()
+    path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
+    settings = {"PATH": path, "ENGINE": "sim-exact", "BLOCKS": "6", "CUDA_VISIBLE_DEVICES": "", **env}
+    argv, env = [ROOT / "scripts" / "gpu_smoke.sh", *arguments], os.environ | settings
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.slow
-def test_the_first_run_becomes_the_baseline_and_the_next_ones_are_compared_with_it(smoke, tmp_path):
-    studied = ["--cpu", "--set", "workload.output_len=16", "--set", "allowed_differences=[server.overlap_schedule]"]
-    failed = smoke("--cpu", "--set", "workload.num_promts=1")
+def test_the_first_run_becomes_the_baseline_and_the_next_ones_are_compared_with_it(tmp_path):
+    studied = ["--cpu", *STEADY, "--set", "allowed_differences=[server.overlap_schedule]"]
+    failed = smoke(tmp_path, "--cpu", "--set", "workload.num_promts=1")
     assert (failed.returncode, "The run ended with exit code 2" in failed.stdout) == (2, True)
     baseline = tmp_path / "results/gpu-smoke-baseline/sim-exact/manifest.json"
     assert not baseline.exists()
-    first = smoke(*studied)
+    first = smoke(tmp_path, *studied)
     assert first.returncode == 0, first.stderr
     assert "this run is stored as the baseline" in first.stdout
     assert baseline.is_file()
-    same = smoke(*studied, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"), THRESHOLD="50%")
+    same = smoke(tmp_path, *studied, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"), THRESHOLD="50%")
     assert same.returncode == 0, same.stderr
     assert (tmp_path / "summary.md").read_text() == same.stdout
     assert same.stdout.startswith("## Smoke of sim-exact\n")
     assert "| step\\_ms |" in same.stdout
-    slower = smoke(*studied, "--set", "engine.options.overlap_schedule=false", THRESHOLD="1%")
+    slower = smoke(tmp_path, *studied, "--set", "engine.options.overlap_schedule=false", THRESHOLD="1%")
     assert (slower.returncode, "\n**regression: " in slower.stdout) == (1, True), slower.stdout
-    other = smoke("--cpu", "--set", "workload.output_len=8", BLOCKS="1")
+    other = smoke(tmp_path, "--cpu", "--set", "workload.output_len=8", BLOCKS="1")
     assert other.returncode == 4
     for words in ("request_set_sha256", "store a new baseline"):
         assert words in other.stdout
 
 
-def test_a_gpu_is_demanded_before_anything_is_measured(smoke, tmp_path):
-    refused = smoke()
+def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
+    refused = smoke(tmp_path)
     assert (refused.returncode, "gpu device missing" in refused.stderr) == (2, True)
     assert not (tmp_path / "results").exists()
 
@@ -83,11 +73,11 @@ def test_a_gpu_is_demanded_before_anything_is_measured(smoke, tmp_path):
 @pytest.mark.slow
 @pytest.mark.real_engine
 @needs("transformers")
-def test_a_real_engine_is_smoked_against_itself(smoke, tmp_path):
+def test_a_real_engine_is_smoked_against_itself(tmp_path):
     asked = {"ENGINE": "transformers-cpu", "MODEL": str(tiny_model(tmp_path)), "BLOCKS": "1", "THRESHOLD": "90%"}
     # Two runs are compared: nothing heavy runs beside one of them.
     with turn_of("transformers", is_alone=True), turn_of("vllm", is_alone=True):
-        first, second = (smoke("--cpu", is_virtual=False, **asked) for _ in range(2))
+        first, second = (smoke(tmp_path, "--cpu", is_virtual=False, **asked) for _ in range(2))
     assert [first.returncode, second.returncode] == [0, 0], second.stderr
     assert "stored as the baseline" in first.stdout
     assert "| sampled top\\_k=5 | step\\_ms |" in second.stdout
