@@ -2,37 +2,38 @@
 
 import json
 import os
+import re
 
-import msgspec
 import pytest
-import typer
+from generate import command_reference
+from support.cli import document, in_process, printed
 from support.results import builders
-from typer.testing import CliRunner
+from support.results.planted_progress import plant_block, plant_shared
 
-from benchctl.cli.commands import results
-from benchctl.errors import InvalidDataError, RecordError, UsageError
+from benchctl.analysis.analyzed import analyze_directory
+from benchctl.cli.outcome import suspects_lines
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.records.writers import sole_writer
 
-app = typer.Typer()
-app.command("show")(results.show)
-app.command("list")(results.list_results)
-app.command("report")(results.report)
 
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def words(text):
     return " ".join(text.split())
 
 
+def shown(*arguments, command="show"):
+    code, out, err = in_process(command, *arguments)
+    assert code == 0, err
+    return out
+
+
 def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
-    builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
-    result = call("show", tmp_path)
-    assert result.exit_code == 0
-    text = words(result.output)
+    results = builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
+    text = words(shown(tmp_path))
     for part in (
         "built · done · 9 of 9 runs done · 3 blocks",
         "engine sim · 4 requests of generated (ee043d0879) · stop forced · seed 7",
@@ -45,26 +46,11 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
     ):
         assert part in text
     assert "Notes" not in text
-
-
-def test_show_names_the_limit_of_launches(tmp_path):
-    results = builders.write_results(tmp_path / "r")
-    limited = builders.PROFILE_YAML.replace("arrival: {", "arrival: {launch_rate_limit: 2.5, ")
-    assert limited != builders.PROFILE_YAML
-    results.write_profile(limited)
-    assert " · at most 2.5 launches per second · stop forced" in words(call("show", results.path).output)
-
-
-def test_show_says_with_which_code_on_which_device_under_which_label(tmp_path):
-    results = builders.write_results(tmp_path)
-    manifest = msgspec.structs.replace(
-        results.manifest(),
-        label="night",
-        git=GitState(sha="0123456789abcdef", is_dirty=True),
-        gpus=(GpuInfo(index=0, name="NVIDIA H200"),),
-    )
-    results.write_manifest(manifest)
-    text = call("show", tmp_path).output
+    results.write_profile(builders.PROFILE_YAML.replace("arrival: {", "arrival: {launch_rate_limit: 2.5, "))
+    gpus = (GpuInfo(index=0, name="NVIDIA H200"),)
+    builders.edit_manifest(results, label="night", git=GitState(sha="0123456789abcdef", is_dirty=True), gpus=gpus)
+    text = shown(tmp_path)
+    assert " · at most 2.5 launches per second · stop forced" in words(text)
     assert "built · night · done" in text
     assert "benchctl 0.1.0 (0123456789, work tree changed) · host, NVIDIA H200" in text
 
@@ -72,82 +58,63 @@ def test_show_says_with_which_code_on_which_device_under_which_label(tmp_path):
 def test_show_of_an_unfinished_experiment_shows_what_is_planned_running_and_failed(tmp_path):
     results = builders.write_results(tmp_path, state="running")
     first, second, *rest = results.runs()
-    second.write(msgspec.structs.replace(second.read(), state="failed"))
+    builders.edit_run(results, second.path.name, state="failed")
     for run in rest:
         for file in run.path.iterdir():
             file.unlink()
     with sole_writer(tmp_path):
-        result = call("show", tmp_path)
-    text = words(result.output)
-    assert result.exit_code == 0
-    assert "built · running · 1 of 6 runs done" in text
-    assert f"{first.path.name} done" in text
-    assert f"{second.path.name} failed" in text
-    assert "005-b2-guided-top_k5 planned - - - - - - -" in text
+        text = words(shown(tmp_path))
+    for part in (
+        "built · running · 1 of 6 runs done",
+        f"{first.path.name} done",
+        f"{second.path.name} failed",
+        "005-b2-guided-top_k5 planned - - - - - - -",
+    ):
+        assert part in text
     assert "Against the baseline" not in text
-
-
-def test_show_of_an_experiment_before_its_first_run_shows_the_plan(tmp_path):
-    results = builders.write_results(tmp_path, state="planned")
-    for run in results.runs():
+    for run in (first, second):
         (run.path / "run.json").unlink()
-    text = call("show", tmp_path).output
+    text = shown(tmp_path)
     assert "0 of 6 runs done" in text
     assert "Cells" not in text
 
 
 def test_show_prints_each_doubt_once_as_a_footnote_with_its_runs(tmp_path):
     results = builders.write_results(tmp_path)
-    doubt = ResultWarning(code="sim-lag", message="the simulator lagged")
-    results.write_manifest(
-        msgspec.structs.replace(
-            results.manifest(), warnings=(ResultWarning(code="fallback", message="generated set"),)
-        )
-    )
+    builders.edit_manifest(results, warnings=(ResultWarning(code="fallback", message="generated set"),))
     for run in results.runs()[:5]:
-        run.write(msgspec.structs.replace(run.read(), warnings=(doubt,)))
-    text = call("show", tmp_path).output
+        doubt = ResultWarning(code="sim-lag", message="the simulator lagged")
+        builders.edit_run(results, run.path.name, warnings=(doubt,))
+    text = shown(tmp_path)
     assert "[1] fallback: generated set\n" in text
-    assert (
-        "[2] sim-lag: the simulator lagged (000-b0-baseline, 001-b0-guided-top_k5, 002-b1-baseline and 2 more)"
-        in text
-    )
+    runs = "(000-b0-baseline, 001-b0-guided-top_k5, 002-b1-baseline and 2 more)"
+    assert f"[2] sim-lag: the simulator lagged {runs}" in text
     assert text.count("the simulator lagged") == 1
-    row = next(line for line in text.splitlines() if line.startswith("000-b0-baseline"))
-    assert row.split()[-1] == "2"
+    assert next(line for line in text.splitlines() if line.startswith("000-b0-baseline")).split()[-1] == "2"
 
 
-def test_show_of_a_damaged_line_shows_the_rest_then_names_file_and_line(tmp_path):
-    results = builders.write_results(tmp_path)
-    path = results.runs()[2].path / "steps.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    result = call("show", tmp_path)
-    assert isinstance(result.exception, RecordError)
-    assert result.exception.exit_code == 4
-    assert f"{path}:8: the line is cut off" in str(result.exception)
-    assert "002-b1-baseline done, damaged" in words(result.output)
-    assert "baseline 2 (1 left out) 0.08000" in words(result.output)
-    assert "Against the baseline of the same block" in result.output
-
-
-def test_a_torn_line_of_a_run_that_never_ended_is_a_footnote_and_no_error(tmp_path):
+def test_show_of_a_damaged_line_shows_the_rest_then_names_file_and_line_unless_its_run_never_ended(tmp_path):
     results = builders.write_results(tmp_path)
     run = results.runs()[2]
-    run.write(msgspec.structs.replace(run.read(), state="running"))
     path = run.path / "steps.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    result = call("show", tmp_path)
-    assert result.exit_code == 0
-    assert "[1] damaged-line:" in result.output
+    code, out, err = in_process("show", tmp_path)
+    assert code == 4
+    assert f"{path}:8: the line is cut off" in err
+    assert "002-b1-baseline done, damaged" in words(out)
+    assert "baseline 2 (1 left out) 0.08000" in words(out)
+    assert "Against the baseline of the same block" in out
+    builders.edit_run(results, run.path.name, state="running")
+    assert "[1] damaged-line:" in shown(tmp_path)
 
 
 def test_show_as_json_is_one_document_even_of_damaged_results(tmp_path):
     results = builders.write_results(tmp_path)
     (results.runs()[5].path / "run.json").unlink()
     (results.runs()[0].path / "requests.jsonl").write_bytes(b"{\n")
-    result = call("show", tmp_path, "--json")
-    document = json.loads(result.stdout)
-    assert isinstance(result.exception, RecordError)
+    code, out, _ = in_process("show", tmp_path, "--json")
+    document = json.loads(out)
+    assert code == 4
     assert document["manifest"]["profile"] == "built"
     assert len(document["runs"]) == 5
     assert document["not_begun"] == ["005-b2-guided-top_k5"]
@@ -156,53 +123,36 @@ def test_show_as_json_is_one_document_even_of_damaged_results(tmp_path):
     assert {"cells", "findings", "warnings", "definitions", "path"} <= set(document)
 
 
-@pytest.mark.parametrize("command", ["show", "report"])
-def test_what_is_no_result_directory_is_refused(tmp_path, command):
-    result = call(command, tmp_path)
-    assert isinstance(result.exception, UsageError)
-    assert "has no manifest.json" in str(result.exception)
-
-
-def test_report_prints_what_it_wrote_and_what_it_could_not_draw(tmp_path):
-    builders.write_results(tmp_path)
-    result = call("report", tmp_path)
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
-    assert lines[0] == str(tmp_path / "summary.csv")
-    assert str(tmp_path / "plots" / "per_step_breakdown.png") in lines
-    assert f"{tmp_path}/runs/*/result.json (6 runs)" in lines
-    assert lines[-1].startswith("not drawn: topk_sweep.png: no variant has finished runs")
-
-
-def test_report_of_damaged_results_writes_the_rest_and_exits_with_the_damage(tmp_path):
+def test_report_prints_what_it_wrote_and_what_it_could_not_draw_and_exits_with_damage(tmp_path):
     results = builders.write_results(tmp_path)
+    lines = shown(tmp_path, command="report").splitlines()
+    assert lines[0] == str(tmp_path / "summary.csv")
+    assert {str(tmp_path / "plots" / "per_step_breakdown.png"), f"{tmp_path}/runs/*/result.json (6 runs)"} <= {
+        *lines
+    }
+    assert lines[-1].startswith("not drawn: topk_sweep.png: no variant has finished runs")
+    (tmp_path / "summary.csv").unlink()
     for run in results.runs():
         (run.path / "run.json").write_text("[]")
-    result = call("report", tmp_path)
-    assert isinstance(result.exception, InvalidDataError)
-    assert str(result.exception).count("expected an object, found list") == 6
+    code, out, err = in_process("report", tmp_path)
+    assert (code, err.count("expected an object, found list")) == (4, 6)
     assert (tmp_path / "summary.csv").is_file()
-    assert "result.json" not in result.output
+    assert "result.json" not in out
 
 
 def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
-    for name, created, state in (
-        ("old", "2026-01-01T00:00:00Z", "done"),
-        ("new", "2026-02-01T00:00:00Z", "failed"),
-    ):
+    assert shown(tmp_path, command="list") == f"{tmp_path} contains no results yet; 'benchctl run' creates them\n"
+    for name, month, state in (("old", "01", "done"), ("new", "02", "failed")):
         results = builders.write_results(tmp_path / "built" / name, state=state)
-        results.write_manifest(msgspec.structs.replace(results.manifest(), created_at=created, label=f"the {name}"))
+        builders.edit_manifest(results, created_at=f"2026-{month}-01T00:00:00Z", label=f"the {name}")
     newest = builders.write_results(tmp_path / "loose").manifest()
-    (tmp_path / "built" / "torn").mkdir()
-    (tmp_path / "built" / "torn" / "manifest.json").write_text('{"schema_version": 1')
-    (tmp_path / "built" / "later").mkdir()
-    (tmp_path / "built" / "later" / "manifest.json").write_text('{"schema_version": 9}')
+    for name, content in (("torn", '{"schema_version": 1'), ("later", '{"schema_version": 9}')):
+        (tmp_path / "built" / name).mkdir()
+        (tmp_path / "built" / name / "manifest.json").write_text(content)
     (tmp_path / "notes" / "more").mkdir(parents=True)
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "file").write_text("")
-    result = call("list", tmp_path)
-    assert result.exit_code == 0
-    rows = [words(line) for line in result.output.splitlines()[1:]]
+    rows = [words(line) for line in shown(tmp_path, command="list").splitlines()[1:]]
     assert rows[0] == "built/new 2026-02-01T00:00:00Z built sim failed 6/6 the new"
     assert sorted(rows[1:3]) == [
         "built/old 2026-01-01T00:00:00Z built sim done 6/6 the old",
@@ -211,49 +161,74 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
     assert rows[3].startswith("built/later unreadable")
     assert "schema_version 9 is newer than 3" in rows[3]
     assert rows[4].startswith("built/torn damaged")
-    assert rows[5] == "notes unreadable not a result directory"
-    assert len(rows) == 6
+    assert rows[5:] == ["notes unreadable not a result directory"]
+    assert str(tmp_path / "loose") in shown(tmp_path / "loose", command="list"), "a result directory lists itself"
 
 
-def test_list_counts_runs_that_are_done_and_survives_damaged_ones(tmp_path):
+def test_list_counts_runs_that_are_done_and_survives_damaged_ones_and_its_json_is_one_document(tmp_path):
     results = builders.write_results(tmp_path / "a")
-    runs = results.runs()
-    runs[0].write(msgspec.structs.replace(runs[0].read(), state="failed"))
-    (runs[1].path / "run.json").write_text("{")
-    (runs[2].path / "run.json").unlink()
-    (row,) = call("list", tmp_path).output.splitlines()[1:]
-    assert words(row).startswith(
-        f"a {results.manifest().created_at} built sim damaged 3/6 {runs[1].path / 'run.json'}: "
-    )
-
-
-def test_list_as_json_is_one_document(tmp_path):
-    builders.write_results(tmp_path / "a")
+    builders.edit_manifest(results, label="a remark")
+    first, second, third, *_ = results.runs()
+    builders.edit_run(results, first.path.name, state="failed")
+    (third.path / "run.json").unlink()
     (tmp_path / "b").mkdir()
-    document = json.loads(call("list", tmp_path, "--json").stdout)
-    assert document["root"] == str(tmp_path)
-    known, foreign = document["results"]
-    assert (known["profile"], known["num_done"], known["num_planned"], known["problem"]) == ("built", 6, 6, None)
-    assert foreign["path"] == str(tmp_path / "b")
-    assert foreign["problem"] == "not a result directory"
-
-
-def test_list_of_a_result_directory_lists_itself(tmp_path):
-    builders.write_results(tmp_path)
-    assert str(tmp_path) in call("list", tmp_path).output
-
-
-def test_list_of_an_empty_root_says_so(tmp_path):
-    assert call("list", tmp_path).output == f"{tmp_path} contains no results yet; 'benchctl run' creates them\n"
-
-
-def test_list_of_a_missing_root_is_a_usage_error(tmp_path):
-    result = call("list", tmp_path / "nowhere")
-    assert isinstance(result.exception, UsageError)
-    assert f"{tmp_path / 'nowhere'} is not a directory" in str(result.exception)
+    listed = json.loads(shown(tmp_path, "--json", command="list"))
+    ours, foreign = listed["results"]
+    expected = {"profile": "built", "label": "a remark", "num_done": 4, "num_planned": 6, "problem": None}
+    assert {name: ours[name] for name in expected} == expected
+    assert (listed["root"], foreign["path"]) == (str(tmp_path), str(tmp_path / "b"))
+    (second.path / "run.json").write_text("{")
+    row = words(shown(tmp_path / "a", command="list").splitlines()[1])
+    assert f"{results.manifest().created_at} built sim damaged 3/6" in row
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_list_survives_a_directory_it_may_not_read(tmp_path):
     (tmp_path / "locked").mkdir(mode=0)
-    assert "not a result directory" in call("list", tmp_path).output
+    assert "not a result directory" in shown(tmp_path, command="list")
+
+
+def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_how_many_nodes(tmp_path):
+    results = plant_shared(tmp_path / "shared", 4)
+    plant_block(results, 0, num_ended=6, node="n01")
+    plant_block(results, 1, num_ended=3, is_running=True, node="n02")
+    assert "running  9/24  1 of 4 blocks done · 2 nodes" in printed("list", tmp_path)
+    (entry,) = document("list", tmp_path)["results"]
+    assert (entry["num_blocks_done"], entry["num_blocks"], entry["nodes"]) == (1, 4, ["n01", "n02"])
+    headline = "ci-smoke · running · 9 of 24 runs done in 1 whole block on 2 nodes · 4 blocks"
+    assert printed("show", results.path).startswith(headline)
+
+
+def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
+    results = builders.write_results(tmp_path)
+
+    def told(**codes_by_run):
+        for run_id, codes in codes_by_run.items():
+            warnings = tuple(ResultWarning(code=code, message=code) for code in codes)
+            builders.edit_run(results, run_id, state="suspect", warnings=warnings)
+        return suspects_lines(analyze_directory(tmp_path))
+
+    assert told() == []
+    late, busy = ("gpu-sampler-missing", "arrival-times-unreliable"), ("client-cpu", "arrival-times-unreliable")
+    (line,) = told(**{"000-b0-baseline": late, "002-b1-baseline": busy})
+    assert line.startswith(
+        "2 runs are suspect (arrival-times-unreliable in 2, client-cpu in 1): times of the client are excluded"
+    )
+    assert "times of the server (step_ms) are not" in line
+    assert "--allow-suspect" in line
+    assert "gpu-sampler-missing" not in line
+    first, second = told(**{"002-b1-baseline": ("arrival-times-unreliable", "steps-damaged")})
+    assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): times of the client are excluded")
+    assert second.startswith("1 run is suspect (")
+    assert second.endswith("their results are not reliable; see Notes")
+
+
+def test_the_short_option_o_is_output_in_every_command():
+    """``-o`` never stands for a parent directory, or for an option of another name."""
+    rows = re.findall(r"^\| `([^`]*--?o[^`]*)` \| (.*) \|$", command_reference(), re.MULTILINE)
+    short = [names for names, _ in rows if re.search(r"(^|[ ,])-o\b", names)]
+    assert len(short) > 8
+    assert [names for names in short if "--output" not in names.replace("--output-", "")] == []
+    parents = [meaning for names, meaning in rows if names.startswith("--output-dir")]
+    assert parents
+    assert all("arent" in meaning or "free space" in meaning for meaning in parents)

@@ -1,110 +1,103 @@
-"""``benchctl speculation`` from the command line: the law, a server's load, the picture, and every refusal."""
+"""``benchctl speculation`` from the command line: the law, the load of a server, and models without drafts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.cli import benchctl
+from support.cli import benchctl, document, printed, refusal
+from support.servers.simulator import sim_server
 from support.step_time import MODELS, planted_run, write_table
+
+from benchctl.steptime.model import Provenance, StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.2, "layers": 50.0, "requests": 12.0, "steps": 120.0}
 SERVER = ("--model", "qwen2.5-7b", "--hardware", "h100-sxm")
 
 
-def document(*options: object) -> dict:
-    printed = benchctl("speculation", *options, "--json")
-    assert printed.returncode == 0, printed.stderr
-    return json.loads(printed.stdout)
+def law(*options: object) -> dict:
+    return document("speculation", *options)
 
 
-def test_the_table_has_the_law_at_every_draft_length() -> None:
-    printed = benchctl("speculation", "--acceptance", "0.8", "--draft-tokens", "1..5", "--draft-cost", "0.05")
-    assert printed.returncode == 0, printed.stderr
-    (line,) = [line for line in printed.stdout.splitlines() if line.lstrip().startswith("5 ")]
+def test_the_table_has_the_law_at_every_draft_length_and_says_what_is_best_and_what_slower() -> None:
+    output = printed("speculation", "--acceptance", "0.8", "--draft-tokens", "1..5", "--draft-cost", "0.05")
+    (line,) = [line for line in output.splitlines() if line.lstrip().startswith("5 ")]
     assert line.split()[:7] == ["5", "0.8000", "0.3277", "3.689", "3.362", "1.097", "2.951"]
-    assert "8 draft tokens are best: 3.092 times as fast" in printed.stdout
-
-
-def test_one_draft_without_bonus_tokens_is_called_slower_than_none() -> None:
-    printed = benchctl("speculation", "--acceptance", "0.9", "--no-bonus", "--draft-tokens", "1,2")
-    assert "without bonus tokens, a step with 1 draft token yields 4.76% less per second" in printed.stdout
-    assert document("--acceptance", "0.9", "--no-bonus")["lengths"][0]["break_even_acceptance"] is None
+    assert "8 draft tokens are best: 3.092 times as fast" in output
+    output = printed("speculation", "--acceptance", "0.9", "--no-bonus", "--draft-tokens", "1,2")
+    assert "without bonus tokens, a step with 1 draft token yields 4.76% less per second" in output
+    assert law("--acceptance", "0.9", "--no-bonus")["lengths"][0]["break_even_acceptance"] is None
 
 
 def test_a_backfill_that_costs_its_limit_makes_bonus_tokens_worth_nothing() -> None:
-    limit = document("--acceptance", "0.8")["lengths"][1]["backfill_limit"]["value"]
-    length = document("--acceptance", "0.8", "--backfill-cost", limit)["lengths"][1]
+    limit = law("--acceptance", "0.8")["lengths"][1]["backfill_limit"]["value"]
+    length = law("--acceptance", "0.8", "--backfill-cost", limit)["lengths"][1]
     assert length["speed_up"]["value"] == pytest.approx(length["speed_up_without_bonus"]["value"])
 
 
 def test_counters_and_fractions_give_the_same_intervals() -> None:
-    of_counters = document("--drafts", "100", "--accepted", "80,60")
-    of_fractions = document("--acceptance", "80/100,60/80")
-    assert of_counters == of_fractions
+    of_counters = law("--drafts", "100", "--accepted", "80,60")
+    assert of_counters == law("--acceptance", "80/100,60/80")
     assert of_counters["lengths"][0]["tokens"]["low"] < 1.8 < of_counters["lengths"][0]["tokens"]["high"]
     assert sum(each["share_frac"] for each in of_counters["best"]["shares"]) == pytest.approx(1)
 
 
-def test_step_times_of_two_models_replace_the_constants() -> None:
-    both = document("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,64,1024")
-    load = both["load"]
+def test_step_times_of_two_models_replace_the_constants_and_a_rate_of_requests_adds_latency() -> None:
+    both = law("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,64,1024")
+    (single, _, large) = both["load"]["batches"]
     assert both["draft_cost"] == pytest.approx(0.0705, abs=5e-4)
-    (single, _, large) = load["batches"]
     of_law = [length["speed_up"]["value"] for length in both["lengths"]]
-    of_load = [point["speed_up"]["value"] for point in single["points"][1:]]
-    assert of_load == pytest.approx(of_law, rel=0.01)
+    assert [point["speed_up"]["value"] for point in single["points"][1:]] == pytest.approx(of_law, rel=0.01)
     assert large["best_num_draft_tokens"] < single["best_num_draft_tokens"]
-    assert [each["num_draft_tokens"] for each in load["paying"]] == [*range(1, 9)]
+    assert [each["num_draft_tokens"] for each in both["load"]["paying"]] == [*range(1, 9)]
+    at_rate = ("--acceptance", "0.8", *SERVER, "--rate", "1,40")
+    assert "Requests that arrive at random" in printed("speculation", *at_rate)
+    loads = law(*at_rate)["load"]["rates"][0]["loads"]
+    assert loads[0]["e2el_s"] > loads[4]["e2el_s"]
 
 
-def test_a_rate_of_requests_adds_latency() -> None:
-    printed = benchctl("speculation", "--acceptance", "0.8", *SERVER, "--rate", "1,40")
-    assert printed.returncode == 0, printed.stderr
-    assert "Requests that arrive at random" in printed.stdout
-    rates = document("--acceptance", "0.8", *SERVER, "--rate", "1,40")["load"]["rates"]
-    assert rates[0]["loads"][0]["e2el_s"] > rates[0]["loads"][4]["e2el_s"]
+@pytest.mark.parametrize(("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".pdf", b"%PDF")])
+def test_the_suffix_of_a_picture_says_its_kind(tmp_path: Path, suffix: str, beginning: bytes) -> None:
+    path = tmp_path / f"x{suffix}"
+    server = SERVER if suffix == ".png" else ()  # a picture of the load, or of the law
+    drawn = printed("speculation", "--acceptance", "0.8", *server, "--draft-tokens", "2", "--plot", path)
+    assert f"picture: {path}" in drawn
+    assert path.read_bytes().startswith(beginning)
 
 
 def fitted_file(directory: Path, num_draft_tokens: int = 0) -> Path:
     """A model fitted to planted steps in which each decoding row verifies so many drafts."""
-    tables = [
-        write_table(
-            directory / f"{i}.csv",
-            planted_run(*deployment, PLANTED, seed=i, noise=0.02, num_steps=60, row_tokens=num_draft_tokens + 1),
-        )
-        for i, deployment in enumerate(MODELS)
-    ]
-    file = directory / "m.json"
-    assert benchctl("steptime", "fit", *tables, "-o", file).returncode == 0
-    return file
+    size = {"noise": 0.02, "num_steps": 60, "row_tokens": num_draft_tokens + 1}
+    runs = [planted_run(*deployment, PLANTED, seed=i, **size) for i, deployment in enumerate(MODELS)]
+    tables = [write_table(directory / f"{i}.csv", run) for i, run in enumerate(runs)]
+    printed("steptime", "fit", *tables, "-o", directory / "m.json")
+    return directory / "m.json"
 
 
-def test_a_model_fitted_without_drafts_is_said_not_to_know_their_verification(tmp_path: Path) -> None:
-    server = ("--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path), "--batch-size", "8")
-    (warning,) = document("--acceptance", "0.8", "--draft-tokens", "1,4", *server)["warnings"]
+def test_a_fitted_model_prices_target_and_draft_and_is_said_not_to_know_drafts_that_it_never_saw(
+    tmp_path: Path,
+) -> None:
+    target = ("--acceptance", "0.8", "--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path))
+    server = (*target, "--batch-size", "1,8", "--draft-tokens", "1,4")
+    (warning,) = law(*server)["warnings"]
     assert warning["code"] == "drafts-not-fitted"
-    assert "at most 1 query token for each decoding sequence" in warning["message"]
-    assert "a verification of 4 draft tokens has 5" in warning["message"]
-    assert "fit the model to steps with as many drafts" in warning["message"]
-    printed = benchctl("speculation", "--acceptance", "0.8", "--draft-tokens", "1,4", *server)
-    assert f"warning: {warning['message']}" in printed.stdout
-
-
-def test_a_model_fitted_to_as_many_drafts_has_no_such_warning_and_one_of_more_drafts_has(tmp_path: Path) -> None:
-    server = ("--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path, 4), "--batch-size", "8")
-    assert document("--acceptance", "0.8", "--draft-tokens", "1,4", *server)["warnings"] == []
-    (warning,) = document("--acceptance", "0.8", "--draft-tokens", "1,5", *server)["warnings"]
-    assert "at most 5 query tokens" in warning["message"]
-    assert document("--acceptance", "0.8", *SERVER)["warnings"] == []
-
-
-def test_a_fitted_model_prices_target_and_draft(tmp_path: Path) -> None:
-    server = ("--model", "qwen2.5-7b", "--draft-model", "qwen2.5-0.5b", "--step-time-model", fitted_file(tmp_path))
-    load = document("--acceptance", "0.8", *server, "--batch-size", "1,8")["load"]
+    for text in (
+        "at most 1 query token for each decoding sequence",
+        "a verification of 4 draft tokens has 5",
+        "fit the model to steps with as many drafts",
+    ):
+        assert text in warning["message"]
+    assert f"warning: {warning['message']}" in printed("speculation", *server)
+    load = law(*target, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,8")["load"]
     assert load["step_times"].startswith("step-time model of qwen2.5-7b on h100-sxm")
     # Launches of its 24 layers make a pass of the small draft dear: fewer drafts are best than at the roofline.
-    roofline = document("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1")
+    roofline = law("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1")
+    assert roofline["warnings"] == []
     assert load["batches"][0]["best_num_draft_tokens"] < roofline["load"]["batches"][0]["best_num_draft_tokens"]
+    server = (*target[:-1], fitted_file(tmp_path, 4), "--batch-size", "8", "--draft-tokens")
+    assert law(*server, "1,4")["warnings"] == []
+    assert "at most 5 query tokens" in law(*server, "1,5")["warnings"][0]["message"]
 
 
 SWEEP = """
@@ -133,77 +126,87 @@ allowed_differences: [server.num_speculative_tokens, server.bonus_token]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sweep")
     (directory / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
-    simulated = benchctl("simulate", "--profile", "sweep.yaml", "--quiet", cwd=directory)
-    assert simulated.returncode == 0, simulated.stderr
+    printed("simulate", "--profile", "sweep.yaml", "--quiet", cwd=directory)
     return directory / "results" / "sweep" / "latest"
 
 
-def test_a_simulated_sweep_agrees_with_the_law_at_every_length_with_and_without_bonus(results: Path) -> None:
-    measured = document(results)["measured"]
-    arms = {(arm["num_draft_tokens"], arm["bonus"]): arm for arm in measured["arms"]}
+def test_a_simulated_sweep_agrees_with_the_law_and_has_the_planted_acceptance_and_costs(results: Path) -> None:
+    whole = law(results)
+    arms = {(arm["num_draft_tokens"], arm["bonus"]): arm for arm in whole["measured"]["arms"]}
     assert set(arms) == {(num, bonus) for num in (1, 2, 4) for bonus in (True, False)}
-    assert all(arm["tokens_agree"] for arm in arms.values())
-    assert all(arm["speed_up_agrees"] for arm in arms.values())
+    assert all(arm["tokens_agree"] and arm["speed_up_agrees"] for arm in arms.values())
     assert arms[1, False]["measured_speed_up"]["high"] < 1 < arms[1, True]["measured_speed_up"]["low"]
     assert arms[2, True]["expected_tokens"]["value"] < arms[2, True]["endless_tokens"]["value"]
-
-
-def test_the_planted_acceptance_and_costs_are_found_again(results: Path) -> None:
-    law = document(results)
-    for planted, length in zip((0.85, 0.8, 0.75, 0.7), law["lengths"], strict=False):
+    for planted, length in zip((0.85, 0.8, 0.75, 0.7), whole["lengths"], strict=False):
         assert length["acceptance"]["low"] - 0.01 <= planted <= length["acceptance"]["high"] + 0.01
-    assert law["draft_cost"] == pytest.approx(0.072, abs=0.005)
-    assert law["measured"]["backfill_cost"]["low"] > 0.02
-    assert law["lengths"][4]["is_extrapolated"]
-    printed = benchctl("speculation", results, "--draft-tokens", "1..4", "--plot", results / "law.png")
-    assert "speed-up: law and measurement agree within their intervals, or 0.5%, in 6 of 6 arms" in printed.stdout
+    assert whole["draft_cost"] == pytest.approx(0.072, abs=0.005)
+    assert whole["measured"]["backfill_cost"]["low"] > 0.02
+    assert whole["lengths"][4]["is_extrapolated"]
+    output = printed("speculation", results, "--draft-tokens", "1..4", "--plot", results / "law.png")
+    assert "speed-up: law and measurement agree within their intervals, or 0.5%, in 6 of 6 arms" in output
     assert (results / "law.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_measured_acceptance_is_carried_to_another_server(results: Path) -> None:
-    load = document(results, *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,512")["load"]
+    load = law(results, *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,512")["load"]
     assert load["batches"][0]["points"][1]["speed_up"]["low"] is not None
-    refused = benchctl("speculation", results, "--acceptance", "0.8")
-    assert refused.returncode == 2
-    assert "DIR has the acceptance that was measured" in refused.stderr
+    assert "DIR has the acceptance that was measured" in refusal("speculation", results, "--acceptance", "0.8")
 
 
-@pytest.mark.parametrize("server", [(), SERVER], ids=["law", "load"])
-def test_the_picture_is_a_png(server: tuple[str, ...], tmp_path: Path) -> None:
-    printed = benchctl("speculation", "--acceptance", "0.8", *server, "--plot", tmp_path / "s.png")
-    assert printed.returncode == 0, printed.stderr
-    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    assert f"picture: {tmp_path / 's.png'}" in printed.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("", "state the acceptance once"),
-        ("--acceptance 0.8 --drafts 10 --accepted 8", "state the acceptance once"),
-        ("--drafts 10", "belong together"),
-        ("--acceptance 1.2", "it is a probability from 0 to 1"),
-        ("--acceptance nine", "expected numbers separated by commas"),
-        ("--acceptance 80/x", "write counts as accepted/judged"),
-        ("--acceptance 90/80", "no more accepted than judged"),
-        ("--drafts 10 --accepted 5,6", "counters by position never increase"),
-        ("--acceptance 0.8 --draft-tokens 0", "each must be from 1 to"),
-        ("--acceptance 0.8 --draft-tokens 8..1", "write a range as 1..8"),
-        ("--acceptance 0.8 --draft-cost -1", "draft cost -1"),
-        ("--acceptance 0.8 --draft-model qwen2.5-0.5b", "name the model that is served"),
-        ("--acceptance 0.8 --model qwen2.5-7b", "--model needs a device"),
-        ("--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --batch-size 0", "each must be from 1 up"),
-        ("--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --rate 0", "must be above 0"),
-        (
-            "--acceptance 0.8 --model qwen2.5-7b --hardware h100-sxm --backfill-cost 0.1",
-            "--backfill-cost is a constant",
-        ),
-        ("--acceptance 0.8 --draft-cost 0.1 --draft-model qwen2.5-0.5b", "both state the cost of a draft"),
-    ],
+MODEL = StepTimeModel(
+    structure="overlap",
+    coefficients=(
+        Coefficient(name="compute", value=1.5),
+        Coefficient(name="memory", value=1.2),
+        Coefficient(name="steps", value=900.0, unit="us"),
+    ),
+    hardware="h100-sxm",
+    tensor_parallel=(1,),
+    provenance=Provenance(num_steps=50, most_query_tokens=1),
 )
-def test_what_cannot_be_is_refused_with_one_message(options: str, message: str) -> None:
-    refused = benchctl("speculation", *options.split())
-    assert refused.returncode == 2
-    assert message in refused.stderr
-    assert refused.stderr.count("benchctl:") == 1
-    assert not refused.stdout
+PROFILE = """
+engine: {{kind: sim, options: {{cost_model: fitted, step_time_model: {file}, acceptance: 0.8, draft_cost: 0.05}}}}
+model: qwen2.5-7b
+blocks: 1
+workload:
+  dataset: synthetic
+  input_len: 50
+  output_len: 20
+  num_prompts: 8
+  arrival: {{kind: closed-loop, max_concurrency: 4}}
+variants:
+  baseline: {{}}
+  drafts: {{server: {{num_speculative_tokens: 1}}}}
+sweep:
+  num_speculative_tokens: [1, 4]
+allowed_differences: [server.num_speculative_tokens]
+"""
+
+
+def profile_with(directory: Path, most_query_tokens: int | None = 1) -> tuple[object, ...]:
+    provenance = replace(MODEL.provenance, most_query_tokens=most_query_tokens)
+    write_model(directory / "m.json", replace(MODEL, provenance=provenance))
+    (directory / "p.yaml").write_text(PROFILE.format(file=directory / "m.json"), encoding="utf-8")
+    return "--profile", directory / "p.yaml"
+
+
+def has_warning(warnings: list[dict]) -> bool:
+    return [warning["code"] for warning in warnings].count("drafts-not-fitted") == 1
+
+
+def test_every_command_with_a_simulator_of_a_model_fitted_without_drafts_says_so_once(tmp_path: Path) -> None:
+    profile = profile_with(tmp_path)
+    plan = benchctl("run", *profile, "--dry-run", cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stderr.count("fitted to steps of at most 1 query token for each decoding sequence") == 1
+    assert "a verification of 4 draft tokens has 5" in plan.stderr
+    assert has_warning(
+        document("simulate", "sweep", *profile, "--max-concurrency", "1,2", cwd=tmp_path)["warnings"]
+    )
+    fitted = {"cost_model": "fitted", "step_time_model": str(tmp_path / "m.json")}
+    with sim_server(tmp_path, **fitted, num_speculative_tokens=2, acceptance=0.8, draft_cost=0.1) as server:
+        assert "a verification of 2 draft tokens has 3" in server.log.read_text(encoding="utf-8")
+    for most, is_told in ((1, True), (None, True), (5, False)):
+        shown = document("simulate", *profile_with(tmp_path, most), cwd=tmp_path)
+        manifest = json.loads(Path(tmp_path, shown["directory"], "manifest.json").read_text(encoding="utf-8"))
+        assert (has_warning(shown["warnings"]), has_warning(manifest["warnings"])) == (is_told, is_told)

@@ -1,22 +1,30 @@
-"""``benchctl compare`` as people and CI call it."""
+"""``benchctl compare`` as people and CI call it: two sides, a directory, files to write, the summary of a job."""
 
+import csv
 import json
 import math
 import operator
+import re
+from pathlib import Path
 
 import pytest
-import typer
+from support.cli import benchctl, document, in_process, only_result, printed, refusal
 from support.results.builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
-from typer.testing import CliRunner
 
-from benchctl.cli.commands.compare import compare, parse_threshold
-from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
+from benchctl.cli.commands.compare import SUFFIXES, parse_threshold
+from benchctl.cli.screen import PICTURE_SUFFIXES
+from benchctl.report.page.plots import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 KEYS = {"name", "unit", "cell", "a", "b", "ratio", "ci_low", "ci_high", "blocks", "verdict", "p", "exploratory"}
+FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"
 
-app = typer.Typer()
-app.command()(compare)
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture(name="results")
@@ -24,31 +32,33 @@ def _results(tmp_path):
     return write_results(tmp_path / "r", block_factors=BLOCKS)
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def sides(results):
     return f"{results.path}:baseline", f"{results.path}:guided"
 
 
-def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results):
-    found = call(*sides(results))
-    lines = found.stdout.splitlines()
-    assert found.exit_code == 1
+def compared(*words, code=1):
+    """Output of a comparison that ends with ``code``."""
+    actual, out, err = in_process("compare", *words)
+    assert actual == code, out + err
+    return out
+
+
+def as_document(*words, code=1):
+    return json.loads(compared(*words, "--json", code=code))
+
+
+def test_the_table_opens_with_the_verdict_and_its_footnotes_say_what_must_be_known_to_trust_it(results):
+    text = compared(*sides(results))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0].startswith(
         "regression: guided against baseline: 3 of 3 comparisons worse by more than a margin of 1%"
     )
-    assert " ".join(lines[2].split()) == "cell metric baseline guided change (95% CI) p verdict"
-    assert " ".join(lines[3].split()) == (
-        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.5% +55.4% [+53.0%, +57.8%] <0.001 regression"
-    )
-    assert "(regression)" in found.stdout
-
-
-def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
-    text = call(*sides(results)).stdout
-    for footnote in (
+    assert lines[2:4] == [
+        "cell metric baseline guided change (95% CI) p verdict",
+        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.5% +55.4% [+53.0%, +57.8%] <0.001 regression",
+    ]
+    for words in (
+        "(regression)",
         "top_k=5: wall x1.554 [1.530, 1.578] = steps x1.000 * time per step x1.554 [1.530, 1.578] * remainder x1",
         "top_k=5: time per step carries 100 % of the +55%: 72 % of it lvm_forward",
         "n = 6 blocks, interleaved, baseline ran first in 6 of 6 · detectable: step_ms ",
@@ -59,12 +69,20 @@ def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
         "no noise floor: no A/A experiment of this machine is on file",
         "the ratio changes by -0.69% per block (",
     ):
-        assert footnote in text
+        assert words in text
+    assert "p50_step_ms" not in text
+    assert "p50_step_ms" in compared(*sides(results), "--all")
 
 
-def test_all_shows_metrics_that_the_table_leaves_out(results):
-    assert "p50_step_ms" not in call(*sides(results)).stdout
-    assert "p50_step_ms" in call(*sides(results), "--all").stdout
+def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):
+    plain, markdown = compared(*sides(results)), compared(*sides(results), "--markdown")
+    verdict, _, headings, rule, first, *_ = markdown.splitlines()
+    assert verdict == f"**{plain.splitlines()[0].replace('_', chr(92) + '_')}**"
+    assert headings == "| cell | metric | baseline | guided | change (95% CI) | p | verdict |"
+    assert rule == "|" + " --- |" * 7
+    fields = [" ".join(field.replace("\\", "").split()) for field in first.strip("|").split("|")]
+    assert " ".join(fields) == " ".join(plain.splitlines()[3].split())
+    assert "\n- n = 6 blocks, interleaved, baseline ran first in 6 of 6" in markdown
 
 
 @pytest.mark.parametrize(
@@ -78,57 +96,42 @@ def test_all_shows_metrics_that_the_table_leaves_out(results):
     ],
 )
 def test_the_exit_code_is_that_of_the_verdict(results, arguments, code, verdict):
-    table, document = call(*sides(results), *arguments), call(*sides(results), *arguments, "--json")
-    assert table.exit_code == document.exit_code == code
-    assert table.stdout.startswith(verdict)
-    assert json.loads(document.stdout)["verdict"] == verdict
-
-
-def test_an_improvement_exits_with_zero(results):
-    assert call(*reversed(sides(results))).exit_code == 0
+    assert compared(*sides(results), *arguments, code=code).startswith(verdict)
+    assert as_document(*sides(results), *arguments, code=code)["verdict"] == verdict
 
 
 def test_json_holds_each_metric_of_each_cell(results):
-    document = json.loads(call(*sides(results), "--json").stdout)
-    assert (document["verdict"], document["exit_code"], len(document["reasons"])) == ("regression", 1, 3)
-    assert all(set(metric) >= KEYS for metric in document["metrics"])
-    step = next(metric for metric in document["metrics"] if metric["name"] == "step_ms")
+    whole = as_document(*sides(results))
+    assert (whole["verdict"], whole["exit_code"], len(whole["reasons"])) == ("regression", 1, 3)
+    assert all(set(metric) >= KEYS for metric in whole["metrics"])
+    step = next(metric for metric in whole["metrics"] if metric["name"] == "step_ms")
     assert (step["unit"], step["cell"], step["blocks"], step["exploratory"]) == ("ms", "top_k=5", 6, False)
     log_ratios = [math.log(b / a) for a, b in zip(step["a_blocks"], step["b_blocks"], strict=True)]
     assert math.log(step["ratio"]) == pytest.approx(math.fsum(map(operator.mul, step["block_weights"], log_ratios)))
     assert step["ci_low"] < step["ratio"] < step["ci_high"]
     assert len(step["a_blocks"]) == 6
-    assert {d["key"] for d in document["allowed_differences"]} == {"sampling.top_k", "server.value_model"}
-    assert document["warnings"][0]["code"] == "ratio-drift"
+    assert {d["key"] for d in whole["allowed_differences"]} == {"sampling.top_k", "server.value_model"}
+    assert whole["warnings"][0]["code"] == "ratio-drift"
 
 
-def test_json_is_valid_when_the_comparison_is_refused(results):
-    edit_run(results, "000-b0-baseline", effective_config={"model": "other"})
-    found = call(*sides(results), "--json")
-    document = json.loads(found.stdout)
-    assert isinstance(found.exception, NotComparableError)
-    assert (document["verdict"], document["exit_code"]) == ("not-comparable", 4)
-    assert document["reasons"] == list(found.exception.differences)
-    assert document["reasons"][0].startswith('model: "other" or "qwen2.5-7b" against')
-
-
-def test_json_is_valid_when_a_file_is_damaged(results):
-    path = results.run("000-b0-baseline").path / "requests.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    found = call(*sides(results), "--json")
-    assert isinstance(found.exception, RecordError)
-    document = json.loads(found.stdout)
-    assert (document["verdict"], document["exit_code"]) == ("invalid", 4)
-    assert "requests.jsonl:4" in document["reasons"][0]
-
-
-def test_an_invalid_comparison_shows_its_table_and_exits_with_four(results):
-    edit_requests(results, "000-b0-baseline", lambda r: None if r.index == 0 else r)
-    found = call(*sides(results))
-    assert found.exit_code == 4
-    assert found.stdout.startswith("invalid: guided against baseline cannot be judged: ")
-    assert "reason: top_k=5: 000-b0-baseline: check requests failed" in found.stdout
-    assert json.loads(call(*sides(results), "--json").stdout)["reasons"]
+def test_json_is_valid_when_the_comparison_is_refused_invalid_or_of_damaged_files(results):
+    run = results.run("000-b0-baseline")
+    config = run.read().effective_config
+    edit_run(results, run.path.name, effective_config={"model": "other"})
+    refused = as_document(*sides(results), code=4)
+    assert (refused["verdict"], refused["exit_code"]) == ("not-comparable", 4)
+    assert refused["reasons"][0].startswith('model: "other" or "qwen2.5-7b" against')
+    edit_run(results, run.path.name, effective_config=config)
+    edit_requests(results, run.path.name, lambda r: None if r.index == 0 else r)
+    table = compared(*sides(results), code=4)
+    assert table.startswith("invalid: guided against baseline cannot be judged: ")
+    assert "reason: top_k=5: 000-b0-baseline: check requests failed" in table
+    assert as_document(*sides(results), code=4)["reasons"]
+    log = run.path / "requests.jsonl"
+    log.write_bytes(log.read_bytes()[:-9])
+    damaged = as_document(*sides(results), code=4)
+    assert (damaged["verdict"], damaged["exit_code"]) == ("invalid", 4)
+    assert "requests.jsonl:3" in damaged["reasons"][0]
 
 
 def test_a_difference_can_be_allowed_on_the_command_line(results):
@@ -136,70 +139,186 @@ def test_a_difference_can_be_allowed_on_the_command_line(results):
         if "guided" in run.path.name:
             config = run.read().effective_config | {"server.max_num_seqs": 8, "server.block_size": 32}
             edit_run(results, run.path.name, effective_config=config)
-    one = call(*sides(results), "--allow-difference", "server.max_num_seqs")
-    assert isinstance(one.exception, NotComparableError)
-    two = ("--allow-difference", "server.max_num_seqs", "--allow-difference", "server.block_size")
-    assert call(*sides(results), *two).exit_code == 1
+    one, other = (("--allow-difference", name) for name in ("server.max_num_seqs", "server.block_size"))
+    compared(*sides(results), *one, code=4)
+    compared(*sides(results), *one, *other)
 
 
-def test_exact_metrics_that_differ_are_shown(results):
-    longer = write_results(results.path.parent / "longer", block_factors=BLOCKS, num_requests=5)
+def test_exact_metrics_that_differ_are_shown_and_sides_with_equal_names_are_told_apart(results):
+    longer = write_results(results.path.parent / "elsewhere" / "r", block_factors=BLOCKS, num_requests=5)
     share_request_set(longer, results)
-    document = json.loads(call(f"{results.path}:baseline", f"{longer.path}:baseline", "--json").stdout)
-    assert "num_requests must be equal and is 4 against 5" in " ".join(document["reasons"])
-    assert "num_requests" in call(f"{results.path}:baseline", f"{longer.path}:baseline").stdout
+    edit_manifest(longer, created_at="2026-02-01T00:00:00Z")
+    baselines = (f"{results.path}:baseline", f"{longer.path}:baseline")
+    reasons = as_document(*baselines, code=4)["reasons"]
+    assert "num_requests must be equal and is 4 against 5" in " ".join(reasons)
+    table = compared(*baselines, code=4)
+    assert "num_requests" in table
+    assert f"{longer.path}:baseline against {results.path}:baseline" in table.splitlines()[0]
 
 
 def test_numbers_of_blocks_that_differ_between_cells_are_a_range(tmp_path):
     results = write_results(tmp_path / "r", block_factors=BLOCKS, cells=({"top_k": 2}, {"top_k": 5}))
     edit_run(results, "001-b0-guided-top_k2", state="failed")
-    text = call(*sides(results)).stdout
-    assert "n = 5 to 6 blocks" in text
+    assert "n = 5 to 6 blocks" in compared(*sides(results))
 
 
-def test_one_block_shows_a_change_without_an_interval(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=BLOCKS[:1])
-    found = call(*sides(results))
-    assert found.exit_code == 3
-    assert "+58.1% [one block]" in found.stdout
-    assert "reason: top_k=5: step_ms" in found.stdout
+def test_one_block_shows_a_change_without_an_interval_and_great_values_are_written_out(tmp_path):
+    (tmp_path / "one").mkdir()
+    text = compared(*sides(write_results(tmp_path / "one", block_factors=BLOCKS[:1])), code=3)
+    assert "+58.1% [one block]" in text
+    assert "reason: top_k=5: step_ms" in text
+    fast = write_results(tmp_path / "fast", block_factors=({"baseline": 0.01, "guided": 0.01},) * 6)
+    assert "80,000" in compared(*sides(fast))
 
 
-@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.01", 0.01), ("2.5 %", 0.025), ("0", 0.0)])
-def test_a_threshold_is_a_percentage_or_a_fraction(text, value):
-    assert parse_threshold(text) == pytest.approx(value)
+def test_a_threshold_is_a_percentage_or_a_fraction():
+    assert [*map(parse_threshold, ("1%", "0.01", "2.5 %", "0"))] == pytest.approx([0.01, 0.01, 0.025, 0.0])
 
 
-@pytest.mark.parametrize("arguments", [("--threshold", "much"), ("--threshold", "1"), ("--confidence", "95")])
-def test_wrong_options_are_usage_errors(results, arguments):
-    found = call(*sides(results), *arguments)
-    assert isinstance(found.exception, UsageError)
-    assert found.exception.exit_code == 2
+def data_of(page: Path):
+    (content,) = re.findall(r'<script[^>]*id="benchctl-data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(content)
 
 
-def test_sides_with_equal_names_are_told_apart_by_their_paths(results):
-    other = write_results(results.path.parent / "elsewhere" / "r", block_factors=BLOCKS)
-    edit_manifest(other, created_at="2026-02-01T00:00:00Z")
-    assert f"{other.path} against {results.path}" in call(results.path, other.path).stdout.splitlines()[0]
+def test_each_suffix_gives_its_form_and_the_screen_stays_what_it_was(results, tmp_path):
+    files = {suffix: tmp_path / f"c{suffix}" for suffix in SUFFIXES}
+    words = [word for file in files.values() for word in ("--output", file)]
+    assert compared(*sides(results), *words) == compared(*sides(results))
+    assert json.loads(files[".json"].read_text()) == as_document(*sides(results))
+    assert files[".md"].read_text() == compared(*sides(results), "--markdown")
+    rows = list(csv.DictReader(files[".csv"].read_text().splitlines()))
+    step = next(row for row in rows if row["name"] == "step_ms")
+    expected = {"cell": "top_k=5", "role": "deciding", "verdict": "regression", "blocks": "6"}
+    assert {name: step[name] for name in expected} == expected
+    assert float(step["ci_low"]) < float(step["ratio"]) < float(step["ci_high"])
+    assert height(files[".png"].read_bytes()) > 300
+    assert files[".svg"].read_text().startswith("<svg")
+    assert files[".pdf"].read_bytes().startswith(b"%PDF")
+    assert "<title>regression: guided against baseline</title>" in files[".html"].read_text()
+    told = ["--threshold", "90%", "--metrics", "step_ms"]
+    assert compared(*sides(results), *told, "-o", files[".html"], code=0) == compared(
+        *sides(results), *told, code=0
+    )
+    assert "<title>equivalent: guided against baseline</title>" in files[".html"].read_text()
 
 
-def test_a_value_of_ten_thousand_or_more_is_written_out(tmp_path):
-    fast = tuple({"baseline": 0.01, "guided": 0.01} for _ in range(6))
-    results = write_results(tmp_path / "r", block_factors=fast)
-    assert "80,000" in call(*sides(results)).stdout
+def test_files_of_other_tools_have_a_page_with_their_verdict_percentiles_and_requests(tmp_path):
+    directories = [tmp_path / side for side in "ab"]
+    for directory, factor in zip(directories, (1.0, 1.5), strict=True):
+        directory.mkdir()
+        for i in range(5):
+            gap = 0.006 * factor * (1 + 0.01 * i)
+            details = {"ttfts": [0.01 + 0.001 * k for k in range(12)], "itls": [[gap] * 15] * 12}
+            details |= {"output_lens": [16] * 12, "errors": [""] * 12}
+            details |= {"mean_tpot_ms": gap * 1e3, "median_tpot_ms": gap * 1e3}
+            (directory / f"{i}.json").write_text(
+                json.dumps(json.loads((FOREIGN / "vllm-0.json").read_text()) | details)
+            )
+    page = tmp_path / "page.html"
+    compared(*directories, "--metrics", "tpot_ms", "-o", page)
+    for words in (
+        *("<title>regression: b against a</title>", "result files of vllm", 'data-chart="latencies"'),
+        *("gap between chunks (ITL)", "5 against 5 runs"),
+    ):
+        assert words in page.read_text()
+    assert re.search(r"<td>b</td><td class=\"num\">9\.1\d+ \[", page.read_text())
+    compared(FOREIGN / "vllm-0.json", FOREIGN / "vllm-1.json", "-o", page, code=3)
+    assert "screening" in page.read_text()
+    assert 'data-chart="latencies"' not in page.read_text(), "there are no single requests"
 
 
-def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):
-    plain, found = call(*sides(results)).stdout, call(*sides(results), "--markdown")
-    assert found.exit_code == 1
-    verdict, _, headings, rule, first, *_ = found.stdout.splitlines()
-    assert verdict == f"**{plain.splitlines()[0].replace('_', chr(92) + '_')}**"
-    assert headings == "| cell | metric | baseline | guided | change (95% CI) | p | verdict |"
-    assert rule == "|" + " --- |" * 7
-    fields = [" ".join(field.replace("\\", "").split()) for field in first.strip("|").split("|")]
-    assert " ".join(fields) == " ".join(plain.splitlines()[3].split())
-    assert "\n- n = 6 blocks, interleaved, baseline ran first in 6 of 6" in found.stdout
+def test_markdown_is_appended_to_the_summary_of_a_job_where_there_is_one(results, tmp_path, monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    code, _, message = in_process("compare", *sides(results), "--github-summary")
+    assert (code, "GITHUB_STEP_SUMMARY, which is not set" in message) == (2, True)
+    summary = tmp_path / "summary.md"
+    summary.write_text("what another step wrote\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    compared(*sides(results), "--github-summary")
+    assert summary.read_text() == f"what another step wrote\n{compared(*sides(results), '--markdown')}"
 
 
-def test_two_forms_at_once_are_refused(results):
-    assert isinstance(call(*sides(results), "--markdown", "--json").exception, UsageError)
+def test_a_refusal_is_written_where_words_can_be(results, tmp_path, monkeypatch):
+    edit_run(results, "000-b0-baseline", effective_config={"model": "other"})
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    files = [tmp_path / f"c{suffix}" for suffix in (".json", ".md", ".png")]
+    compared(*sides(results), "--github-summary", *(word for file in files for word in ("-o", file)), code=4)
+    assert json.loads(files[0].read_text())["verdict"] == "not-comparable"
+    for path in (files[1], tmp_path / "summary.md"):
+        assert path.read_text().startswith("**not compared: the two sides differ")
+        assert 'model: "other"' in path.read_text()
+    assert not files[2].exists()
+
+
+def height(png):
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return int.from_bytes(png[20:24], "big")
+
+
+def plotted(path, factors=BLOCKS, cells=({"top_k": 5},), **options):
+    results = write_results(path, block_factors=factors, cells=cells)
+    return forest_plot(compare_sides(*map(parse_side, sides(results)), CompareOptions(**options)))
+
+
+def test_a_picture_grows_by_its_rows_is_the_same_each_time_and_needs_no_intervals_or_ratios(tmp_path):
+    one = plotted(tmp_path / "one", metrics=("step_ms",))
+    assert one == plotted(tmp_path / "again", metrics=("step_ms",))
+    assert height(plotted(tmp_path / "many", cells=tuple({"top_k": k} for k in (1, 2, 5, 10, 20)))) > 3 * height(
+        one
+    )
+    assert height(plotted(tmp_path / "lone", BLOCKS[:1])) > 200
+    assert height(plotted(tmp_path / "exact", metrics=("num_failed",))) > 200
+
+
+SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=16", "--set", "gates=[]"]
+CONTROLS = [f"guided-{control}" for control in ("flags", "idle", "neutral")]
+
+
+@pytest.fixture(name="path", scope="module")
+def _path(tmp_path_factory) -> Path:
+    """A ladder of controls in virtual time: four variants beside the baseline, three of them controls."""
+    cwd = tmp_path_factory.mktemp("controls")
+    printed("simulate", "--profile", "controls", "--engine", "sim-exact", "--blocks", "6", *SMALL, cwd=cwd)
+    return only_result(cwd)
+
+
+def test_a_directory_has_every_variant_against_the_baseline_with_the_numbers_and_the_verdict_of_the_page(path):
+    whole, page = document("compare", path, code=1), data_of(path / "report.html")
+    assert page["verdict"] == {key: whole[key] for key in ("verdict", "exit_code", "summary")}
+    first, *others = [(one["b"], one["is_control"]) for one in whole["comparisons"]]
+    assert first == ("guided", False)
+    assert sorted(others) == [(name, True) for name in CONTROLS]
+    plain = [{k: v for k, v in one.items() if k not in {"is_control", "sides"}} for one in whole["comparisons"]]
+    assert plain == page["comparisons"]
+    text = printed("compare", path, code=1)
+    assert all(f": {name} against baseline: " in text for name in ("guided", *CONTROLS))
+    assert text.count("control, which decides nothing:") == 3
+    assert text.startswith("regression: ")
+
+
+def test_every_form_of_output_holds_every_comparison(path, tmp_path):
+    files = {suffix: tmp_path / f"c{suffix}" for suffix in SUFFIXES if suffix not in PICTURE_SUFFIXES}
+    printed("compare", path, *(word for file in files.values() for word in ("-o", file)), code=1)
+    assert len(json.loads(files[".json"].read_text())["comparisons"]) == 4
+    rows = csv.DictReader(files[".csv"].read_text().splitlines())
+    assert {row["sides"] for row in rows} == {f"{name} against baseline" for name in ("guided", *CONTROLS)}
+    assert files[".md"].read_text().count("against baseline: ") >= 4
+    assert len(data_of(files[".html"])["comparisons"]) == 4
+    assert "a picture shows one comparison" in refusal("compare", path, "-o", tmp_path / "c.png")
+
+
+def test_the_worst_verdict_is_that_of_the_whole(path):
+    """Not comparable before regression: the numbers of the first cannot be trusted at all."""
+    run = next((path / "runs").glob("*-guided-neutral*")) / "requests.jsonl"
+    whole = run.read_bytes()
+    run.write_bytes(whole[:-30])
+    judged = benchctl("compare", path, "--json")
+    run.write_bytes(whole)
+    assert (judged.returncode, json.loads(judged.stdout)["verdict"]) == (4, "invalid")
+
+
+def test_a_directory_with_the_baseline_alone_is_an_error_of_usage(tmp_path):
+    alone = ["--set", "variants.guided=null", "--set", "allowed_differences=[]", "--set", "sweep.top_k=null"]
+    output = printed("simulate", "--profile", "ci-smoke", "--blocks", "1", *SMALL, *alone, cwd=tmp_path)
+    assert "compare: " not in output
+    assert "only baseline was planned" in refusal("compare", only_result(tmp_path))

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.cli import benchctl, only_result
+from support.cli import benchctl, only_result, printed, refusal
 from support.strangers import SECRET, files_with, replace_entry, surround, tree_of
 
 TINY = ["--set", "workload.num_prompts=1", "--set", "workload.output_len=8"]
@@ -48,27 +48,12 @@ def test_a_run_is_measured_again_beside_the_links_that_stood_for_its_files(root:
     assert files_with(root, SECRET) == []
     assert json.loads((root / "runs" / run / "run.json").read_text())["state"] == "done"
     assert (root / "runs" / run / "attempt-1" / "server.log").is_symlink()
-    assert benchctl("show", root, cwd=root.parent).returncode == 0
+    printed("show", root)
 
 
-@pytest.mark.parametrize("run_id", ["../../outside", "/tmp/outside", "..", ""])
-def test_no_run_is_measured_under_a_name_that_leads_elsewhere(root: Path, run_id: str) -> None:
-    plan = json.loads((root / "plan.json").read_text())
-    plan["runs"][0]["run_id"] = run_id
-    (root / "plan.json").write_text(json.dumps(plan))
-    (root / "digests.json").unlink()  # which a stranger leaves out
-    before = tree_of(root.parent, root)
-    done = benchctl("run", "--resume", root, "--quiet", cwd=root.parent, timeout_s=10)
-    assert done.returncode == 4
-    assert "plan.json: runs[0].run_id is" in done.stderr
-    assert tree_of(root.parent, root) == before
-
-
-@pytest.mark.parametrize("entry", ["runs", "plots"])
-def test_no_folder_of_a_resumed_experiment_is_a_link(root: Path, entry: str) -> None:
-    replace_entry(root, entry, "a link to a file like it")
-    before = tree_of(root.parent, root)
-    done = benchctl("run", "--resume", root, "--quiet", cwd=root.parent, timeout_s=10)
-    assert done.returncode == 4
-    assert f"{root / entry} is a link, not a directory" in done.stderr
-    assert tree_of(root.parent, root) == before
+def test_no_folder_of_a_resumed_experiment_is_a_link(root: Path) -> None:
+    for entry in ("plots", "runs"):
+        replace_entry(root, entry, "a link to a file like it")
+        before = tree_of(root.parent, root)
+        assert f"{root / entry} is a link, not a directory" in refusal("run", "--resume", root, "--quiet", code=4)
+        assert tree_of(root.parent, root) == before

@@ -17,7 +17,7 @@ from fuzz.commands import DamagedDirectories, load_modules
 from fuzz.isolation import Deadline, in_children
 from fuzz.readers import READERS, Reader, damage
 
-_CASES_A_ROUND = 40
+_CASES_A_ROUND = 10
 
 
 def main() -> int:

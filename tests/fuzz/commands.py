@@ -77,7 +77,7 @@ class DamagedDirectories:
     """Cases with a damaged copy of a small experiment of two arms: one written, one simulated, one measured."""
 
     def __init__(self, root: Path, seed: int) -> None:
-        self._sandbox = Sandbox.made(root / "sandbox")
+        self._sandbox = Sandbox(root / "sandbox")
         self._honest = (_written(root / "written"), _simulated(root / "simulated"), EXAMPLE)
         self._seed = seed
         _warm_up(self._honest[0])

@@ -6,7 +6,6 @@ import random
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,36 +15,18 @@ CANARY: Final = "canary-of-a-file-outside"
 """The content of every file outside: it may appear in no output."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sandbox:
     """``case`` holds the damaged directory, commands run in ``work``; ``outside`` and ``home`` belong to others."""
 
-    root: Path
-
-    @classmethod
-    def made(cls, root: Path) -> "Sandbox":
-        sandbox = cls(root)
-        for path in (sandbox.outside / "folder", sandbox.home, sandbox.work, sandbox.case):
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.outside, self.home, self.work, self.case = (
+            root / name for name in ("outside", "home", "work", "case")
+        )
+        for path in (self.outside / "folder", self.home, self.work, self.case):
             path.mkdir(parents=True)
-        for path in (sandbox.outside / "file.txt", sandbox.outside / "folder" / "run.json"):
+        for path in (self.outside / "file.txt", self.outside / "folder" / "run.json"):
             path.write_text(f'{{"{CANARY}": 1}}\n')
-        return sandbox
-
-    @property
-    def outside(self) -> Path:
-        return self.root / "outside"
-
-    @property
-    def home(self) -> Path:
-        return self.root / "home"
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def case(self) -> Path:
-        return self.root / "case"
 
     def emptied(self) -> None:
         """Remove what a case and its commands left."""

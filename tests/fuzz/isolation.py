@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import psutil
 
@@ -20,6 +21,7 @@ LIMIT_S: Final = 10.0
 machine the time on the clock says little."""
 _WALL_LIMITS: Final = 6
 _LOOK_S: Final = 0.5
+_ENDED: Final = "the process ended"
 _MEMORY_BYTES: Final = 4 << 30
 
 
@@ -44,7 +46,7 @@ def in_children(count: int, run: Callable[[int], str | None], limit_s: float = L
         os.kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if first < count:
-            problems[first] = problem or f"the process ended ({status})"
+            problems[first] = problem or f"{_ENDED} ({status})"
             first += 1
     return problems
 
@@ -98,68 +100,46 @@ def command_codes(
 ) -> list[int | None]:
     """Exit codes of ``benchctl`` with these arguments, one after the other in one fork of this process.
 
-    What the command at ``i`` says is in ``cwd/i.txt``. The last code is None where it had to be killed. Without
-    plots a report draws none, which takes most of its time.
+    What the command at ``i`` says is in ``cwd/i.txt``. A code is None where the command had to be killed, and -1
+    where it killed its process. Without plots a report draws none, which takes most of its time.
     """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _become_child()
+
+    def run(number: int) -> str:
         os.chdir(cwd)
         if not has_plots:
             sys.modules["benchctl.report.export"].why_not_drawn = lambda: "not asked for"  # type: ignore[attr-defined]
-        _run_commands(commands, writer)
-    os.close(writer)
-    codes: list[int | None] = []
-    with os.fdopen(reader, "rb", buffering=0) as told:
-        while len(codes) < len(commands):
-            if not _is_told(told.fileno(), pid, limit_s):
-                codes.append(None)
-                break
-            if not (code := told.read(1)):
-                codes.append(-1)
-                break
-            codes.append(code[0])
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return codes
+        return str(_code_of(commands[number], f"{number}.txt"))
+
+    told = in_children(len(commands), run, limit_s)
+    return [int(word) if word.isdigit() else -1 if _ENDED in word else None for _, word in sorted(told.items())]
 
 
 class _LeavingError(BaseException):
     """In place of the end of the process, which ``main`` asks for."""
 
 
-def _run_commands(commands: Sequence[Sequence[str]], writer: int) -> None:
+def _code_of(argv: Sequence[str], output: str) -> int:
+    """Run a command in this process, which goes on; all that it says is written to ``output``."""
     from benchctl.cli import main
-
-    end = os._exit
 
     def leave(code: int) -> None:
         raise _LeavingError(code)
 
-    os._exit = leave  # type: ignore[assignment]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        for i, argv in enumerate(commands):
-            output = os.open(f"{i}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for number in (1, 2):
-                os.dup2(output, number)
-            os.close(output)
-            sys.argv = ["benchctl", *argv]
-            code = 70
-            try:
-                with warnings.catch_warnings():
-                    main()
-            except _LeavingError as leaving:
-                (code,) = leaving.args
-            except BaseException:  # noqa: BLE001 - what the interpreter would print
-                traceback.print_exc(file=sys.stderr)
+    for number, path in ((0, os.devnull), (1, output), (2, output)):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    with mock.patch("os._exit", leave), mock.patch("sys.argv", ["benchctl", *argv]), warnings.catch_warnings():
+        try:
+            main()
+        except _LeavingError as leaving:
+            return int(leaving.args[0])
+        except BaseException:  # noqa: BLE001 - what the interpreter would print
+            traceback.print_exc(file=sys.stderr)
+        finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os.write(writer, bytes([code]))
-    finally:
-        end(0)
+    return 70
 
 
 class Deadline:

@@ -1,6 +1,6 @@
 """Random damage to everything that benchctl reads ends in a clear message, never in a traceback or a hang.
 
-``BENCHCTL_FUZZ_SECONDS`` is the time for the search (60 by default), ``BENCHCTL_FUZZ_SEED`` decides its cases (0).
+``BENCHCTL_FUZZ_SECONDS`` is the time for the search (15 by default), ``BENCHCTL_FUZZ_SEED`` decides its cases (0).
 """
 
 import os
@@ -12,16 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import benchctl
-from support.results import builders
 
-from fuzz.commands import commands_of
-from fuzz.directories import Sandbox, damage_directory
 from fuzz.isolation import command_codes, in_children
 from fuzz.mutations import mutated
 from fuzz.readers import CORPUS, READERS
 
-SECONDS = float(os.environ.get("BENCHCTL_FUZZ_SECONDS", "60"))
+SECONDS = float(os.environ.get("BENCHCTL_FUZZ_SECONDS", "15"))
 SEED = os.environ.get("BENCHCTL_FUZZ_SEED", "0")
 ROOT = Path(__file__).parents[2]
 
@@ -38,38 +34,11 @@ def test_each_reader_reads_its_honest_files(reader, tmp_path):
     reader.read(reader.honest_files(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("reader", "path"),
-    [
-        pytest.param(reader, path, id=f"{reader.name}-{path.name}")
-        for reader in READERS
-        for path in sorted((CORPUS / "found" / reader.name).glob("*"))
-    ],
-)
-def test_what_a_reader_once_failed_on_is_read_or_refused(reader, path, tmp_path):
-    copy = shutil.copytree(path, tmp_path / "case" / reader.name)
-
-    def run(_: int) -> str | None:
-        return reader.problem(copy)
-
-    assert in_children(1, run) == {}
-
-
-@pytest.mark.slow
-def test_damaged_directories_end_in_exit_codes_of_ours_in_processes_of_their_own(tmp_path):
-    sandbox = Sandbox.made(tmp_path / "sandbox")
-    for number in range(3):
-        sandbox.emptied()
-        directory = sandbox.case / "damaged"
-        builders.write_results(directory, block_factors=[{"baseline": 1.0, "guided": 1.1}] * 2, num_requests=3)
-        draw = random.Random(f"{SEED}:process:{number}")
-        what = damage_directory(directory, sandbox, draw)
-        before = sandbox.surroundings()
-        for argv in commands_of(directory, draw):
-            done = benchctl(*argv, cwd=sandbox.work, timeout_s=60)
-            assert 0 <= done.returncode <= 5, (what, argv, done.stderr)
-            assert "Traceback" not in done.stderr, (what, argv, done.stderr)
-        assert sandbox.surroundings() == before, what
+def test_what_a_reader_once_failed_on_is_read_or_refused(tmp_path):
+    for reader in READERS:
+        inputs = sorted(CORPUS.glob(f"found/{reader.name}/*"))
+        copies = [shutil.copytree(path, tmp_path / path.name / reader.name) for path in inputs]
+        assert in_children(len(copies), lambda i, reader=reader, of=copies: reader.problem(of[i])) == {}, reader
 
 
 def test_the_search_tells_crashes_hangs_and_deaths_apart_and_goes_on():
@@ -83,7 +52,7 @@ def test_the_search_tells_crashes_hangs_and_deaths_apart_and_goes_on():
             os.kill(os.getpid(), signal.SIGKILL)
         return "long" if number == 4 else None
 
-    found = in_children(6, run, limit_s=1.0)
+    found = in_children(6, run, limit_s=0.3)
     assert found.keys() == {1, 2, 3, 4}
     assert "ZeroDivisionError" in found[1]
     assert "took longer" in found[2]
@@ -92,15 +61,14 @@ def test_the_search_tells_crashes_hangs_and_deaths_apart_and_goes_on():
 
 
 def test_a_command_that_hangs_is_killed_and_its_exit_code_is_none(tmp_path):
-    codes = command_codes([["--version"], ["steptime", "--help"]], tmp_path)
-    assert codes == [0, 0]
+    assert command_codes([["--version"], ["steptime", "--help"]], tmp_path) == [0, 0]
     assert (tmp_path / "0.txt").read_text().startswith("benchctl ")
     assert command_codes([["--version"]], tmp_path, limit_s=0.0) == [None]
 
 
-@pytest.mark.parametrize("kind", ["json", "yaml", "lines", "bytes"])
-def test_damage_follows_from_the_seed_alone_and_differs_between_seeds(kind):
-    honest = b'{"a": [1, 2.5, "x"], "b": {"c": null}}\n' * (3 if kind == "lines" else 1)
-    made = [mutated(honest, kind, random.Random(f"{seed}")) for seed in range(50)]
-    assert made == [mutated(honest, kind, random.Random(f"{seed}")) for seed in range(50)]
-    assert len(set(made)) > 30
+def test_damage_follows_from_the_seed_alone_and_differs_between_seeds():
+    for kind in ("json", "yaml", "lines", "bytes"):
+        honest = b'{"a": [1, 2.5, "x"], "b": {"c": null}}\n' * (3 if kind == "lines" else 1)
+        first, again = ([mutated(honest, kind, random.Random(f"{seed}")) for seed in range(50)] for _ in range(2))
+        assert first == again
+        assert len(set(first)) > 30, kind

@@ -1,10 +1,10 @@
 """A step log: its columns are those of its records, whatever stands in it, and damage is told with its line."""
 
-import itertools
 import os
 import subprocess
 import sys
-import time
+from contextlib import suppress
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.cli import wait_until
 from support.results.builders import write_results
 
 from benchctl.records import columns as columns_module
@@ -63,26 +64,20 @@ def expected_of(records, *, is_warmup=False):
     optionals = [name for name in OPTIONAL if any(getattr(step, name) is not None for step in steps)]
     drafts = [step.accepted_by_position for step in steps]
     num_positions = max((len(counts or ()) for counts in drafts), default=0)
-    accepted = np.array(
-        [
-            [*counts, *[0] * (num_positions - len(counts))] if counts else [np.nan] * num_positions
-            for counts in drafts
-        ],
-        dtype=np.float64,
-    )
+    unknown = [np.nan] * num_positions
+    accepted = [[*counts, *[0] * (num_positions - len(counts))] if counts else unknown for counts in drafts]
+
+    def of_steps(value_of, dtype=np.int64):
+        return np.array([value_of(step) for step in steps], dtype=dtype)
+
     return {
-        "start_ns": np.array([step.start_ns for step in steps], dtype=np.int64),
-        "dur_ns": np.array([step.dur_ns for step in steps], dtype=np.int64),
-        "num_seqs": np.array([step.num_seqs for step in steps], dtype=np.int64),
+        **{name: of_steps(attrgetter(name)) for name in ("start_ns", "dur_ns", "num_seqs")},
         "clocks": tuple(sorted({step.clock for step in steps})),
-        **{phase: np.array([step.phase == phase for step in steps], dtype=bool) for phase in PHASES},
-        **{
-            name: np.array([getattr(s, name) for s in steps], dtype=np.float64) if name in optionals else None
-            for name in OPTIONAL
-        },
-        "section_ns": {n: np.array([s.sections_ns.get(n, 0) for s in steps], dtype=np.int64) for n in sections},
-        "has_section": {n: np.array([n in s.sections_ns for s in steps], dtype=bool) for n in sections},
-        "accepted_by_position": accepted if num_positions else None,
+        **{phase: of_steps(lambda s, phase=phase: s.phase == phase, bool) for phase in PHASES},
+        **{name: of_steps(attrgetter(name), np.float64) if name in optionals else None for name in OPTIONAL},
+        "section_ns": {name: of_steps(lambda s, name=name: s.sections_ns.get(name, 0)) for name in sections},
+        "has_section": {name: of_steps(lambda s, name=name: name in s.sections_ns, bool) for name in sections},
+        "accepted_by_position": np.array(accepted, dtype=np.float64) if num_positions else None,
     }
 
 
@@ -109,16 +104,18 @@ def require_same(columns, expected):
         mine = named[name] if name in named else getattr(columns, name)
         if isinstance(theirs, dict):
             assert list(mine) == list(theirs)
-        if not isinstance(theirs, np.ndarray) and not isinstance(theirs, dict):
+            pairs = [(mine[key], theirs[key]) for key in theirs]
+        elif isinstance(theirs, np.ndarray):
+            pairs = [(mine, theirs)]
+        else:
             assert mine == theirs, name
             continue
-        pairs = [(mine[key], theirs[key]) for key in theirs] if isinstance(theirs, dict) else [(mine, theirs)]
         for each, other in pairs:
             assert each.dtype == other.dtype
             np.testing.assert_array_equal(each, other)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(steps=records)
 def test_the_columns_of_a_log_are_those_of_its_records(tmp_path, steps):
     *columns, damage = read_log(written(tmp_path / "steps.jsonl", steps))
@@ -143,11 +140,10 @@ def test_a_log_whose_every_block_is_read_at_once_has_the_columns_of_its_records(
     require_same(read_log(written(tmp_path / "steps.jsonl", steps))[0], expected_of(steps))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(steps=st.lists(st.builds(StepRecord, **fields()), min_size=1, max_size=6), repeats=st.integers(2, 9))
 def test_steps_that_repeat_are_read_without_a_record_for_each_to_the_same_arrays(tmp_path, steps, repeats):
-    log = written(tmp_path / "steps.jsonl", steps * repeats)
-    mine = read_log(log)
+    mine = read_log(written(tmp_path / "steps.jsonl", steps * repeats))
     for is_warmup in (False, True):
         theirs = columns_from(steps * repeats, is_warmup=is_warmup).arrays
         assert mine[is_warmup].arrays.keys() == theirs.keys()
@@ -165,89 +161,59 @@ def test_only_the_first_block_of_steps_with_the_same_values_is_read_by_records(t
     assert len(blocks) == 1
 
 
-@pytest.mark.parametrize("position", [0, 1, 50, 98, 99])
-def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path, position):
-    steps = [step(i, sections_ns={"rare": 5} if i == position else {"sample": 1}) for i in range(100)]
-    columns = read_log(written(tmp_path / "steps.jsonl", steps))[0]
-    assert columns.section_ns["rare"].sum() == 5
-    assert columns.has_section["rare"].nonzero()[0].tolist() == [position]
-    assert columns.has_section["sample"].sum() == 99
+def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path):
+    for position in (0, 1, 50, 98, 99):
+        steps = [step(i, sections_ns={"rare": 5} if i == position else {"sample": 1}) for i in range(100)]
+        columns = read_log(written(tmp_path / "steps.jsonl", steps))[0]
+        assert columns.section_ns["rare"].sum() == 5
+        assert columns.has_section["rare"].nonzero()[0].tolist() == [position]
+        assert columns.has_section["sample"].sum() == 99
 
 
 GOOD = encode(step())
+TAIL = b'"dur_ns":7'
+ODD_LINES = [
+    GOOD.replace(TAIL, b'"dur_ns":8,"unheard_of":{"dur_ns":[1,{"x":2}]}'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"dur_ns":9'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"guided_rows":null'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"sections_ns":{}'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"accepted_by_position":[]'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"accepted_by_position":null'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"accepted_by_position":[1],"accepted_by_position":[2,3]'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"sections_ns":{"a":1,"a":2}'),
+    GOOD.replace(TAIL, b'"dur_ns":7,"sections_ns":{"\\u0061":1,"a:b":2}'),
+    GOOD.replace(b'"dur_ns"', b'"dur\\u005fns"'),
+    b"  " + GOOD.replace(b":", b" :  ") + b" \r",
+    b"",
+    b"   ",
+]
+FIELDS = (
+    "dur_ns", "sections_ns", "guided_rows", "clock", "is_greedy", "is_warmup", "num_seqs", "accepted_by_position",
+)  # fmt: skip
+VALUES = (
+    b"null", b"1.0", b'"1"', b"true", b"1", b"[1]", b"[1,null]", b"[1.0]",
+    b'{"a":null}', b"9223372036854775808", b"NaN",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":8,"unheard_of":{"dur_ns":[1,{"x":2}]}'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"dur_ns":9'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"guided_rows":null'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{}'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":[]'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":null'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":[1],"accepted_by_position":[2,3]'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"a":1,"a":2}'),
-        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"\\u0061":1,"a:b":2}'),
-        GOOD.replace(b'"dur_ns"', b'"dur\\u005fns"'),
-        b"  " + GOOD.replace(b":", b" :  ") + b" \r",
-        b"",
-        b"   ",
-    ],
-)
-def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records(tmp_path, line):
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]))
-    columns, _, damage = read_log(path)
-    assert damage is None
-    decode = msgspec.json.Decoder(StepRecord).decode
-    require_same(columns, expected_of([decode(text) for text in path.read_bytes().split(b"\n") if text.strip()]))
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "dur_ns",
-        "sections_ns",
-        "guided_rows",
-        "clock",
-        "is_greedy",
-        "is_warmup",
-        "num_seqs",
-        "accepted_by_position",
-    ],
-)
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"null",
-        b"1.0",
-        b'"1"',
-        b"true",
-        b"1",
-        b"[1]",
-        b"[1,null]",
-        b"[1.0]",
-        b'{"a":null}',
-        b"9223372036854775808",
-        b"NaN",
-    ],
-)
-def test_a_value_of_another_kind_is_damage_to_columns_if_and_only_if_it_is_to_records(tmp_path, field, value):
-    plain = msgspec.to_builtins(step(sections_ns={"a": 1})) | {field: msgspec.Raw(value)}
-    line = encode(plain)
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]) + b"\n")
-    columns, warmup_columns, damage = read_log(path)
-    fault = fault_of(line)
-    if fault is None:
-        assert damage is None
-        decode = msgspec.json.Decoder(StepRecord).decode
-        require_same(columns, expected_of([decode(text) for text in path.read_bytes().splitlines()]))
-    else:
-        assert str(damage).startswith(f"{path}:21: ")
-        assert f"{fault}; it begins" in str(damage)
-        assert (len(columns), len(warmup_columns)) == (20, 0)
+def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records_or_is_damage_to_both(tmp_path):
+    path, decode = tmp_path / "steps.jsonl", msgspec.json.Decoder(StepRecord).decode
+    before = [encode(step(i)) for i in range(20)]
+    plain = msgspec.to_builtins(step(sections_ns={"a": 1}))
+    wrong = [encode(plain | {field: msgspec.Raw(value)}) for field in FIELDS for value in VALUES]
+    for line in (*ODD_LINES, *wrong):
+        path.write_bytes(b"\n".join([*before, line, GOOD]))
+        columns, warmup_columns, damage = read_log(path)
+        fault = fault_of(line) if line.strip() else None
+        if fault is None:
+            assert damage is None, line
+            require_same(
+                columns, expected_of([decode(text) for text in path.read_bytes().split(b"\n") if text.strip()])
+            )
+        else:
+            assert str(damage).startswith(f"{path}:21: "), line
+            assert f"{fault}; it begins" in str(damage), line
+            assert (len(columns), len(warmup_columns)) == (20, 0), line
 
 
 def fault_of(line):
@@ -270,29 +236,19 @@ def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_
     require_same(loaded.warmup_columns, expected_of([step(9, is_warmup=True)], is_warmup=True))
 
 
-def test_a_log_without_a_step_has_columns_without_a_value(tmp_path):
+def test_columns_of_few_steps_are_complete_and_a_column_that_no_step_could_have_is_refused_by_name(tmp_path):
     columns, _, damage = read_log(written(tmp_path / "steps.jsonl", ()))
-    assert damage is None
     require_same(columns, expected_of(()))
-    assert len(columns) == 0
-
-
-def test_a_column_that_no_step_could_have_is_refused_by_name():
+    assert (damage, len(columns)) == (None, 0)
     with pytest.raises(
         ValueError, match="'outputs' is not an optional field of a step; those are num_prefill_tokens"
     ):
-        columns_from([step()]).optional("outputs")
-
-
-def test_acceptance_by_position_counts_no_draft_beyond_the_end_of_a_short_one():
+        columns.optional("outputs")
     steps = [step(0, accepted_by_position=(3, 1)), step(1), step(2, accepted_by_position=(2,))]
-    accepted = columns_from(steps).accepted_by_position
-    np.testing.assert_array_equal(accepted, [[3, 1], [np.nan, np.nan], [2, 0]])
+    expected = [[3, 1], [np.nan, np.nan], [2, 0]]  # no draft is counted beyond the end of a short one
+    np.testing.assert_array_equal(columns_from(steps).accepted_by_position, expected)
     assert columns_from(steps[1:2]).accepted_by_position is None
-
-
-def test_the_phases_of_steps_are_told_apart():
-    columns = columns_from([step(i, phase=phase) for i, phase in enumerate(itertools.chain(PHASES, ["decode"]))])
+    columns = columns_from([step(i, phase=phase) for i, phase in enumerate([*PHASES, "decode"])])
     assert columns.in_phase("decode").tolist() == [False, True, False, True]
 
 
@@ -326,54 +282,48 @@ def children():
     return [child for child in psutil.Process().children() if columns_module._SECOND_PROCESS in child.cmdline()]
 
 
+def require_same_readings(read, logs):
+    for log in logs:
+        assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent)), log
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
     with steps_reader(logs, within=logs[0].parent) as read:
-        while not (begun := children()):  # until it is more than a copy of this one
-            time.sleep(0.01)
-        (process,) = begun
+        wait_until(children)  # until it is more than a copy of this one
         if waits:  # until the other one has read nearly all
             read(logs[-1], within=logs[0].parent)
-        for log in logs:
-            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
-    assert not process.is_running()
+        require_same_readings(read, logs)
     assert not children()
 
 
-@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "print('hello')"])
-def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch, program):
-    monkeypatch.setattr(columns_module, "_SECOND_PROCESS", program)
-    with steps_reader(logs, within=logs[0].parent) as read:
-        for log in logs:
-            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
-
-
-def test_where_no_process_can_be_started_this_one_reads_all(logs, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with steps_reader(logs, within=logs[0].parent) as read:
-        for log in logs:
-            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
+def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch):
+    for module, name, value in (
+        (columns_module, "_SECOND_PROCESS", "raise SystemExit(3)"),
+        (columns_module, "_SECOND_PROCESS", "import os; os.kill(os.getpid(), 9)"),
+        (columns_module, "_SECOND_PROCESS", "print('hello')"),
+        (sys, "executable", "/no/such/python"),
+    ):
+        monkeypatch.setattr(module, name, value)
+        with steps_reader(logs, within=logs[0].parent) as read:
+            require_same_readings(read, logs)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_no_process_is_left_where_reading_ends_early(logs, error):
-    def read_and_fail():
-        with steps_reader(logs, within=logs[0].parent) as read:
-            read(logs[0], within=logs[0].parent)
-            raise error
-
-    with pytest.raises(error):
-        read_and_fail()
+    with suppress(error), steps_reader(logs, within=logs[0].parent) as read:
+        read(logs[0], within=logs[0].parent)
+        raise error
     assert not children()
 
 
-@pytest.mark.parametrize(("cores", "long_bytes"), [({0}, 1), ({0, 1}, 1 << 20)])
-def test_one_core_or_short_logs_have_one_process(logs, monkeypatch, cores, long_bytes):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores)
-    monkeypatch.setattr(columns_module, "_LONG_BYTES", long_bytes)
+def test_one_core_or_short_logs_have_one_process(logs, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
-    with steps_reader(logs, within=logs[0].parent) as read:
-        assert read is read_steps
+    for cores, long_bytes in (({0}, 1), ({0, 1}, 1 << 20)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores)
+        monkeypatch.setattr(columns_module, "_LONG_BYTES", long_bytes)
+        with steps_reader(logs, within=logs[0].parent) as read:
+            assert read is read_steps
 
 
 def test_two_processes_load_the_runs_and_the_damage_that_one_does(tmp_path, monkeypatch):

@@ -2,23 +2,27 @@
 
 import csv
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 from support.results import builders
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.errors import SchemaVersionError, UsageError
-from benchctl.records.record import RequestError
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.record import RequestError, RunFailure
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.steps import stacked_bars
+from benchctl.report.documents import show_document
+from benchctl.report.experiment_tables import cells_table, sweep_table
 from benchctl.report.export import write_report
-
-PNG = b"\x89PNG\r\n\x1a\n"
+from benchctl.report.page.page import draw_charts
 
 
 def png_size(content):
-    assert content.startswith(PNG)
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
@@ -26,35 +30,26 @@ def names(files):
     return [path.name for path in files.written if path.name != "result.json"]
 
 
-def test_a_report_writes_tables_documents_run_results_and_every_picture(tmp_path):
+def result_of(results, run=0):
+    """The document of a run that a report writes."""
+    write_report(results.path)
+    return json.loads((results.runs()[run].path / "result.json").read_bytes())
+
+
+def test_a_report_writes_tables_documents_run_results_and_every_picture_and_the_same_bytes_again(tmp_path):
     builders.write_results(tmp_path, cells=[{"top_k": k} for k in (1, 2, 5)])
     files = write_report(tmp_path)
-    assert names(files) == [
-        "summary.csv",
-        "sweep_summary.csv",
-        "summary.json",
-        "sweep_summary.json",
-        "report.html",
-        "topk_sweep.png",
-        "per_step_breakdown.png",
-        "step_time_over_time.png",
-        "flops_breakdown.png",
-    ]
+    pictures = ["topk_sweep.png", "per_step_breakdown.png", "step_time_over_time.png", "flops_breakdown.png"]
+    documents = ["summary.csv", "sweep_summary.csv", "summary.json", "sweep_summary.json", "report.html"]
+    assert names(files) == [*documents, *pictures]
     assert files.skipped == files.damage == ()
-    assert all(path.is_file() for path in files.written)
-    for path in files.written:
-        if path.suffix == ".png":
-            width, height = png_size(path.read_bytes())
-            assert width >= 1000
-            assert height >= 250
     assert sum(path.name == "result.json" for path in files.written) == 12
+    contents = {path: path.read_bytes() for path in files.written}
+    for path, content in contents.items():
+        if path.suffix == ".png":
+            assert png_size(content) >= (1000, 250)
     assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_writing_again_gives_the_same_bytes(tmp_path):
-    builders.write_results(tmp_path)
-    first = {path: path.read_bytes() for path in write_report(tmp_path).written}
-    assert {path: path.read_bytes() for path in write_report(tmp_path).written} == first
+    assert {path: path.read_bytes() for path in write_report(tmp_path).written} == contents
 
 
 def test_the_exported_tables_agree_with_the_reading(tmp_path):
@@ -63,23 +58,15 @@ def test_the_exported_tables_agree_with_the_reading(tmp_path):
     analysis = analyze_directory(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_bytes())
     assert summary["runs"] == json.loads(msgspec.json.encode([dict(run.values) for run in analysis.runs]))
-    assert summary["cells"][1]["columns"]["step_ms"]["centre"] == pytest.approx(15.5)
     assert summary["definitions"]["step_ms"] == "Σ step time / num_steps [ms]"
     assert [finding["code"] for finding in summary["findings"]] == [finding.code for finding in analysis.findings]
-    sweep = json.loads((tmp_path / "sweep_summary.json").read_bytes())
-    assert sweep["rows"][0]["factors"] == {"top_k": 5}
-    assert sweep["rows"][0]["blocks"][2]["wall"] == pytest.approx(1.55)
-    assert sweep["rows"][0]["estimates"]["wall"]["confidence"] == 0.95
-    with (tmp_path / "sweep_summary.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert float(row["wall_ratio"]) == pytest.approx(1.55)
-    assert row["cell"] == "top_k=5"
+    (cell,) = json.loads((tmp_path / "sweep_summary.json").read_bytes())["rows"]
+    shown = (cell["factors"], cell["blocks"][2]["wall"], cell["estimates"]["wall"]["confidence"])
+    assert shown == ({"top_k": 5}, pytest.approx(1.55), 0.95)
 
 
 def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
-    results = builders.write_results(tmp_path, num_requests=2, output_tokens=4, n=1)
-    write_report(tmp_path)
-    result = json.loads((results.runs()[0].path / "result.json").read_bytes())
+    result = result_of(builders.write_results(tmp_path, num_requests=2, output_tokens=4, n=1))
     expected = {
         "date": "2026-01-01T00:00:00Z",
         "backend": "sim",
@@ -117,132 +104,147 @@ def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
 
 def test_run_results_of_a_virtual_clock_are_in_its_seconds(tmp_path):
     results = builders.write_results(tmp_path, n=1)
-    run = results.runs()[0]
-    run.write(msgspec.structs.replace(run.read(), clock="virtual", time_scale=20.0))
-    write_report(tmp_path)
-    result = json.loads((run.path / "result.json").read_bytes())
-    assert result["ttfts"][0] == pytest.approx(0.2)
-    assert result["mean_ttft_ms"] == pytest.approx(200)
-    assert result["duration"] == pytest.approx(20 * 0.08)
+    builders.edit_run(results, "000-b0-baseline", clock="virtual", time_scale=20.0)
+    result = result_of(results)
+    measured = (result["ttfts"][0], result["mean_ttft_ms"], result["duration"])
+    assert measured == pytest.approx((0.2, 200, 20 * 0.08))
 
 
 def test_a_failed_request_stays_in_the_run_result_with_its_error(tmp_path):
     results = builders.write_results(tmp_path, num_requests=2, n=1)
-    run = results.runs()[0]
-    first, second = run.requests()
-    failed = msgspec.structs.replace(
-        first,
-        choices=(),
-        completion_tokens=None,
-        sent_ns=None,
-        error=RequestError(kind="timeout", message="too slow"),
-    )
-    (run.path / "requests.jsonl").write_bytes(b"".join(msgspec.json.encode(r) + b"\n" for r in (failed, second)))
-    write_report(tmp_path)
-    result = json.loads((run.path / "result.json").read_bytes())
-    assert (result["completed"], result["failed"]) == (1, 1)
-    assert result["errors"] == ["too slow", ""]
-    assert result["ttfts"][0] is result["start_times"][0] is result["output_lens"][0] is None
+    error = RequestError(kind="timeout", message="too slow")
+
+    def fail_first(request):
+        changes = {"choices": (), "completion_tokens": None, "sent_ns": None, "error": error}
+        return request if request.index else msgspec.structs.replace(request, **changes)
+
+    builders.edit_requests(results, "000-b0-baseline", fail_first)
+    result = result_of(results)
+    assert (result["completed"], result["failed"], result["errors"]) == (1, 1, ["too slow", ""])
+    assert [result[name][0] for name in ("ttfts", "start_times", "output_lens")] == [None] * 3
 
 
-def test_an_unreadable_profile_leaves_the_schedule_unknown(tmp_path):
+def test_a_run_result_names_the_rate_of_an_open_loop_and_no_schedule_of_an_unreadable_profile(tmp_path):
     results = builders.write_results(tmp_path)
-    (tmp_path / "profile.yaml").write_text("name: [")
-    write_report(tmp_path)
-    result = json.loads((results.runs()[0].path / "result.json").read_bytes())
-    assert result["request_rate"] is result["max_concurrency"] is None
-
-
-def test_an_open_loop_names_its_rate(tmp_path):
-    results = builders.write_results(tmp_path)
-    profile = tmp_path / "profile.yaml"
-    profile.write_text(
-        profile.read_text().replace("{kind: closed-loop, max_concurrency: 4}", "{kind: poisson, request_rate: 2.5}")
-    )
-    write_report(tmp_path)
-    result = json.loads((results.runs()[0].path / "result.json").read_bytes())
-    assert (result["request_rate"], result["burstiness"], result["max_concurrency"]) == (2.5, 1.0, None)
+    closed, opened = "{kind: closed-loop, max_concurrency: 4}", "{kind: poisson, request_rate: 2.5}"
+    for profile, expected in (
+        (builders.PROFILE_YAML.replace(closed, opened), (2.5, 1.0, None)),
+        ("name: [", (None, None, None)),
+    ):
+        results.write_profile(profile)
+        result = result_of(results)
+        assert tuple(result[name] for name in ("request_rate", "burstiness", "max_concurrency")) == expected
 
 
 def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
     results = builders.write_results(tmp_path)
     for run in results.runs():
-        run.write(msgspec.structs.replace(run.read(), state="failed"))
-    files = write_report(tmp_path)
-    assert files.skipped == (
+        builders.edit_run(results, run.path.name, state="failed")
+    assert write_report(tmp_path).skipped == (
         "topk_sweep.png: no variant has finished runs beside the baseline in two or more cells of a sweep",
         "per_step_breakdown.png: no finished run has a step log",
         "step_time_over_time.png: no finished run has a step log",
         "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
     )
     assert not (tmp_path / "plots").exists()
+    assert png_size(picture_bytes(stacked_bars([("a", {"part": 0.0})], "x"), "title"))[0] >= 1000, "bars of nothing"
 
 
-@pytest.mark.parametrize(
-    ("cells", "picture"),
-    [
+def test_the_sweep_picture_is_named_after_its_factors(tmp_path):
+    for cells, picture in (
         ([{"value_model": m} for m in ("qwen2.5-0.5b", "qwen2.5-3b")], "value_model_sweep.png"),
         ([{"top_k": k, "value_model": "qwen2.5-0.5b"} for k in (2, 3)], "topk_sweep.png"),
-        ([{"top_k": 2, "server.max_num_seqs": n} for n in (8, 16)], "server_max_num_seqs_sweep.png"),
         (
-            [{"top_k": k, "value_model": m} for k in (2, 3) for m in ("qwen2.5-0.5b", "qwen2.5-3b")],
+            [{"top_k": k, "value_model": m} for k in (2, 3) for m in ("small", "large")],
             "top_k_value_model_sweep.png",
         ),
         ([{"top_k": 2}, {"top_k": 2, "server.max_num_seqs": 8}], "server_max_num_seqs_sweep.png"),
-    ],
-)
-@pytest.mark.parametrize("num_blocks", [1, 2])
-def test_the_sweep_picture_is_named_after_its_factors(tmp_path, cells, picture, num_blocks):
-    builders.write_results(tmp_path, cells=cells, block_factors=({"baseline": 1.0, "guided": 1.2},) * num_blocks)
-    files = write_report(tmp_path)
-    assert picture in names(files)
-    assert not files.skipped
+    ):
+        num_blocks = len(cells) // 2  # one block has no intervals
+        blocks = ({"baseline": 1.0, "guided": 1.2},) * num_blocks
+        charts = draw_charts(
+            analyze_directory(builders.write_results(tmp_path / picture, cells=cells, block_factors=blocks).path)
+        )
+        assert picture in [chart.file for chart in charts if not chart.skipped]
 
 
 def test_the_picture_of_a_sweep_has_a_line_for_each_variant(tmp_path):
     results = builders.write_results(tmp_path, cells=[{"top_k": 2}, {"top_k": 3}])
     changed = {"variant": "second", "block": 0}
-    planned = [(run, run.block == 2 and run.variant == "guided") for run in results.plan().runs]
-    for run, is_second in planned:
+    runs = []
+    for run in results.plan().runs:
+        is_second = run.block == 2 and run.variant == "guided"
+        runs.append(msgspec.structs.replace(run, **changed) if is_second else run)
         if is_second:
             builders.edit_run(results, run.run_id, **changed)
-    runs = tuple(msgspec.structs.replace(run, **changed) if is_second else run for run, is_second in planned)
-    results.write_plan(msgspec.structs.replace(results.plan(), runs=runs))
-    (sweep,) = (chart for chart in write_report(tmp_path).charts if chart.file == "topk_sweep.png")
+    results.write_plan(msgspec.structs.replace(results.plan(), runs=tuple(runs)))
+    (sweep,) = (chart for chart in draw_charts(analyze_directory(tmp_path)) if chart.file == "topk_sweep.png")
     assert {row["line"] for row in sweep.spec["datasets"]["rows"]} == {"guided", "second"}
 
 
-def test_a_directory_that_is_no_result_directory_is_refused(tmp_path):
+def test_no_and_newer_directories_are_refused_and_of_damaged_ones_the_rest_is_written(tmp_path):
     with pytest.raises(UsageError, match=r"is not a result directory: it has no manifest\.json"):
         write_report(tmp_path)
-
-
-def test_a_newer_directory_is_refused(tmp_path):
-    builders.write_results(tmp_path)
+    (builders.write_results(tmp_path).runs()[0].path / "run.json").write_text("{")
+    analysis = analyze_directory(tmp_path)
+    assert (len(analysis.runs), "run.json" in analysis.damage[0]) == (5, True)
+    for name in ("plan.json", "profile.yaml"):
+        (tmp_path / name).unlink()
+        files = write_report(tmp_path)
+        assert [damage for damage in files.damage if name in damage]
+        assert "summary.csv" in names(files)
     manifest = json.loads((tmp_path / "manifest.json").read_bytes())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 4}))
     with pytest.raises(SchemaVersionError, match="schema_version 4 is newer than 3"):
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["plan.json", "profile.yaml"])
-def test_a_missing_document_is_reported_and_the_rest_is_written(tmp_path, name):
-    builders.write_results(tmp_path)
-    (tmp_path / name).unlink()
-    files = write_report(tmp_path)
-    assert len(files.damage) == 1
-    assert name in files.damage[0]
-    assert "summary.csv" in names(files)
+BLOCKS = ({"baseline": 1.0, "guided": 1.0},) * 2
+LOST = "guided top_k=5"
 
 
-def test_a_damaged_run_document_is_reported_and_the_other_runs_are_read(tmp_path):
-    results = builders.write_results(tmp_path)
-    (results.runs()[0].path / "run.json").write_text("{")
-    analysis = analyze_directory(tmp_path)
-    assert len(analysis.runs) == 5
-    assert "run.json" in analysis.damage[0]
+@pytest.fixture(name="path")
+def _path(tmp_path: Path) -> Path:
+    """Two blocks of two cells; the servers of one cell ran out of memory, and were then not tried again."""
+    results = write_results(tmp_path / "r", block_factors=BLOCKS, cells=({"top_k": 3}, {"top_k": 5}))
+    lost = [run.path.name for run in results.runs() if run.path.name.endswith("top_k5")]
+    for run_id, cause in zip(lost, ("out-of-memory", "infeasible"), strict=True):
+        edit_run(results, run_id, state="failed", failure=RunFailure(cause=cause, message="no room"))
+    return results.path
 
 
-def test_bars_of_nothing_are_still_a_picture():
-    png = picture_bytes(stacked_bars([("a", {"part": 0.0})], "x"), "title")
-    assert png_size(png)[0] >= 1000
+def test_tables_and_exported_files_name_an_infeasible_cell(path: Path) -> None:
+    analysis = analyze_directory(path)
+    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
+    (row,) = [row for row in sweep_table(analysis).texts() if row[0] == LOST]
+    assert (cell[1], row[1:3]) == ("infeasible (out of memory)", ["0", "infeasible (out of memory)"])
+    write_report(path)
+    sweep = csv.DictReader((path / "sweep_summary.csv").read_text().splitlines())
+    assert [(row["cell"], row["n_blocks"], row["infeasible"]) for row in sweep] == [
+        ("top_k=3", "2", ""),
+        ("top_k=5", "0", "out of memory"),
+    ]
+    failures = sorted(row["failure"] for row in csv.DictReader((path / "summary.csv").read_text().splitlines()))
+    assert failures == ["", "", "", "", "infeasible", "out-of-memory"]
+    document = json.loads((path / "sweep_summary.json").read_text())["infeasible"]
+    assert document == [{"variant": "guided", "factors": {"top_k": 5}, "infeasible": "out of memory"}]
+    assert show_document(analysis)["infeasible"] == document
+
+
+def test_one_block_that_found_room_makes_the_cell_feasible(path: Path) -> None:
+    analysis = analyze_directory(path)
+    first = next(run.record.run_id for run in analysis.runs if run.record.failure is not None)
+    edit_run(ResultDirectory(path), first, state="done", failure=None)
+    analysis = analyze_directory(path)
+    assert analysis.infeasible == ()
+    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
+    assert cell[1] == "1 (1 left out)"
+
+
+def test_a_cell_that_failed_otherwise_is_not_called_infeasible(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=BLOCKS)
+    for run in results.runs():
+        if "guided" in run.path.name:
+            failure = RunFailure(cause="server-died", message="gone")
+            edit_run(results, run.path.name, state="failed", failure=failure)
+    assert analyze_directory(results.path).infeasible == ()

@@ -1,12 +1,23 @@
 """``benchctl`` for tests: a process for each command, whose modules a server has loaded before."""
 
 import atexit
+import io
+import json
 import os
+import pty
 import subprocess
 import sys
 import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchctl.cli import _run
 
 WITHOUT_PICTURES = {"BENCHCTL_TEST_WITHOUT_PICTURES": "1"}
 """Leaves out the pictures of an experiment, which take a second or two."""
@@ -32,6 +43,68 @@ def benchctl(
         timeout=timeout_s,
         check=False,
     )
+
+
+def printed(*args: object, code: int = 0, **options: Any) -> str:
+    """The output of ``benchctl ARGS``, which ends with ``code``."""
+    done = benchctl(*args, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def document(*args: object, **options: Any) -> Any:
+    """The JSON document that ``benchctl ARGS --json`` prints."""
+    return json.loads(printed(*args, "--json", **options))
+
+
+def refusal(*args: object, code: int = 2, **options: Any) -> str:
+    """The message with which ``benchctl ARGS`` is refused; it ends with ``code``."""
+    done = benchctl(*args, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def in_process(*args: object) -> tuple[int, str, str]:
+    """Exit code, output and messages of ``benchctl ARGS`` in this process, whose streams and signals stay."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch("sys.argv", ["benchctl", *map(str, args)]),
+        mock.patch("threading.excepthook"),
+        mock.patch("benchctl.cli.steady_streams"),
+        mock.patch("benchctl.cli._handle_signals"),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        return _run(), out.getvalue(), err.getvalue()
+
+
+def at_terminal(
+    *args: object,
+    code: int = 0,
+    columns: int = 160,
+    cwd: Path | None = None,
+    streams: Iterable[str] = ("stdin", "stdout", "stderr"),
+    without: Iterable[str] = ("CI", "COLUMNS", "COLORTERM", "FORCE_COLOR", "NO_COLOR"),
+    **env: str,
+) -> str:
+    """What ``benchctl ARGS`` writes to a terminal of that width, which is all of ``streams``."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, columns))
+    plain = {name: value for name, value in os.environ.items() if name not in without}
+    program = [str(preloaded_directory() / "benchctl"), *map(str, args)]
+    variables = {**plain, "TERM": "xterm-256color", **env}
+    terminal = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) | dict.fromkeys(streams, theirs)
+    with subprocess.Popen(program, cwd=cwd, env=variables, **terminal) as process:  # type: ignore[call-overload]
+        os.close(theirs)
+        content = b""
+        with suppress(OSError):  # nobody has the other end open any more
+            while piece := os.read(ours, 65536):
+                content += piece
+        os.close(ours)
+    assert process.returncode == code, content
+    return content.decode()
 
 
 @cache
@@ -63,6 +136,34 @@ def _end(server: "subprocess.Popen[bytes]", directory: "tempfile.TemporaryDirect
 def plain_environment(cwd: Path) -> dict[str, str]:
     """A wide terminal, and no data sets, whatever this machine has."""
     return {"BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
+
+
+@contextmanager
+def started(*args: object, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
+    """``benchctl ARGS`` in a new interpreter and in a session of its own; killed where it still runs at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchctl", *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **plain_environment(cwd)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_until(happens: Callable[[], object]) -> None:
+    """Wait for at most two minutes."""
+    deadline = time.monotonic() + 120
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def only_result(cwd: Path) -> Path:

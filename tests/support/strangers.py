@@ -53,7 +53,7 @@ KINDS: Final[dict[str, Callable[[Path, Path], None]]] = {
 def replace_entry(root: Path, name: str, kind: str) -> None:
     """Put an entry of that kind in the place of ``root / name``."""
     path = root / name
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     KINDS[kind](path, root)

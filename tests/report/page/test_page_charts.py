@@ -1,22 +1,36 @@
 """The charts of the report page: specifications whose numbers are those of the analysis, or a reason for none."""
 
+import base64
+import gzip
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, stdev
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import t as student
 from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
+from benchctl.analysis.metrics.latency import percentiles
+from benchctl.analysis.statistics.estimate import level_interval
+from benchctl.records.columns import StepColumns
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
 from benchctl.records.stores import MetricNoise
 from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded, wrapped
-from benchctl.report.page.page import draw_charts
+from benchctl.report.charts.ratios import sweep_name
+from benchctl.report.charts.requests import MAX_POINTS, quantiles, thinned
+from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_rows, bins_of, course_of, stacked_bars
+from benchctl.report.page.page import draw_charts, packed
+from benchctl.report.page.parts import percentile_values
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
 SWEEP = tuple({"top_k": k} for k in (1, 2, 5))
@@ -59,132 +73,87 @@ def layers_of(chart, mark):
     return [layer for layer in layers if layer["mark"]["type"] == mark]
 
 
-def half_the_batch(results):
-    """Every second step of each run has half as many sequences."""
+@pytest.fixture(name="swept", scope="module")
+def _swept(tmp_path_factory):
+    """Three cells whose every second step has half as many sequences, with GPU and host samples in each run: over
+    its 0.15 s of load and a second beyond it on both sides.
+    """
+    results = write_results(tmp_path_factory.mktemp("swept") / "r", cells=SWEEP, block_factors=SPREAD)
+    times_ns = [T0_NS - 10**9, *range(T0_NS, T0_NS + 10**8, 5 * 10**6), T0_NS + 10**9]
+    gpu = GpuSample(t_ns=0, index=0, source="nvml", power_w=100.0, sm_clock_hz=1_980_000_000, utilization_frac=0.5)
     for run in results.runs():
+        with run.append("gpu") as on_gpu, run.append("host") as on_host:
+            for t_ns in times_ns:
+                for device in range(2):
+                    on_gpu.write(msgspec.structs.replace(gpu, t_ns=t_ns, index=device))
+                on_host.write(HostSample(t_ns=t_ns, server_cpu_cores=1.5, client_cpu_cores=0.25))
         edit_steps(
-            results,
-            run.path.name,
-            lambda step: msgspec.structs.replace(
-                step, num_seqs=step.num_seqs // 2 if step.step % 2 else step.num_seqs
-            ),
+            results, run.path.name, lambda s: msgspec.structs.replace(s, num_seqs=s.num_seqs // (1 + s.step % 2))
         )
-
-
-def samples(results, *, devices=1, count=20):
-    """GPU and host samples in each run, over its 0.15 s of load and a second beyond it on both sides."""
-    for run in results.runs():
-        for i in range(-1, count + 1):
-            inside_ns = T0_NS + round(i * 100_000_000 / count)
-            t_ns = T0_NS - 10**9 if i < 0 else inside_ns if i < count else T0_NS + 10**9
-            with run.append("gpu") as writer:
-                for device in range(devices):
-                    writer.write(
-                        GpuSample(
-                            t_ns=t_ns,
-                            index=device,
-                            source="nvml",
-                            power_w=100.0 + i,
-                            sm_clock_hz=1_980_000_000,
-                            utilization_frac=0.5,
-                        )
-                    )
-            with run.append("host") as writer:
-                writer.write(HostSample(t_ns=t_ns, server_cpu_cores=1.5, client_cpu_cores=0.25))
-
-
-@pytest.fixture(name="swept")
-def _swept(tmp_path):
-    results = write_results(tmp_path / "r", cells=SWEEP, block_factors=SPREAD)
-    samples(results, devices=2)
-    half_the_batch(results)
     return results
 
 
-def test_every_chart_of_a_whole_directory_is_drawn(swept):
-    charts = charts_of(swept.path)
+@pytest.fixture(name="analysis", scope="module")
+def _analysis(swept):
+    return analyze_directory(swept.path)
+
+
+@pytest.fixture(name="charts", scope="module")
+def _charts(analysis):
+    return {chart.id: chart for chart in draw_charts(analysis)}
+
+
+def fields_of(panel, layer):
+    """The fields of the rows that a layer shows, of its own channels and those of its panel."""
+    channels = {**panel["encoding"], **layer["encoding"]}
+    if "data" in layer and "color" not in layer["encoding"]:
+        channels.pop("color", None)
+    return {channel["field"] for channel in channels.values() if isinstance(channel, dict) and "field" in channel}
+
+
+def test_every_chart_of_a_whole_directory_is_drawn_by_fields_of_its_rows_with_axes_that_say_what_they_show(charts):
     assert [chart for chart in charts if chart in IDS] == list(IDS)  # more may join them
     assert {chart.id: chart.skipped for chart in charts.values() if chart.skipped} == {}
+    for chart_id in IDS:
+        chart = charts[chart_id]
+        assert json.loads(json.dumps(chart.spec, allow_nan=False)) == chart.spec
+        drawn = chart_bytes(chart, ".svg").decode()
+        assert drawn.startswith("<svg")
+        assert drawn.count("<path") > 10
+        assert chart.title in drawn
+        assert x_axis_of(chart)["title"]
+        assert chart_id == "sections" or all(titles_of(chart))  # its labels are names of arms
+        for panel in chart.spec["vconcat"]:
+            for layer in panel["layer"]:
+                if "values" not in layer.get("data", {}):
+                    rows = chart.spec["datasets"][layer.get("data", chart.spec["data"])["name"]]
+                    assert fields_of(panel, layer) <= set().union(*rows), layer
 
 
-@pytest.mark.parametrize("chart_id", IDS)
-def test_a_specification_is_valid_to_vega_lite_and_json_can_hold_it(swept, chart_id, capfd):
-    chart = charts_of(swept.path)[chart_id]
-    assert json.loads(json.dumps(chart.spec, allow_nan=False)) == chart.spec
-    drawn = chart_bytes(chart, ".svg").decode()
-    assert drawn.startswith("<svg")
-    assert drawn.count("<path") > 10
-    assert chart.title in drawn
-
-
-@pytest.mark.parametrize("chart_id", IDS)
-def test_every_channel_names_a_field_of_its_rows(swept, chart_id):
-    spec = charts_of(swept.path)[chart_id].spec
-    for panel in spec["vconcat"]:
-        for layer in panel["layer"]:
-            if "values" in layer.get("data", {}):
-                continue
-            rows = spec["datasets"][layer.get("data", spec["data"])["name"]]
-            inherited = {
-                name: channel for name, channel in panel["encoding"].items() if name not in layer["encoding"]
-            }
-            channels = {**inherited, **layer["encoding"]}
-            if "data" in layer:
-                channels.pop("color", None)
-            fields = {
-                channel["field"]
-                for channel in channels.values()
-                if isinstance(channel, dict) and "field" in channel
-            }
-            assert fields <= set().union(*rows), layer
-
-
-@pytest.mark.parametrize("chart_id", IDS)
-def test_every_axis_says_what_it_shows(swept, chart_id):
-    chart = charts_of(swept.path)[chart_id]
-    assert x_axis_of(chart)["title"]
-    if chart_id != "sections":  # its labels are names of arms
-        assert all(titles_of(chart))
-
-
-def test_no_chart_sets_what_belongs_to_the_theme_of_the_page(swept):
-    for chart in charts_of(swept.path).values():
-        config = json.dumps(chart.spec["config"])
-        assert "olor" not in config
-        assert '"font"' not in config
-        assert not {"background", "width", "title"} & set(chart.spec)
-        assert not any("width" in panel for panel in chart.spec["vconcat"])
-
-
-def test_an_arm_has_the_same_colour_in_every_chart(swept):
-    seen = {}
+def test_no_chart_sets_the_theme_of_the_page_and_an_arm_has_one_colour_in_all(charts):
+    assert not any({"background", "width", "title"} & set(chart.spec) for chart in charts.values())
+    assert "olor" not in "".join(json.dumps(chart.spec["config"]) for chart in charts.values())
+    colours = {}
     for chart_id in ("block-values", "step-time", "step-time-by-batch-size", "host-cpu", "latencies"):
-        for panel in charts_of(swept.path)[chart_id].spec["vconcat"]:
+        for panel in charts[chart_id].spec["vconcat"]:
             scale = panel["encoding"]["color"]["scale"]
-            for arm, color in zip(scale["domain"], scale["range"], strict=True):
-                seen.setdefault(arm, set()).add(color)
-    assert len(seen) == 4  # arms
-    assert seen["baseline"] == {SERIES[0]}
-    assert all(len(colors) == 1 for colors in seen.values())
+            for arm, colour in zip(scale["domain"], scale["range"], strict=True):
+                colours.setdefault(arm, set()).add(colour)
+    assert len(colours) == 4  # arms
+    assert colours["baseline"] == {SERIES[0]}
+    assert all(len(each) == 1 for each in colours.values())
 
 
-def test_the_example_of_a_simulator_gives_charts_that_agree_with_its_summary():
-    analysis = analyze_directory(EXAMPLE)
-    charts = {chart.id: chart for chart in draw_charts(analysis)}
-    for cell in analysis.cells:
-        parts = values_of(charts["sections"], "value", bar=wrapped(cell.label))
-        assert math.fsum(parts) == pytest.approx(cell.centre("step_ms"), rel=1e-5)
-        ends = [
-            row["end"] for row in charts["sections"].spec["datasets"]["ends"] if row["bar"] == wrapped(cell.label)
-        ]
-        assert ends == [pytest.approx(math.fsum(parts), rel=1e-5)]
+def test_a_directory_of_equal_batches_has_no_chart_by_their_size():
+    charts = charts_of(EXAMPLE)
     assert charts["step-time-by-batch-size"].skipped == "every decode step has 4 sequences: see step_ms"
+    assert list(dict.fromkeys(values_of(charts["step-time"], "block"))) == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_the_steps_of_all_batch_sizes_add_up_to_those_of_the_arm(swept):
-    analysis = analyze_directory(swept.path)
-    charts = {chart.id: chart for chart in draw_charts(analysis)}
+def test_the_steps_of_all_batch_sizes_add_up_to_those_of_the_arm(analysis, charts):
     for cell in analysis.cells:
+        course = sum(row["steps"] for row in rows_of(charts["step-time"], arm=cell.label, block="0"))
+        assert course == cell.runs[0].number("num_steps")
         rows = rows_of(charts["step-time-by-batch-size"], arm=cell.label)
         in_phase = [run.run.columns.in_phase("decode") for run in cell.runs]
         assert sum(row["steps"] for row in rows) == sum(int(mask.sum()) for mask in in_phase)
@@ -192,28 +161,11 @@ def test_the_steps_of_all_batch_sizes_add_up_to_those_of_the_arm(swept):
         assert math.fsum(row["mean"] * row["steps"] for row in rows) == pytest.approx(total, rel=1e-5)
 
 
-def test_the_course_of_a_run_keeps_the_mean_and_the_number_of_its_steps():
-    analysis = analyze_directory(EXAMPLE)
-    chart = next(chart for chart in draw_charts(analysis) if chart.id == "step-time")
-    assert list(dict.fromkeys(values_of(chart, "block"))) == ["0", "1", "2", "3", "4", "5"]
-    for cell in analysis.cells:
-        for run in cell.runs:
-            rows = rows_of(chart, arm=cell.label, block=str(run.record.block))
-            count = sum(row["steps"] for row in rows)
-            assert count == run.number("num_steps")
-            mean = math.fsum(row["mean"] * row["steps"] for row in rows) / count
-            assert mean == pytest.approx(run.number("step_ms"), rel=1e-5)
-            assert all(row["low"] <= row["median"] <= row["high"] for row in rows)
-
-
-def test_the_raw_value_of_every_run_stands_in_its_block(swept):
-    analysis = analyze_directory(swept.path)
-    chart = next(chart for chart in draw_charts(analysis) if chart.id == "block-values")
+def test_the_raw_value_of_every_run_stands_in_its_block(analysis, charts):
     for name in ("step_ms", "tpot_ms", "wall_s"):
         for cell in analysis.cells:
-            rows = rows_of(chart, arm=cell.label, metric=name)
-            shown = {row["run"]: (row["block"], row["value"]) for row in rows}
-            assert shown == {
+            rows = rows_of(charts["block-values"], arm=cell.label, metric=name)
+            assert {row["run"]: (row["block"], row["value"]) for row in rows} == {
                 run.record.run_id: (run.record.block, pytest.approx(run.number(name), rel=1e-5))
                 for run in cell.runs
             }
@@ -256,15 +208,13 @@ def test_arms_that_lie_far_apart_are_shown_in_per_cent_of_their_own_mean(tmp_pat
     assert shown == pytest.approx([100 * (f / mean - 1) for f in (1.0, 1.2, 1.0)], abs=1e-3)
 
 
-def test_the_sweep_shows_the_ratio_interval_and_blocks_of_every_cell(swept):
-    analysis = analyze_directory(swept.path)
-    chart = next(chart for chart in draw_charts(analysis) if chart.id == "sweep")
-    rows = rows_of(chart, line="guided", quantity="wall", kind="estimate")
+def test_the_sweep_shows_the_ratio_interval_and_blocks_of_every_cell(analysis, charts):
+    rows = rows_of(charts["sweep"], line="guided", quantity="wall", kind="estimate")
     estimates = [row.estimates["wall"] for row in analysis.sweep]
     assert [row["x"] for row in rows] == [1.0, 2.0, 5.0]
     for name, values in (("ratio", "ratio"), ("low", "ci_low"), ("high", "ci_high"), ("blocks", "num_blocks")):
         assert [row[name] for row in rows] == pytest.approx([getattr(e, values) for e in estimates], rel=1e-5)
-    assert len(rows_of(chart, line="guided", quantity="wall", kind="block")) == 9
+    assert len(rows_of(charts["sweep"], line="guided", quantity="wall", kind="block")) == 9
 
 
 def bands_of(chart):
@@ -273,42 +223,37 @@ def bands_of(chart):
     return [(encoding["y"]["datum"], encoding["y2"]["datum"]) for encoding in encodings]
 
 
-def test_the_grey_band_is_the_noise_floor_where_one_is_known(swept):
+def test_the_grey_band_is_the_noise_floor_where_one_is_known(swept, charts):
     floor = MetricNoise(log_sd=0.01, num_blocks=8, floor_frac=0.05)
     sides = [parse_side(f"{swept.path}:{variant}") for variant in ("baseline", "guided")]
     options = CompareOptions(noise={"wall_s": floor, "step_ms": floor})
     known = charts_of(swept.path, compare_sides(*sides, options))["sweep"]
     assert bands_of(known) == [pytest.approx((1 / 1.05, 1.05))] * 2
     assert "A/A" in known.caption
-    own = charts_of(swept.path)["sweep"]
     logs = [math.log(factor["baseline"]) for factor in SPREAD]
-    assert math.log(bands_of(own)[0][1]) == pytest.approx(np.std(logs, ddof=1), rel=1e-6)
+    assert math.log(bands_of(charts["sweep"])[0][1]) == pytest.approx(np.std(logs, ddof=1), rel=1e-6)
 
 
-def test_several_factors_give_a_line_for_each_value_of_the_others(tmp_path):
+def test_several_factors_give_a_line_for_each_value_of_the_others_and_words_stand_side_by_side(tmp_path):
     cells = [{"top_k": k, "value_model": m} for k in (2, 5, 40) for m in ("small", "large")]
-    chart = charts_of(write_results(tmp_path / "r", cells=cells).path)["sweep"]
+    chart = charts_of(write_results(tmp_path / "lines", cells=cells).path)["sweep"]
     for model in ("small", "large"):
         line = f"guided value_model={model}"
         assert values_of(chart, "x", line=line, quantity="wall", kind="estimate") == [2.0, 5.0, 40.0]
     assert x_axis_of(chart)["scale"]["type"] == "log"
-
-
-def test_factors_that_are_words_stand_side_by_side_and_are_not_joined(tmp_path):
-    cells = [{"value_model": m} for m in ("small", "large")]
-    chart = charts_of(write_results(tmp_path / "r", cells=cells).path)["sweep"]
+    chart = charts_of(
+        write_results(tmp_path / "words", cells=[{"value_model": m} for m in ("small", "large")]).path
+    )["sweep"]
     assert x_axis_of(chart)["type"] == "nominal"
     assert sorted(x_axis_of(chart)["sort"]) == ["large", "small"]
     assert not layers_of(chart, "line")
     assert any(layer["encoding"]["y"] == {"field": "low"} for layer in layers_of(chart, "rule"))
 
 
-def test_gpu_and_host_are_shown_between_first_send_and_last_output_only(swept):
-    charts = charts_of(swept.path)
+def test_gpu_and_host_are_shown_between_first_send_and_last_output_only(charts):
     for chart_id in ("gpu", "host-cpu"):
         times = values_of(charts[chart_id], "time")
-        assert min(times) >= 0
-        assert max(times) < 0.2
+        assert 0 <= min(times) <= max(times) < 0.2
     assert set(values_of(charts["gpu"], "device", arm="baseline")) == {"GPU 0", "GPU 1"}
     # no panel for what nobody reported
     assert titles_of(charts["gpu"]) == ["power, W", "SM clock, MHz", "utilisation, %"]
@@ -342,50 +287,226 @@ def test_of_many_requests_two_hundred_are_shown_and_the_caption_says_so(tmp_path
     assert "200 of up to 450" in chart.caption
 
 
-def test_a_directory_without_logs_and_devices_says_of_each_chart_what_is_missing(tmp_path):
+def test_a_directory_says_of_each_chart_what_is_missing(tmp_path):
     results = write_results(tmp_path / "r")
-    for run in results.runs():
-        (run.path / "steps.jsonl").unlink()
+    runs = [planned.run_id for planned in results.plan().runs]
+    for run_id in runs:
+        edit_steps(results, run_id, lambda step: msgspec.structs.replace(step, phase="prefill"))
+    reason = charts_of(results.path)["step-time-by-batch-size"].skipped
+    assert reason == "no finished run has steps that only decode"
+    for run_id in runs:
+        results.run(run_id).step_log.unlink()
     reasons = {chart.id: chart.skipped for chart in charts_of(results.path).values()}
-    assert reasons["step-time"] == reasons["sections"] == "no finished run has a step log"
-    assert reasons["step-time-by-batch-size"] == "no finished run has a step log"
+    for chart_id in ("step-time", "sections", "step-time-by-batch-size"):
+        assert reasons[chart_id] == "no finished run has a step log"
     assert reasons["gpu"] == "the measuring machine showed no GPU"
-    assert "two samples" in reasons["host-cpu"]
-    assert "two or more cells" in reasons["sweep"]
+    assert ("two samples" in reasons["host-cpu"], "two or more cells" in reasons["sweep"]) == (True, True)
     assert reasons["block-values"] is reasons["request-timeline"] is None
     edit_manifest(results, gpus=(GpuInfo(index=0, name="H200"),))
     assert charts_of(results.path)["gpu"].skipped == "no GPU sample was taken during the load"
-
-
-def test_a_directory_without_a_finished_run_has_no_chart_and_no_error(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=SPREAD[:1])
-    for planned in results.plan().runs:
-        edit_run(results, planned.run_id, state="failed")
+    for run_id in runs:
+        edit_run(results, run_id, state="failed")
     assert all(chart.skipped for chart in charts_of(results.path).values())
-
-
-def test_steps_that_only_prefill_are_not_in_the_chart_by_batch_size(tmp_path):
-    results = write_results(tmp_path / "r")
-    for planned in results.plan().runs:
-        edit_steps(results, planned.run_id, lambda step: msgspec.structs.replace(step, phase="prefill"))
-    assert (
-        charts_of(results.path)["step-time-by-batch-size"].skipped == "no finished run has steps that only decode"
-    )
 
 
 def test_numbers_that_no_json_can_hold_become_gaps():
     assert [rounded(value, 3) for value in (1.23456789, math.nan, math.inf, None)] == [1.23, None, None, None]
 
 
-def test_a_picture_is_the_same_each_time_and_of_the_kind_that_is_asked_for(swept):
-    chart = charts_of(swept.path)["sweep"]
+def test_a_picture_is_the_same_each_time_and_of_the_kind_that_is_asked_for(charts):
+    chart = charts["sweep"]
     for suffix, beginning in ((".png", b"\x89PNG\r\n"), (".svg", b"<svg"), (".pdf", b"%PDF")):
         assert picture_bytes(chart.spec, "title", suffix=suffix).startswith(beginning)
     assert chart_bytes(chart) == chart_bytes(chart)
 
 
+def test_a_picture_shows_markup_and_controls_as_text_and_has_a_name_that_is_one_part_of_a_path():
+    hostile = ["<b>$\\frac$", "datum.x", "\x1b[31m\x07\u202e", "\ud800", "x" * 10_000]
+    spec = stacked_bars([(label, {label: 1.0}) for label in hostile], "<i>x")
+    svg = picture_bytes(spec, "<title>\x1b", suffix=".svg").decode()
+    assert "&lt;b&gt;$\\frac$" in svg
+    assert "\\x1b[31m\\x07\\u202e" in svg
+    assert not any(text in svg for text in ("<b>", "x" * 400))
+    assert picture_bytes(spec, "<title>\x1b").startswith(b"\x89PNG")
+    assert sweep_name([{"a/../../b.c": number, "d": number} for number in (1, 2)]) == "a_______b_c_d_sweep.png"
+
+
 def test_long_labels_break_between_words_and_never_inside_one():
     assert wrapped("baseline") == "baseline"
-    long = wrapped("guided top_k=2, value_model=qwen2.5-0.5b")
-    assert long == "guided top_k=2,\nvalue_model=qwen2.5-0.5b"
+    assert wrapped("guided top_k=2, value_model=qwen2.5-0.5b") == "guided top_k=2,\nvalue_model=qwen2.5-0.5b"
     assert wrapped("a_word_of_more_than_twenty_two_letters") == "a_word_of_more_than_twenty_two_letters"
+
+
+def columns(dur_ns, num_seqs=None, gaps_ns=0):
+    dur_ns = np.asarray(dur_ns, dtype=np.int64)
+    return StepColumns(
+        {
+            "start_ns": np.cumsum(dur_ns + gaps_ns) - dur_ns - gaps_ns,
+            "dur_ns": dur_ns,
+            "num_seqs": np.ones_like(dur_ns) if num_seqs is None else np.asarray(num_seqs, dtype=np.int64),
+            "phase": np.ones_like(dur_ns),
+            "clock": np.zeros_like(dur_ns),
+        }
+    )
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=400), st.integers(0, 10**8))
+def test_stretches_hold_every_step_once_and_keep_sum_and_order(dur_ns, gap_ns):
+    course = list(course_of(columns(dur_ns, gaps_ns=gap_ns)))
+    assert sum(each["steps"] for each in course) == len(dur_ns)
+    assert sum(each["steps"] * each["mean"] for each in course) == pytest.approx(sum(dur_ns) / 1e6)
+    assert len(course) <= MAX_STRETCHES
+    assert all(each["steps"] > 0 for each in course)
+    assert all(a["time"] < b["time"] for a, b in pairwise(course))
+    assert all(each["low"] <= each["median"] <= each["high"] for each in course)
+    assert min(each["low"] for each in course) >= min(dur_ns) / 1e6
+    assert max(each["high"] for each in course) <= max(dur_ns) / 1e6
+
+
+def test_a_stall_in_a_long_run_is_seen_in_the_band_of_its_stretch():
+    dur_ns = np.full(100_000, 10_000_000)
+    dur_ns[60_000:60_100] = 50_000_000  # about a seventh of one stretch
+    course = list(course_of(columns(dur_ns)))
+    highs = [each["high"] for each in course]
+    assert [each["median"] for each in course] == pytest.approx([10.0] * len(course))
+    assert max(highs) == pytest.approx(50.0)
+    assert np.argmax(highs) == pytest.approx(0.6 * len(course), abs=2)
+
+
+def test_few_batch_sizes_are_shown_each_and_many_in_powers_of_two():
+    assert list(bins_of(np.array([1, 4, 4, 48]))) == ["1", "4", "48"]
+    assert list(bins_of(np.arange(1, 41))) == ["1", "2", "3-4", "5-8", "9-16", "17-32", "33-64"]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
+def test_every_batch_size_is_in_exactly_one_bin(sizes):
+    bins = bins_of(np.array(sizes))
+    for size in sizes:
+        assert sum(low <= size <= high for low, high in bins.values()) == 1
+
+
+def test_one_long_step_pulls_the_mean_of_a_bin_and_not_its_percentiles():
+    times_ms = np.array([10.0] * 99 + [5000.0])
+    (row,) = batch_size_rows("baseline", np.full(100, 8), times_ms, bins_of(np.array([8])))
+    assert row == {
+        "arm": "baseline",
+        "size": "8",
+        "mean": pytest.approx(59.9),
+        "steps": 100,
+        "low": 10.0,
+        "high": 10.0,
+    }
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0, 1000), max_size=1000))
+def test_thinned_samples_stay_within_what_was_read(values):
+    points = thinned(list(enumerate(values)))
+    assert len(points) == min(len(values), MAX_POINTS)
+    assert all(min(values) - 1e-9 <= value <= max(values) + 1e-9 for _, value in points)
+    if len(values) <= MAX_POINTS:
+        assert points == [(float(at), value) for at, value in enumerate(values)]
+
+
+FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
+
+
+@pytest.fixture(scope="module", name="measured")
+def _latencies(tmp_path_factory):
+    path = tmp_path_factory.mktemp("results")
+    write_results(path, block_factors=FACTORS, num_requests=40)
+    return analyze_directory(path)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=2000), st.sampled_from([50, 90, 95, 99]))
+def test_a_percentile_read_from_a_line_is_that_of_the_values(values, percent):
+    line = quantiles(np.sort(np.array(values)), MAX_POINTS)
+    assert len(line) == min(max(2, len(values)), MAX_POINTS)
+    read = np.interp(percent / 100, np.linspace(0, 1, len(line)), line)
+    exact = percentiles(values, 10**6, (percent,))[percent]
+    rank = percent / 100 * (len(line) - 1)
+    low, high = line[math.floor(rank)], line[math.ceil(rank)]
+    assert low - 1e-9 <= read <= high + 1e-9
+    assert low - 1e-6 * low <= exact <= high + 1e-6 * high
+
+
+def test_the_lines_of_an_arm_hold_every_request_of_its_blocks(measured):
+    rows = next(chart for chart in draw_charts(measured) if chart.id == "latencies").spec["datasets"]["rows"]
+    for cell in measured.cells:
+        for latency in ("ttft", "tpot", "e2el"):
+            of_runs = [run_latencies(run)[latency] for run in cell.runs]
+            lines = {f"block {b}": values for b, values in enumerate(of_runs)} | {"": np.concatenate(of_runs)}
+            of_arm = [row for row in rows if (row["latency"], row["arm"]) == (latency, cell.label)]
+            assert list(dict.fromkeys(row["of"] for row in of_arm)) == list(lines)
+            for name, values in lines.items():
+                line = [row["ms"] for row in of_arm if row["of"] == name]
+                assert name or len(line) == min(MAX_POINTS, len(values))
+                assert [line[0], line[-1]] == pytest.approx([values.min(), values.max()], rel=1e-5)
+            for run, values in zip(cell.runs, of_runs, strict=True):
+                assert values.mean() == pytest.approx(run.number(f"{latency}_ms"), rel=1e-9)
+
+
+def test_the_interval_of_a_percentile_over_few_blocks_is_that_of_student_also_where_a_block_has_zero():
+    values = [12.0, 12.5, 11.8, 12.2, 12.9]
+    logs = [math.log(value) for value in values]
+    half = student.ppf(0.975, 4) * stdev(logs) / math.sqrt(5)
+    level = math.exp(fmean(logs))
+    assert level_interval(values, level) == pytest.approx((level * math.exp(-half), level * math.exp(half)))
+    values = [12.65, 0.0, 12.82, 12.52, 12.75, 0.0]
+    half = student.ppf(0.975, 5) * stdev(values) / math.sqrt(6)
+    assert level_interval(values, fmean(values)) == pytest.approx((fmean(values) - half, fmean(values) + half))
+    assert level_interval([12.0], 12.0) is level_interval([0.0], 0.0) is None
+    assert level_of_blocks([12.0, None], None, 0.95) is None
+
+
+def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are_too_few(measured):
+    (baseline, _) = measured.cells
+    _, p90, p95, p99 = percentile_levels(baseline, "e2el", 0.95)
+    blocks = [run.number("p90_e2el_ms") for run in baseline.runs]
+    assert p90.level_ms == baseline.centre("p90_e2el_ms")
+    assert min(blocks) <= p90.level_ms <= max(blocks)
+    assert p90.interval_ms[0] < p90.level_ms < p90.interval_ms[1]
+    assert p95 is p99 is None  # 40 requests a block, and p95 needs 59
+    table = percentile_values(measured)
+    assert [column.heading for column in table.columns] == ["latency", "arm", "p50", "p90", "p95", "p99"]
+    assert "p95 59" in table.title
+    rows = [row for row in table.texts() if row[0] == "end-to-end latency (E2EL)"]
+    assert [row[1] for row in rows] == ["baseline", "guided top_k=5"]
+    assert rows[0][4] == "-"
+
+
+def test_in_virtual_time_the_percentile_of_few_requests_is_shown_with_their_number(tmp_path):
+    """Nothing but the requests made it long: it is exact for these 40, and says nothing of others."""
+    results = write_results(tmp_path, num_requests=40)
+    for planned in results.plan().runs:
+        edit_run(results, planned.run_id, clock="virtual")
+    measured = analyze_directory(tmp_path)
+    (baseline, _) = measured.cells
+    latencies_ms = run_latencies(baseline.runs[0])["e2el"]
+    row = baseline.runs[0].values
+    assert row["few_requests"] == "p95 p99"
+    assert row["p99_e2el_ms"] == pytest.approx(np.percentile(latencies_ms, 99))
+    assert [level.num_requests for level in percentile_levels(baseline, "e2el", 0.95)] == [None, None, 40, 40]
+    table = percentile_values(measured)
+    _, _, *numbers = next(row for row in table.texts() if row[0] == "end-to-end latency (E2EL)")
+    assert [text.endswith("of 40") for text in numbers] == [False, False, True, True]
+
+
+def test_requests_that_were_not_answered_are_in_no_distribution(tmp_path):
+    results = write_results(tmp_path, num_requests=6)
+    before = run_latencies(analyze_directory(tmp_path).runs[0])["e2el"]
+
+    def cut(request):
+        return msgspec.structs.replace(request, done_ns=None) if request.index == 2 else request
+
+    edit_requests(results, results.plan().runs[0].run_id, cut)
+    assert len(run_latencies(analyze_directory(tmp_path).runs[0])["e2el"]) == len(before) - 1
+
+
+@settings(max_examples=40)
+@given(st.text())
+def test_what_is_packed_is_the_same_when_unpacked(text):
+    assert gzip.decompress(base64.b64decode(packed(text))).decode() == text

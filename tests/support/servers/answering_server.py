@@ -1,22 +1,23 @@
-"""A server that ends answers before their forced length and counts the tokens that never came, in any dialect."""
+"""A server of OpenAI's API in any dialect: it answers in full, or ends answers before their forced length and
+counts the tokens that never came; it fails at some requests, and remembers all of them.
+"""
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from support.servers.handler_server import handled_by
 
 
-@dataclass(frozen=True)
-class EarlyAnswers:
-    """How the server answers."""
+@dataclass
+class Answers:
+    """How the server answers, and what it was asked."""
 
-    share: float = 0.5
+    share: float = 1.0
     """Share of the tokens that come, of every answer but each fourth, which comes whole."""
     finish: str = "length"
     counted_by: str = "last usage"
@@ -25,31 +26,40 @@ class EarlyAnswers:
     is_honest: bool = False
     """All tokens come: those beyond the share have no text and take their time, like a repeated end of sequence."""
     pace_s: float = 0.0005
+    tokens_per_word: int = 1
+    """Tokens that it counts in a prompt for each of its words."""
+    failing: frozenset[int] = frozenset()
+    """Numbers of the requests that it answers with an error."""
+    asked: list[tuple[dict[str, Any], str | None]] = field(default_factory=list, repr=False)
+    """Body and key of each request."""
 
 
-def early_server(answers: EarlyAnswers) -> AbstractContextManager[str]:
+def answering(answers: Answers) -> AbstractContextManager[str]:
     """The address of the server; it ends with the block."""
 
     class Handler(BaseHTTPRequestHandler):
-        numbers = itertools.count(1)
-
         def log_message(self, *_: Any) -> None:
             """Nothing."""
 
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/v1/models" else 404)
             self.end_headers()
-            self.wfile.write(b'{"data": [{"id": "early"}]}')
+            self.wfile.write(b'{"data": [{"id": "theirs"}]}')
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if not self.path.endswith("/completions"):
                 self.send_error(404)
                 return
+            answers.asked.append((body, self.headers["authorization"]))
+            number = len(answers.asked)
+            if number in answers.failing:
+                self.send_error(500, "out of order")
+                return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.end_headers()
-            is_whole = next(self.numbers) % 4 == 0
+            is_whole = number % 4 == 0
             for event in _events(answers, body, is_whole=is_whole):
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 time.sleep(answers.pace_s * answers.tokens_per_chunk)
@@ -58,7 +68,7 @@ def early_server(answers: EarlyAnswers) -> AbstractContextManager[str]:
     return handled_by(Handler)
 
 
-def _events(answers: EarlyAnswers, body: dict[str, Any], *, is_whole: bool) -> Iterator[dict[str, Any]]:
+def _events(answers: Answers, body: dict[str, Any], *, is_whole: bool) -> Iterator[dict[str, Any]]:
     num_asked, per_chunk = body["max_tokens"], answers.tokens_per_chunk
     num_shown = num_asked if is_whole else round(num_asked * answers.share)
     for i in range(0, num_shown, per_chunk):
@@ -68,12 +78,12 @@ def _events(answers: EarlyAnswers, body: dict[str, Any], *, is_whole: bool) -> I
         time.sleep(answers.pace_s * (num_asked - num_shown))
     yield _event(answers, body, "", 0, num_asked, finish="length" if is_whole else answers.finish)
     prompt = body.get("prompt") or " ".join(message["content"] for message in body["messages"])
-    usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": num_asked}
+    usage = {"prompt_tokens": len(prompt.split()) * answers.tokens_per_word, "completion_tokens": num_asked}
     yield {"choices": [], "usage": usage}
 
 
 def _event(
-    answers: EarlyAnswers, body: dict[str, Any], text: str, count: int, so_far: int, finish: str | None = None
+    answers: Answers, body: dict[str, Any], text: str, count: int, so_far: int, finish: str | None = None
 ) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
     choice |= {"delta": {"content": text}} if "messages" in body else {"text": text}
