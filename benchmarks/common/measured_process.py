@@ -29,7 +29,6 @@ class Cost:
     peak_bytes: int
     wall_s: float
     most_processes: int
-    returncode: int
     failure: str | None
     """The end of what it said when it failed."""
 
@@ -119,7 +118,6 @@ def run_measured(
         peak_bytes=family.peak_bytes,
         wall_s=time.perf_counter() - began_s,
         most_processes=family.most_processes,
-        returncode=code,
         failure=None if code in good_codes else f"ended with {code}: {tail(log)}",
     )
 

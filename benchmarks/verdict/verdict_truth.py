@@ -91,11 +91,8 @@ def sweep() -> Iterator[Case]:
 def real_change() -> Iterator[Case]:
     for noise, num_blocks in product(NOISES, (6, 8, 12)):
         made = Made(noise=noise, num_blocks=num_blocks, change_frac=0.05)
-        yield (
-            {"noise": noise, "blocks": num_blocks},
-            made,
-            ({"regression": NEARLY_ALWAYS} if num_blocks == 8 else {}),
-        )
+        demands = {"regression": NEARLY_ALWAYS} if num_blocks == 8 else {}
+        yield {"noise": noise, "blocks": num_blocks}, made, demands
 
 
 def inside_the_margin() -> Iterator[Case]:
@@ -353,38 +350,29 @@ def p_of(compared: MetricComparison) -> float:
     return 1.0 if compared.estimate is None or compared.estimate.p_value is None else compared.estimate.p_value
 
 
-OF_CHANGES: Final = ("covers", "change called")
-SECTIONS: Final[Mapping[str, tuple[Callable[[int], Iterator[Row]], str]]] = {
-    "no-change": (
-        partial(counted, no_change, (*OF_CHANGES, "p < 5 %")),
-        "A/A, two arms, scatter 2 %, margin 1 %",
-    ),
-    "sweep": (
-        partial(counted, sweep, OF_CHANGES),
-        "A/A, six arms (positions -5 to 5), 5 cells x 3 metrics = 15 corrected tests, margin 0",
-    ),
-    "real-change": (partial(counted, real_change, VERDICTS), "true +5 %, scatter 2 %, margin 1 %"),
+def of(cases: Callable[[], Iterable[Case]], *names: str) -> Callable[[int], Iterator[Row]]:
+    return partial(counted, cases, names)
+
+
+SECTIONS: Final[Mapping[str, tuple[str, Callable[[int], Iterator[Row]]]]] = {
+    "no-change": ("A/A, two arms, scatter 2 %, margin 1 %", of(no_change, "covers", "change called", "p < 5 %")),
+    "sweep": ("A/A, six arms (positions -5 to 5), 15 corrected tests, margin 0", of(sweep, *NO_CHANGE)),
+    "real-change": ("true +5 %, scatter 2 %, margin 1 %", of(real_change, *VERDICTS)),
     "inside": (
-        partial(counted, inside_the_margin, VERDICTS),
-        "true +1 %, scatter 2 %: inside a margin of 2 %, and exactly on one of 1 %",
+        "true +1 %, scatter 2 %: inside a margin of 2 %, and on one of 1 %",
+        of(inside_the_margin, *VERDICTS),
     ),
-    "equivalence": (partial(counted, equivalence, VERDICTS), "scatter 0.3 %, margin 1 %, gaussian"),
-    "bad-machines": (
-        partial(counted, bad_machines, OF_CHANGES),
-        "A/A as above, on machines that do more than scatter",
-    ),
-    "false-alarms": (false_alarms, "A/A, two arms: a change called at margin 0 and at 1 %; and a true +5 %"),
-    "arms": (
-        partial(counted, arms, OF_CHANGES),
-        "A/A, 2 to 12 arms, also where positions are not balanced; margin 0, scatter 2 %",
-    ),
-    "power": (power, "true +5 %, 8 blocks, margin 1 %, three metrics that say nearly the same"),
-    "floor": (floors, "true change outside the threshold of 1 %, beside a noise floor; 8 blocks"),
-    "unpaired": (unpaired, "two experiments without common blocks, scatter 2 % and 5 % between blocks"),
-    "remainder": (remainder, "A/A, wall time = steps * time per step * remainder, which holds 1"),
-    "stopping": (stopping, "until a half-width of 0.9 % at one of four looks, scatter 1 %; interval of 98.75 %"),
+    "equivalence": ("scatter 0.3 %, margin 1 %, gaussian", of(equivalence, *VERDICTS)),
+    "bad-machines": ("A/A as above, on machines that do more than scatter", of(bad_machines, *NO_CHANGE)),
+    "false-alarms": ("A/A, two arms: a change called at margin 0 and at 1 %; and a true +5 %", false_alarms),
+    "arms": ("A/A, 2 to 12 arms, also where positions are not balanced; margin 0", of(arms, *NO_CHANGE)),
+    "power": ("true +5 %, 8 blocks, margin 1 %, three metrics that say nearly the same", power),
+    "floor": ("true change outside the threshold of 1 %, beside a noise floor; 8 blocks", floors),
+    "unpaired": ("two experiments without common blocks, scatter 2 % and 5 % between blocks", unpaired),
+    "remainder": ("A/A, wall time = steps * time per step * remainder, which holds 1", remainder),
+    "stopping": ("until a half-width of 0.9 % at one of four looks, scatter 1 %; interval of 98.75 %", stopping),
 }
-"""By name: the rows for a number of experiments of each condition, and a title."""
+"""By name: a title, and the rows for a number of experiments of each condition."""
 
 
 def main() -> int:
@@ -395,7 +383,7 @@ def main() -> int:
     print(f"{options.experiments} experiments for each row; shares in % with their 95 % interval")
     failures = 0
     for name in options.sections:
-        section, title = SECTIONS[name]
+        title, section = SECTIONS[name]
         rows = list(section(options.experiments))
         show([one.cells() for one in rows], f"{name}: {title}")
         sys.stdout.flush()
