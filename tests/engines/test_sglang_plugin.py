@@ -116,8 +116,8 @@ def test_a_prompt_in_parts_gives_its_token_with_the_last_and_may_share_a_step_wi
 
 
 def test_requests_that_lose_their_place_are_counted_in_the_next_step(tmp_path):
-    turns = [*LOAD[:2], {"rows": ["a"], "extend": 12, "retracted": ["a"]}]
-    assert [step.preempted for step in steps_of(tmp_path, {"turns": turns})] == [0, 0, 1]
+    turns = [LOAD[0], {"rows": ["a"], "extend": 11, "retracted": ["a"]}, {"rows": ["a", "b"]}]
+    assert [step.preempted for step in steps_of(tmp_path, {"turns": turns})] == [0, 1, 0]
 
 
 def test_what_cannot_be_written_or_is_otherwise_costs_one_warning_and_never_the_server(tmp_path):

@@ -190,7 +190,7 @@ def who_is_guided(guide: Guide, *rows: GuideRow) -> list[Hashable]:
 
 def test_a_stride_guides_the_first_token_of_each_request_and_every_nth_after_it() -> None:
     guide = guide_of()
-    first, second = row_of(0, STRIDE), row_of(1, STRIDE)
+    first, second = (row_of(index, STRIDE, num_prompt=2) for index in (0, 1))
     prefilled = with_output(first, 0)
     for _ in range(4):  # what is sampled before the prompt is whole is thrown away, and no token follows
         assert who_is_guided(guide, prefilled) == ["r0"]
@@ -207,7 +207,7 @@ def test_a_stride_guides_the_first_token_of_each_request_and_every_nth_after_it(
 def test_a_preempted_request_comes_back_where_its_stride_was() -> None:
     expected = [True, False, False] * 3
     for at in range(1, 5):
-        row, guide, seen = row_of(0, STRIDE), guide_of(), []
+        row, guide, seen = row_of(0, STRIDE, num_prompt=2), guide_of(), []
         for number in range(9):
             if number == at:
                 guide.forget([row.key])
