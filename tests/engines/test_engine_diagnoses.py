@@ -47,7 +47,7 @@ LOGS: dict[str, list[tuple[str, str, int | None]]] = {
             True,
         ),
         (
-            "ValueError: User-specified context_length (9999) is greater than the derived context_length",
+            "context_length (9999) is too great; set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
             "bad-flag",
             True,
         ),
