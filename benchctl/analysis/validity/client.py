@@ -86,7 +86,7 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
             "slots-idle": _idle_slots(occupancy, load_ns),
             "sends-delayed": _delayed_sends(sends, load_ns) if idle_frac is None else None,
             "rate-missed": _missed_rate(sends) if idle_frac is None else None,
-            "arrival-times-unreliable": _late_reads(requests, run.client),
+            "arrival-times-unreliable": _late_reads(requests, run.client, load_ns),
             "client-cpu": _busy_processes(run.client),
         }
     )
@@ -172,8 +172,9 @@ def _missed_rate(sends: Sends) -> str | None:
     )
 
 
-def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> str | None:
-    if _span_ns(samples) < MIN_LOAD_NS:
+def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample], load_ns: int) -> str | None:
+    """Most arrival times may be wrong. The requests say how long a load was: a stalled loop takes few samples."""
+    if not samples or load_ns < MIN_LOAD_NS:
         return None
     gaps_ns = pooled_itls_ns(requests)
     allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)

@@ -184,6 +184,14 @@ SUSPECTS = {
     "chunks read together late": (
         read_together(3.0), CLOSED, samples_of(lag_ms=12.0), {UNRELIABLE: "160 of 320 chunks were read together"},
     ),
+    "a short load of which a stalled loop took two samples": (
+        read_together(3.0)[:28], CLOSED,
+        samples_of(2, 140.0, _0={"t_ns": T0_NS + 700 * NS_PER_MS}, _1={"t_ns": T0_NS + 1400 * NS_PER_MS}),
+        {UNRELIABLE: "112 of 224 chunks were read together"},
+    ),
+    "chunks read together late in less than a second": (
+        read_together(3.0)[:18], CLOSED, samples_of(lag_ms=12.0), {},
+    ),
     "read at once: the server sent them together": (read_together(0.1), CLOSED, samples_of(lag_ms=0.5), {}),
     "read a little late by a loop in time": (read_together(3.0), CLOSED, samples_of(lag_ms=0.5), {}),
     "the newest is fresh, but the loop was held up": (
