@@ -1,4 +1,4 @@
-"""Ladders of controls, whose prices add up; and the declared rule for ending early: its looks and what they cost."""
+"""Ladders of controls, whose prices add up; the declared rule for ending early: its looks and what they cost."""
 
 import json
 import math
