@@ -82,11 +82,6 @@ def test_loads_are_compared_each_with_its_own(tmp_path):
     assert next(w["message"] for w in comparison["warnings"] if w["code"] == "load-unmatched").endswith(
         "concurrency=16"
     )
-    lone = repeats(tmp_path / "lone", max_concurrency=32)
-    repeats(lone, max_concurrency=64)
-    refused = call(a, lone)
-    assert isinstance(refused.exception, NotComparableError)
-    assert "no load was driven on both sides" in str(refused.exception)
     one, other = repeats(tmp_path / "one", count=6), repeats(tmp_path / "other", 1.5, count=6, max_concurrency=8)
     assert isinstance(call(one, other).exception, NotComparableError)
     assert document(one, other, "--allow-difference", "max_concurrency")["verdict"] == "regression"
@@ -120,15 +115,6 @@ def test_two_tools_are_compared_in_what_both_mean_with_a_warning():
     assert deciding == ["tpot_ms", "ttft_ms", "output_throughput"]
 
 
-def test_metrics_that_nobody_tells_cannot_decide(tmp_path):
-    bare = {key: VLLM[key] for key in ("model_id", "num_prompts", "completed", "request_throughput")}
-    (tmp_path / "a.json").write_text(json.dumps(bare))
-    refused = call(tmp_path / "a.json", WRITTEN / "vllm-0.json")
-    assert isinstance(refused.exception, NotComparableError)
-    assert "Name the deciding metrics with --metrics" in str(refused.exception)
-    assert call(tmp_path / "a.json", WRITTEN / "vllm-0.json", "--metrics", "request_throughput").exit_code == 3
-
-
 def test_a_result_directory_stands_beside_result_files(tmp_path):
     blocks = tuple({"baseline": 1 + 0.001 * i, "guided": 1 + 0.001 * i} for i in range(6))
     results = write_results(tmp_path / "r", block_factors=blocks, n=1)
@@ -140,12 +126,22 @@ def test_a_result_directory_stands_beside_result_files(tmp_path):
     assert "tools-differ" in codes(comparison)
 
 
-def test_a_directory_of_several_arms_must_name_one(tmp_path):
-    results = write_results(tmp_path / "r")
-    refused = call(results.path, WRITTEN / "vllm-0.json")
-    assert isinstance(refused.exception, UsageError)
-    assert "name it as DIR:variant" in str(refused.exception)
-    assert "has no variant 'other'" in str(call(f"{results.path}:other", WRITTEN / "vllm-0.json").exception)
+def test_sides_that_share_no_load_or_no_metric_and_arms_without_a_name_are_refused(tmp_path):
+    bare, theirs = tmp_path / "a.json", WRITTEN / "vllm-0.json"
+    names = ("model_id", "num_prompts", "completed", "request_throughput")
+    bare.write_text(json.dumps({name: VLLM[name] for name in names}))
+    ours, lone = write_results(tmp_path / "r").path, tmp_path / "lone"
+    for concurrency in (32, 64):
+        repeats(lone, max_concurrency=concurrency)
+    for side, error, words in (
+        (lone, NotComparableError, "no load was driven on both sides"),
+        (bare, NotComparableError, "Name the deciding metrics with --metrics"),
+        (ours, UsageError, "name it as DIR:variant"),
+        (f"{ours}:other", UsageError, "has no variant 'other'"),
+    ):
+        with pytest.raises(error, match=words):
+            raise call(side, theirs).exception
+    assert call(bare, theirs, "--metrics", "request_throughput").exit_code == 3
 
 
 def test_what_a_run_of_ours_leaves_unsaid_is_told(tmp_path):

@@ -225,30 +225,50 @@ def differences(*directories, **options):
     return ()
 
 
-def test_variants_compare_without_a_second_declaration(tmp_path):
-    reported = {"guidance.mode": "centered_exp", "guidance.value_scale": 0.0}
-    comparison = compare_arms(directory(tmp_path, guided=reported))
-    assert {difference.key for difference in comparison.allowed} == {
-        "sampling.top_k", "server.value_model", *reported,
-    }  # fmt: skip
+BLOCKS = "server.num_gpu_blocks"
+STATED = {"server.kv_cache_memory_bytes": 25_000_000_000}
+SAME = {BLOCKS: 77_000}
 
 
-def test_a_third_difference_is_refused_with_the_words_to_paste(tmp_path):
-    results = directory(tmp_path, guided={"server.max_model_len": 512}, baseline={"server.max_model_len": 4096})
-    for variant, threads in (("baseline", "1"), ("guided", "2")):
-        for run_id in run_ids(results, variant):
-            edit_run(results, run_id, env={"OMP": threads})
-    assert differences(results) == ('env.OMP: "1" against "2"', "server.max_model_len: 4096 against 512")
-    words = "--allow-difference env.OMP --allow-difference server.max_model_len"
-    with pytest.raises(NotComparableError, match=words):
+@pytest.mark.parametrize(
+    ("baseline", "guided", "refused"),
+    [
+        pytest.param({}, {"guidance.mode": "exp", "guidance.value_scale": 0.0}, None, id="what variants set"),
+        pytest.param(
+            {"server.max_model_len": 4096}, {"server.max_model_len": 512}, "server.max_model_len: 4096 against 512",
+            id="a third difference",
+        ),
+        pytest.param(SAME, {BLOCKS: 29_000}, f"{BLOCKS}: 77000 against 29000", id="a smaller cache"),
+        pytest.param(SAME, {BLOCKS: 76_500}, None, id="caches of two starts of one server"),
+        pytest.param(SAME | STATED, SAME | STATED, None, id="caches that were stated and are equal"),
+        pytest.param(
+            SAME | STATED, {BLOCKS: 76_999} | STATED, f"{BLOCKS}: 77000 against 76999", id="stated and nearly equal"
+        ),
+        pytest.param({}, {BLOCKS: 29_000}, None, id="a cache that an older directory does not report"),
+    ],
+)  # fmt: skip
+def test_what_servers_report_differently_is_refused_unless_variants_set_it_or_it_means_nothing(
+    tmp_path, baseline, guided, refused
+):
+    results = directory(tmp_path, baseline, guided)
+    if refused is None:
+        assert differences(results) == ()
+        return
+    assert differences(results) == (refused,)
+    key = refused.partition(":")[0]
+    with pytest.raises(NotComparableError, match=f"--allow-difference {key}"):
         compare_arms(results)
-    assert differences(results, allow=("env.OMP", "server.max_model_len")) == ()
+    assert differences(results, allow=(key,)) == ()
 
 
 def test_one_run_that_reports_otherwise_is_refused_even_in_what_its_variant_sets(tmp_path):
-    results = directory(tmp_path)
+    results = directory(tmp_path, SAME, SAME)
     report(results, GUIDED, **{"server.value_model": "qwen2.5-0.5b"})
     assert differences(results) == ('server.value_model: absent against "qwen2.5-0.5b" or "qwen2.5-1.5b"',)
+    report(results, GUIDED, **{"server.value_model": "qwen2.5-1.5b"})
+    report(results, BASELINE, **{BLOCKS: 50_000})
+    with pytest.raises(NotComparableError, match=r"num_gpu_blocks: (50000 or 77000|77000 or 50000) against 77000"):
+        compare_arms(results)
 
 
 def test_a_cell_declares_for_itself_alone(tmp_path):
@@ -270,40 +290,11 @@ def test_two_directories_declare_what_both_of_their_profiles_set(tmp_path):
         compare(f"{one.path}:guided", f"{other.path}:guided")
 
 
-BLOCKS = "server.num_gpu_blocks"
-STATED = {"server.kv_cache_memory_bytes": 25_000_000_000}
-
-
-@pytest.mark.parametrize(
-    ("baseline", "guided", "refused"),
-    [
-        pytest.param({BLOCKS: 77_000}, {BLOCKS: 29_000}, (f"{BLOCKS}: 77000 against 29000",), id="a smaller cache"),
-        pytest.param({BLOCKS: 77_000}, {BLOCKS: 76_500}, (), id="two starts of one server"),
-        pytest.param({BLOCKS: 77_000} | STATED, {BLOCKS: 77_000} | STATED, (), id="stated and equal"),
-        pytest.param(
-            {BLOCKS: 77_000} | STATED, {BLOCKS: 76_999} | STATED, (f"{BLOCKS}: 77000 against 76999",),
-            id="stated and nearly equal",
-        ),
-        pytest.param({}, {BLOCKS: 29_000}, (), id="an older directory that does not report it"),
-    ],
-)  # fmt: skip
-def test_sizes_of_caches_are_equal_where_stated_and_alike_where_chosen(tmp_path, baseline, guided, refused):
-    results = directory(tmp_path, baseline, guided)
-    assert differences(results) == refused
-    assert differences(results, allow=(BLOCKS,)) == ()
-
-
-def test_a_size_that_changes_between_runs_of_one_side_is_a_difference_and_so_is_another_computed_one(tmp_path):
-    both = {BLOCKS: 77_000}
-    results = directory(tmp_path / "a", both, both)
-    report(results, BASELINE, **{BLOCKS: 50_000})
-    with pytest.raises(NotComparableError, match=r"num_gpu_blocks: (50000 or 77000|77000 or 50000) against 77000"):
-        compare_arms(results)
+def test_two_experiments_with_other_computed_sizes_differ_in_them_as_in_any_setting(tmp_path):
     fewer = {BLOCKS: 400, "server.kv_cache_memory_bytes": 20_000_000_000}
-    refused = differences(
-        directory(tmp_path / "b", both | STATED, both | STATED), directory(tmp_path / "c", fewer, fewer)
-    )
-    assert {difference.partition(":")[0] for difference in refused} >= {*STATED, BLOCKS}
+    one, other = directory(tmp_path / "a", SAME | STATED, SAME | STATED), directory(tmp_path / "b", fewer, fewer)
+    refused = {difference.partition(":")[0] for difference in differences(one, other)}
+    assert refused >= {*STATED, BLOCKS}
 
 
 numbers = st.lists(st.integers(1, 10**6).map(str), min_size=1, max_size=4)
