@@ -1,6 +1,5 @@
 """Ladders of controls, whose prices add up; the declared rule for ending early: its looks and what they cost."""
 
-import json
 import math
 
 import numpy as np
@@ -22,8 +21,9 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
+from benchctl.report.documents import summary_document
 from benchctl.report.experiment_tables import headline, ladder_table, runs_table
-from benchctl.report.export import list_directories, write_report
+from benchctl.report.export import list_directories
 
 OVERRIDES = (
     "sweep.value_model=[qwen2.5-0.5b, qwen2.5-1.5b]",
@@ -76,8 +76,7 @@ def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell_table_
     assert compute > 5 * max(abs(p.differences["step_ms"].mean) for p in prices if p is not prices[2])
     names = [row["what"] for row in ladder_table(analysis).rows]
     assert names == [*(price.what for price in prices), "all of it"] * 2
-    write_report(path)
-    stored = json.loads((path / "summary.json").read_text())["ladders"]
+    stored = summary_document(analysis)["ladders"]
     assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in analysis.ladders]
     settings = variant_settings(load_profile("aa"), "again", {})
     assert describe_difference(settings, settings) == "nothing"
