@@ -237,7 +237,7 @@ def test_a_simulation_with_measured_peaks_is_slower_than_one_with_the_data_sheet
         settings = ("cost_model=roofline", f"hardware={hardware}")
         words = [word for setting in settings for word in ("--set", f"engine.options.{setting}")]
         path = tmp_path / hardware
-        printed("simulate", "--profile", "ci-smoke", "--engine", "sim", *words, "-o", path)
+        printed("simulate", "--profile", "ci-smoke", "--engine", "sim", "--blocks", "1", *words, "-o", path)
         experiment = load_experiment(path)
         step_s[hardware] = experiment.metrics(experiment.results.runs[0])["step_ms"]
         is_told = "measured=2026" in (path / "profile.yaml").read_text()

@@ -92,10 +92,10 @@ def refusal_of(root: Path, command: str) -> str:
     return output.replace("\n", " ")
 
 
-def check_attack(root: Path, entry: str, kind: str) -> None:
+def check_attack(root: Path, entry: str, kind: str, commands: list[str]) -> None:
     """Each command names the entry that is none, or does not need it; none touches what is outside."""
     replace_entry(root, entry, kind)
-    for command in COMMANDS:
+    for command in commands:
         code, output = call(root, command)
         if code == 4 and command not in {"list", "compare"}:
             assert Path(entry).name in output.replace("\n", ""), (command, entry, kind, output)
@@ -120,7 +120,7 @@ ALWAYS = {(entry, kind) for i, entry in enumerate(READ) for kind in (COMMON[0], 
 def test_no_kind_of_entry_leads_out_of_the_directory(root: Path, pristine: Path, attacks: str) -> None:
     for attack in ATTACKS:
         if attacks == "all" or attack in ALWAYS:
-            check_attack(root, *attack)
+            check_attack(root, *attack, [name for name in COMMANDS if attacks == "all" or name != "report"])
             restore(root, pristine)
 
 
