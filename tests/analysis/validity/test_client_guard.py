@@ -148,7 +148,7 @@ SUSPECTS = {
         every_10_ms(200, lambda i: 9.0 if i % 20 == 0 else 0.3), OPEN, (),
         {"sends-delayed": "10 of 200 requests left more than 2 ms late (p99 9 ms): the load was not"},
     ),
-    "two hiccups": (every_10_ms(200, lambda i: 9.0 if i in {3, 90} else 0.3), OPEN, (), {}),
+    "four hiccups": (every_10_ms(200, lambda i: 9.0 if i in {3, 50, 90, 150} else 0.3), OPEN, (), {}),
     "a load of less than a second": (every_10_ms(90, 9.0), OPEN, (), {}),
     "five late ones in a thousand": (every_10_ms(2000, lambda i: 9.0 if i % 200 == 0 else 0.3), OPEN, (), {}),
     "connections that were not open in time": (

@@ -277,6 +277,8 @@ def test_top_k_one_is_reported_as_the_greedy_path_and_not_as_a_violation(tmp_pat
     assert checks["guided"].detail.startswith("greedy path")
     assert outcome(checks["greedy-share"]) == "agrees"
     assert checks["greedy-share"].detail == "greedy declared; 8 of 8 steps are greedy"
+    change_steps(results, "001-b0-guided-top_k1", 1, is_greedy=False)
+    assert outcome(checks_of(results, "001-b0-guided-top_k1")["greedy-share"]) == "doubt"
 
 
 def test_a_profile_that_was_damaged_since_is_named(results):
