@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -377,9 +377,10 @@ class Load:
     async def _cancel_remaining(self) -> None:
         """End the requests that are still in flight, each with its record."""
         self._is_cancelled = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FINISH_WAIT_S):
-                await self._wait(lambda: not self._in_slots)
+        # Not asyncio.timeout, which Python 3.11.2 turns into a cancellation in a task that was cancelled before.
+        finishing = asyncio.ensure_future(self._wait(lambda: not self._in_slots))
+        await asyncio.wait({finishing}, timeout=_FINISH_WAIT_S)
+        finishing.cancel()
         self._is_exhausted = True
         self._prepared.clear()
         self._client.stop_all(CANCELLED)

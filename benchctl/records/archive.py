@@ -202,9 +202,17 @@ def _unpack(source: _Granted, folder: Path, most_bytes: int) -> None:
                 raise ValueError(f"it unpacks to {size_bytes:,} bytes or more; at most {most_bytes:,} are taken")
             source.left_bytes = member.size + ARCHIVE_HEADER_BYTES + _AHEAD_BYTES
             if not any(map(_stays, parts)):
-                members.extract(member, folder, filter="data")
+                _unpack_member(members, member, folder.joinpath(*parts))
     while source.read(_AHEAD_BYTES):  # to the checksum behind it
         pass
+
+
+def _unpack_member(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """The folder or file at ``path``. ``extract`` with a filter would need Python 3.11.4."""
+    (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+    if (content := members.extractfile(member)) is not None:
+        with path.open("xb") as file:
+            shutil.copyfileobj(content, file)
 
 
 def _parts_of(member: tarfile.TarInfo) -> tuple[str, ...]:

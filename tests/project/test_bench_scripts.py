@@ -135,13 +135,16 @@ def test_ways_take_turns_and_the_table_has_their_ratios_and_why_one_is_missing(c
     assert "peer: not installed" in capsys.readouterr().out
 
 
-def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed(tmp_path):
+@pytest.mark.parametrize(
+    "accuracy", [pytest.param([], id="speed"), pytest.param(["accuracy"], id="all", marks=pytest.mark.nightly)]
+)
+def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed(tmp_path, accuracy):
     small = [
         "--scale",
         0.04,
         "--sections",
         "smallest",
-        "accuracy",
+        *accuracy,
         "coalescing",
         "--json",
         tmp_path / "clients.json",
@@ -151,7 +154,7 @@ def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed
     assert "aiperf: not installed" in said
     assert "guidellm: ended with 3: out of luck" in said
     tables = json.loads((tmp_path / "clients.json").read_text())
-    assert [title.partition(":")[0] for title in tables] == ["smallest", *["accuracy"] * 5, "coalescing"]
+    assert [title.partition(":")[0] for title in tables] == ["smallest", *accuracy * 5, "coalescing"]
     measured = {title: [row for row in rows if "failed" not in row] for title, rows in tables.items()}
     assert all([row["way"] for row in rows] == ["limit", "benchctl"] for rows in measured.values())
     for title, (limit, ours) in measured.items():
