@@ -197,7 +197,8 @@ def test_a_connection_that_is_slow_to_open_holds_up_no_other_request(how, arriva
             others.append(record)
 
     monkeypatch.setattr(Receiver, "_finish_connecting", finish_later)
-    requests = [request(i, max_tokens=1, arrival_ns=i * NS_PER_MS) for i in range(last + 1)]
+    # All at once: none can take over the connection of one that has ended.
+    requests = [request(i, max_tokens=1, arrival_ns=0) for i in range(last + 1)]
     drive(how, arrival, requests, on_record=keep)
     assert [record.error for record in ended] == [None] * 5
     assert [record.index for record in ended][-1] == slow

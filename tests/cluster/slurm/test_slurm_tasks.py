@@ -112,6 +112,7 @@ def test_a_detached_command_leaves_nothing_behind_and_ctrl_c_ends_the_waiting_al
     waiting = slurm.start(*RESUME, cwd=tmp_path)
     assert waiting.stdout is not None
     assert any("block 0: queued or running already, as " in line for line in waiting.stdout)
+    assert any(line.startswith("blocks: ") for line in waiting.stdout)
     waiting.send_signal(signal.SIGINT)
     code, output = slurm.end(waiting)
     assert code == 130, output
@@ -128,7 +129,8 @@ def test_a_detached_command_leaves_nothing_behind_and_ctrl_c_ends_the_waiting_al
 
 def test_blocks_whose_tasks_are_killed_warned_queued_again_or_cancelled_are_completed(slurm: Slurm, tmp_path: Path):
     directory = tmp_path / "d"
-    command = slurm.start("run", write_profile(tmp_path / "p.yaml", blocks=4, tokens=LONG), *ON_SLURM, cwd=tmp_path)
+    profile = write_profile(tmp_path / "p.yaml", blocks=4, tokens=2 * LONG)
+    command = slurm.start("run", profile, *ON_SLURM, cwd=tmp_path)
     measuring = slurm.measuring(0)
     job = next(iter(slurm.queue())).partition("_")[0]
     strikes = {
