@@ -278,6 +278,7 @@ def test_what_a_load_lets_go_of_is_freed_without_a_search_for_cycles(tmp_path):
     async def go(how):
         async with StreamClient(how.base_url, how.timeouts) as client:
             gc.disable()
+            gc.collect()
             gc.freeze()  # of what other tests hold nothing is searched
             try:
                 for mode in ("good", "truncate", "hang-up", "refuse", "error-event", "noise"):
