@@ -31,7 +31,9 @@ from support.steps import with_steps
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.metrics.speculation import DraftCounts
 from benchctl.analysis.validity.checks import (
+    check_draft_counters,
     in_step_frac,
     reconcile,
     skips_guidance,
@@ -519,3 +521,7 @@ def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last(tmp
     edit_run(results, "002-b1-baseline", state="suspect", warnings=warnings("arrival-times-unreliable"))
     codes = [note.code for note in footnotes(analyze_directory(results.path))]
     assert (codes[:2], codes[-1]) == (["arrival-times-unreliable", "event-loop-stalls"], "gpu-sampler-missing")
+
+
+def test_drafts_that_the_steps_alone_count_are_held_against_nothing():
+    assert check_draft_counters([], DraftCounts(drafts=3, draft_tokens=6, accepted_tokens=4)).ok is None
