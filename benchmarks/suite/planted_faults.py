@@ -108,13 +108,13 @@ def first_failure(tree: Path, path: Path, folders: tuple[str, ...], processes: i
     """The first test that fails in the tree; None where all pass. Tests that import the changed file run first."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     importing = [str(test) for test in sorted((tree / "tests").rglob("test_*.py")) if module in test.read_text()]
-    for tests in (importing, *([f"tests/{folder}"] for folder in folders)):
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
-        command += ["--dist", "worksteal", "-m", "not nightly and not real_engine and not browser", *tests]
-        environment = os.environ | {"PYTHONPATH": str(tree)}
-        if not tests:
-            continue
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
+    command += ["--dist", "worksteal", "-m", "not nightly and not real_engine and not browser"]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    for tests in filter(None, (importing, *([f"tests/{folder}"] for folder in folders))):
+        done = subprocess.run(
+            [*command, *tests], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode not in (0, 5):
             failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return failures[0].split(" - ")[0] if failures else (done.stdout + done.stderr).strip().splitlines()[-1]

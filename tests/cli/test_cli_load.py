@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import benchctl, document, only_result, printed, refusal, started, wait_until
+from support.cli import benchctl, document, only_result, printed, refusal, started
 from support.servers.answering_server import Answers, answering
 from support.servers.simulator import sim_server
+from support.waiting import wait_until
 
 from benchctl.cli.commands.load import translated
 from benchctl.engines.attach import AttachOptions, PlainOpenAi
@@ -229,7 +230,7 @@ def test_an_interrupt_keeps_what_came(tmp_path):
     with answering(Answers(pace_s=0.02)) as url:
         args = ["load", url, "--max-concurrency", "2", "--output-len", "20", "-o", "out"]
         with started(*args, cwd=tmp_path) as process:
-            wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") > 2)
+            wait_until("three records", lambda: records.exists() and records.read_bytes().count(b"\n") > 2, 120)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cli import benchctl, document, only_result, printed, refusal, started, wait_until
+from support.cli import benchctl, document, only_result, printed, refusal, started
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=24", "--set", "gates=[]"]
@@ -214,7 +215,7 @@ def resumed(results: Path) -> str:
 
 def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_completes_it(tmp_path: Path) -> None:
     with started("run", *SLOW, "--blocks", "1", cwd=tmp_path) as process:
-        wait_until(lambda: load_goes_on(tmp_path, 0))
+        wait_until("the load of the first run", lambda: load_goes_on(tmp_path, 0), 120)
         children = psutil.Process(process.pid).children(recursive=True)
         (server,) = [child for child in children if child.cmdline()[1:3] == ["-m", "benchctl.sim"]]
         server.kill()
@@ -229,7 +230,7 @@ def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_complete
     records = [json.loads(line) for line in (first / "requests.jsonl").read_text().splitlines()]
     assert len([record for record in records if not record.get("is_warmup")]) == failed["num_sent"] == 2
     assert (first / "steps.jsonl").stat().st_size > 0
-    wait_until(lambda: not is_used(results))
+    wait_until("the end of all that uses the results", lambda: not is_used(results), 120)
     assert f"[1/1] {first.name}: done in" in resumed(results)
     assert read(first / "run.json")["attempt"] == 2
     assert (first / "attempt-1" / "requests.jsonl").exists()
@@ -238,13 +239,13 @@ def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_complete
 
 def test_an_interrupt_ends_with_130_and_leaves_a_directory_that_resumes(tmp_path: Path) -> None:
     with started("run", *SLOW, "--blocks", "1", cwd=tmp_path) as process:
-        wait_until(lambda: load_goes_on(tmp_path, 1))
+        wait_until("the load of the second run", lambda: load_goes_on(tmp_path, 1), 120)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     results = only_result(tmp_path)
-    wait_until(lambda: not is_used(results))
+    wait_until("the end of all that uses the results", lambda: not is_used(results), 120)
     assert read(results / "manifest.json")["state"] == "interrupted"
     assert " interrupted " in printed("list", cwd=tmp_path)
     printed("show", results)
@@ -253,8 +254,8 @@ def test_an_interrupt_ends_with_130_and_leaves_a_directory_that_resumes(tmp_path
 
 def test_a_terminal_that_closes_ends_an_experiment_that_nobody_else_may_resume(tmp_path: Path) -> None:
     with started("run", *EXACT, "--set", "engine.options.start_delay_s=60", cwd=tmp_path) as process:
-        wait_until(lambda: list(tmp_path.glob("results/*/2*/runs/*/server.raw.log")))
-        wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > 1)
+        wait_until("a log of a server", lambda: list(tmp_path.glob("results/*/2*/runs/*/server.raw.log")), 120)
+        wait_until("its processes", lambda: len(psutil.Process(process.pid).children(recursive=True)) > 1, 120)
         family = psutil.Process(process.pid).children(recursive=True)  # the supervisor and the server
         second = refusal("run", "--resume", "results/ci-smoke/latest", cwd=tmp_path)
         process.send_signal(signal.SIGHUP)
@@ -267,11 +268,11 @@ def test_a_terminal_that_closes_ends_an_experiment_that_nobody_else_may_resume(t
 
 def test_a_resume_first_records_what_became_of_a_run_whose_process_was_killed(tmp_path: Path) -> None:
     with started("run", *SLOW, "--blocks", "1", cwd=tmp_path) as process:
-        wait_until(lambda: load_goes_on(tmp_path, 0))
+        wait_until("the load of the first run", lambda: load_goes_on(tmp_path, 0), 120)
         process.kill()
         process.communicate(timeout=30)
     results = only_result(tmp_path)
-    wait_until(lambda: not is_used(results))
+    wait_until("the end of all that uses the results", lambda: not is_used(results), 120)
     (record,) = results.glob("runs/*/run.json")
     assert (read(results / "manifest.json")["state"], read(record)["state"]) == ("running", "running")
     assert '"interrupted"' in printed("show", results, "--json")
@@ -288,7 +289,7 @@ def test_files_that_cannot_grow_any_more_are_told_with_the_remedy_and_a_way_to_g
     with started(
         "run", *QUICK, "--blocks", "1", "--set", "engine.options.start_delay_s=3", cwd=tmp_path
     ) as process:
-        wait_until(has_launched)
+        wait_until("a launch", has_launched, 120)
         psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
         _, stderr = process.communicate(timeout=120)
     results = only_result(tmp_path)
@@ -308,7 +309,7 @@ def test_a_resume_of_latest_repeats_what_cannot_be_read_and_stays_when_a_newer_e
     first.write_text('{"state": "do')
     second.unlink()
     with started("run", "--quiet", "--resume", "results/ci-smoke/latest", cwd=copy.parents[2]) as process:
-        wait_until(lambda: list(copy.glob("runs/*/attempt-1")))
+        wait_until("a second attempt", lambda: list(copy.glob("runs/*/attempt-1")), 120)
         (copy.parent / "latest").unlink()
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr

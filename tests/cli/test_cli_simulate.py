@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import benchctl, document, only_result, printed, started, wait_until
+from support.cli import benchctl, document, only_result, printed, started
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=24"]
@@ -57,7 +58,7 @@ def test_several_processes_give_the_same_records_as_one(simulated: Path, tmp_pat
 @pytest.mark.parametrize(("jobs", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path, jobs: int, number: int) -> None:
     with started("simulate", *LONG, "--jobs", jobs, cwd=tmp_path) as process:
-        wait_until(lambda: list(tmp_path.glob("results/*/*/runs/*/requests.jsonl")))
+        wait_until("the records of a run", lambda: list(tmp_path.glob("results/*/*/runs/*/requests.jsonl")), 120)
         process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
@@ -70,7 +71,7 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path,
 
 def test_a_simulating_process_that_is_killed_is_named_and_leaves_no_run_in_progress(tmp_path: Path) -> None:
     with started("simulate", *LONG, "--jobs", 2, cwd=tmp_path) as process:
-        wait_until(lambda: list(tmp_path.glob("results/topk-sweep/2*/runs/*/run.json")))
+        wait_until("a run", lambda: list(tmp_path.glob("results/topk-sweep/2*/runs/*/run.json")), 120)
         children = psutil.Process(process.pid).children()
         next(child for child in children if "spawn_main" in str(child.cmdline())).kill()
         _, stderr = process.communicate(timeout=120)

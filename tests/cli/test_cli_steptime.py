@@ -9,29 +9,19 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, document, printed, refusal
 from support.peaks import gpu_peaks
-from support.step_time import MODELS, planted_run, write_table
+from support.step_time import MODELS, fitted_model, planted_run, write_table
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.costs.roofline import LAYER_OPERATIONS, STEP_OPERATIONS
 from benchctl.records.peaks import PEAKS
 from benchctl.report.page.plots import cell_waterfalls
-from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel, write_model
+from benchctl.steptime.model import HeldOutError, Provenance, write_model
 from benchctl.steptime.work import Coefficient
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.2, "layers": 50.0, "requests": 12.0, "steps": 120.0}
-MODEL = StepTimeModel(
-    structure="overlap",
-    coefficients=(
-        Coefficient(name="compute", value=1.5),
-        Coefficient(name="memory", value=1.25),
-        Coefficient(name="all_reduce", value=1.0),
-        Coefficient(name="layers", value=30.0, unit="us"),
-        Coefficient(name="requests", value=20.0, unit="us"),
-        Coefficient(name="steps", value=5000.0, unit="us"),
-    ),
-    hardware="h100-sxm",
-    tensor_parallel=(1,),
+MODEL = fitted_model(
+    steps_us=5000.0,
     provenance=Provenance(
         runs=("a", "b", "c"),
         num_steps=1234,

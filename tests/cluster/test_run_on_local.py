@@ -20,7 +20,7 @@ from support.local_commands import (
     loads,
 )
 from support.nvidia_smi import FakeSmi, devices
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.writers import current_manifest

@@ -16,8 +16,8 @@ import pytest
 from support.cli import benchctl
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared
-from support.servers.stubborn_engine import wait_until
 from support.shared_directory import SLOWLY, prepared_directory, task
+from support.waiting import wait_until
 
 from benchctl.cli.commands.watch import progress_lines
 from benchctl.cluster.progress import Watcher

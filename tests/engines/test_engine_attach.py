@@ -15,7 +15,7 @@ from support.engine_settings import asked
 from support.nvml import FakeNvml
 from support.servers.paced_engine import planned, profile
 from support.servers.simulator import free_port, sim_server
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import engine_for

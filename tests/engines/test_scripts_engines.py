@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cli import benchctl
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.installing import INSTALLABLE, recipe_for

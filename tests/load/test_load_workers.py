@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.paced_engine import PacedEngine, call, planned, profile, request, running
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient

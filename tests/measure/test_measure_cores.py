@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from support.servers.paced_engine import PacedEngine, planned, profile, request
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run

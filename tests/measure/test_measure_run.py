@@ -18,8 +18,9 @@ import psutil
 import pytest
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
-from support.servers.stubborn_engine import processes_of, wait_until
+from support.servers.stubborn_engine import processes_of
 from support.steps import records_of
+from support.waiting import wait_until
 
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.engines.engine import raw_step_log

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.cli import wait_until
 from support.results.builders import write_results
+from support.waiting import wait_until
 
 from benchctl.records import columns as columns_module
 from benchctl.records import files
@@ -290,7 +290,7 @@ def require_same_readings(read, logs):
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
     with steps_reader(logs, within=logs[0].parent) as read:
-        wait_until(children)  # until it is more than a copy of this one
+        wait_until("its children", children, 120)  # until it is more than a copy of this one
         if waits:  # until the other one has read nearly all
             read(logs[-1], within=logs[0].parent)
         require_same_readings(read, logs)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
+from support.step_time import fitted_model
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -16,21 +17,11 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, simulate
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import decode_work
-from benchctl.steptime.model import StepTimeModel, write_model
-from benchctl.steptime.work import Coefficient, Deployment, StepWork
+from benchctl.steptime.model import write_model
+from benchctl.steptime.work import Deployment, StepWork
 
-MODEL = StepTimeModel(
-    structure="overlap",
-    coefficients=(
-        Coefficient(name="compute", value=1.5),
-        Coefficient(name="memory", value=1.25),
-        Coefficient(name="all_reduce", value=1.0),
-        Coefficient(name="layers", value=30.0, unit="us"),
-        Coefficient(name="requests", value=20.0, unit="us"),
-        Coefficient(name="steps", value=150.0, unit="us"),
-    ),
-    hardware="h100-sxm",
-    tensor_parallel=(1,),
+MODEL = fitted_model(
+    steps_us=150.0,
     draws=((1.6, 1.25, 1.0, 30.0, 20.0, 150.0), (1.4, 1.3, 1.0, 29.0, 22.0, 160.0)),
 )
 DEPLOYMENT = Deployment(shape=shape_for("qwen2.5-7b"), hardware=hardware_for("h100-sxm"))

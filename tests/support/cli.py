@@ -9,8 +9,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
@@ -156,14 +155,6 @@ def started(*args: object, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def wait_until(happens: Callable[[], object]) -> None:
-    """Wait for at most two minutes."""
-    deadline = time.monotonic() + 120
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def only_result(cwd: Path) -> Path:

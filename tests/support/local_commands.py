@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from support.cli import plain_environment
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 EXACT = ("run", "ci-smoke", "--engine", "sim-exact", "--quiet", "--set", "workload.num_prompts=2")
 SMALL = (*EXACT, "--set", "workload.output_len=24")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 from support.cli import benchctl
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 
 from benchctl.cluster.blocks import begin_block, this_owner
 from benchctl.records.directory import OWNER_FILE, ResultDirectory

@@ -2,15 +2,35 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.steptime.features import features
-from benchctl.steptime.work import Deployment, ObservedSteps, StepWork, Structure, count_step_work
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.work import Coefficient, Deployment, ObservedSteps, StepWork, Structure, count_step_work
 
 MODELS = (("qwen2.5-7b", 1), ("qwen2.5-72b", 4), ("qwen2.5-14b", 2), ("qwen2.5-32b", 4), ("qwen2.5-1.5b", 1))
+
+
+def fitted_model(*, steps_us: float, **more: Any) -> StepTimeModel:
+    """The model of a fit on H100s whose fixed time of a step is ``steps_us``."""
+    return StepTimeModel(
+        structure="overlap",
+        coefficients=(
+            Coefficient(name="compute", value=1.5),
+            Coefficient(name="memory", value=1.25),
+            Coefficient(name="all_reduce", value=1.0),
+            Coefficient(name="layers", value=30.0, unit="us"),
+            Coefficient(name="requests", value=20.0, unit="us"),
+            Coefficient(name="steps", value=steps_us, unit="us"),
+        ),
+        hardware="h100-sxm",
+        tensor_parallel=(1,),
+        **more,
+    )
 
 
 def random_work(seed: int, num_steps: int, row_tokens: int = 1) -> StepWork:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 from support.cli import benchctl
-from support.servers.stubborn_engine import wait_until
+from support.waiting import wait_until
 from tokenizers import Tokenizer
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, shape_for

@@ -10,7 +10,8 @@ from dataclasses import replace
 import psutil
 import pytest
 from support.servers.paced_engine import planned, profile, request
-from support.servers.stubborn_engine import CORE, StubbornEngine, processes_of, wait_until
+from support.servers.stubborn_engine import CORE, StubbornEngine, processes_of
+from support.waiting import wait_until
 
 from benchctl.load.tally import Activity
 from benchctl.measure.run import RunContext, measure_run

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.servers.paced_engine import running, up
-from support.servers.stubborn_engine import CORE, launch, processes_of, wait_until
+from support.servers.stubborn_engine import CORE, launch, processes_of
+from support.waiting import wait_until
 
 from benchctl.errors import PortTakenError, RunError, ServerStartError
 from benchctl.measure.server.health import ServerLog, Shortage

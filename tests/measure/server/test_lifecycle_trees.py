@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.servers.paced_engine import up
-from support.servers.stubborn_engine import CORE, launch, wait_until
+from support.servers.stubborn_engine import CORE, launch
+from support.waiting import wait_until
 
 from benchctl.errors import ServerDiedError
 from benchctl.measure.server.process import Supervised, descendants, is_alive

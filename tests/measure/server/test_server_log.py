@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.servers.stubborn_engine import launch, wait_until
+from support.servers.stubborn_engine import launch
+from support.waiting import wait_until
 
 from benchctl.errors import ServerStartError
 from benchctl.measure.server import supervise

@@ -1,8 +1,6 @@
 """An engine that starts ``programs/stubborn_server.py``, and what its tests share."""
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,12 +69,3 @@ def processes_of(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_until(what: str, happens: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """What ``happens`` returns when it is true; an error when it is not in time."""
-    deadline = time.monotonic() + limit_s
-    while not (result := happens()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {limit_s} s"
-        time.sleep(0.02)
-    return result
