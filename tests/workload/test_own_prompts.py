@@ -148,7 +148,9 @@ def hub(tmp_path, monkeypatch):
 
     with handled_by(Handler) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
+        # Both are read from the environment of whichever test used the package first.
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         yield hub
 
 
