@@ -50,13 +50,14 @@ def commands_of(document: Path) -> list[Command]:
 
 
 def skeleton(line: str) -> str:
-    """A line without what differs between machines: numbers, signs, shares, rules of tables, white space.
+    """A line without what differs between machines: numbers, signs, shares, rules of tables, white space, warnings.
 
     A row may have fewer or more numbers: the commands here measure fewer cells.
     """
     line = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{8}", "STAMP", line)
     line = re.sub(r"\b[0-9a-f]{12,64}\b", "HASH", line)
     line = re.sub(r"[-+−~±]?\d[\d.,]*(e[-+]?\d+)?", "#", line)  # noqa: RUF001  # the typographic minus is meant
+    line = re.sub(r"(: done in # s); .*", r"\1", line)  # a run on a busy machine adds its warnings
     line = re.sub(r"[─━═┄\-]{2,}", "-", line)
     line = re.sub(r"(?<= )(#%|-)(?= |$)", "#", line)  # whether a share can be given at all is a matter of noise
     return re.sub(r"#( #)+", "#", re.sub(r"\s+", " ", line)).strip()
