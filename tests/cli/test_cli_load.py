@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import benchctl, document, only_result, printed, refusal, started
-from support.servers.answering_server import Answers, answering
+from support.servers.openai_server import OpenAIServer
 from support.servers.simulator import sim_server
 from support.waiting import wait_until
 
@@ -83,9 +83,9 @@ def test_figures_taken_in_passing_are_those_of_the_records_on_disk(loaded):
 
 
 def test_a_server_that_counts_other_prompts_than_planned_makes_the_load_suspect(tmp_path):
-    with answering(Answers(tokens_per_word=2)) as url:
+    with OpenAIServer(tokens_per_word=2).running() as server:
         args = ["--num-prompts", "4", "--input-len", "50", "--output-len", "3", "--num-warmups", "0"]
-        told = refusal("load", url, *args, cwd=tmp_path, code=4)
+        told = refusal("load", server.url, *args, cwd=tmp_path, code=4)
     (run,) = load_results(only_result(tmp_path)).runs
     assert run.record.state == "suspect"
     assert (
@@ -95,10 +95,10 @@ def test_a_server_that_counts_other_prompts_than_planned_makes_the_load_suspect(
 
 
 def test_prompts_of_a_seed_are_the_same_bytes_and_no_two_begin_alike(tmp_path):
-    with answering(Answers()) as url:
+    with OpenAIServer().running() as server:
         for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
             args = ["--num-prompts", "6", "--input-len", "30", "--output-len", "1", "--seed", seed, "-o", name]
-            printed("load", url, *args, cwd=tmp_path)
+            printed("load", server.url, *args, cwd=tmp_path)
     sets = {name: (tmp_path / name / "requests.jsonl").read_bytes() for name in "abc"}
     assert sets["a"] == sets["b"] != sets["c"]
     prompts = [request.prompt.split() for request in load_results(tmp_path / "a").requests]
@@ -117,34 +117,35 @@ def test_prompts_of_a_seed_are_the_same_bytes_and_no_two_begin_alike(tmp_path):
     ],
 )
 def test_rate_and_concurrency_say_when_requests_are_sent(tmp_path, args, kind, rate):
-    with answering(Answers()) as url:
-        printed("load", url, "--num-prompts", "4", "--output-len", "2", *args.split(), "-o", "out", cwd=tmp_path)
+    with OpenAIServer().running() as server:
+        printed(
+            "load", server.url, "--num-prompts", "4", "--output-len", "2", *args.split(), "-o", "out", cwd=tmp_path
+        )
     result = result_of(tmp_path / "out")
     assert (arrival_of(tmp_path / "out"), result["request_rate"], result["completed"]) == (kind, rate, 4)
 
 
 def test_an_unnamed_model_is_the_one_that_the_server_offers_and_warm_ups_are_in_no_number(tmp_path):
-    answers = Answers()
-    with answering(answers) as url:
+    with OpenAIServer().running() as server:
         args = ["--num-prompts", "2", "--output-len", "3", "--num-warmups", "2", "--no-ignore-eos"]
-        result = document("load", url, *args, cwd=tmp_path)
+        result = document("load", server.url, *args, cwd=tmp_path)
     assert (result["total_output_tokens"], result["model_id"]) == (6, "theirs")
-    assert [body["model"] for body, _ in answers.asked] == ["theirs"] * 4
-    assert not any("ignore_eos" in body for body, _ in answers.asked)
+    assert [sent.body["model"] for sent in server.requests] == ["theirs"] * 4
+    assert not any("ignore_eos" in sent.body for sent in server.requests)
 
 
 def test_failed_requests_stay_in_the_counts_and_goodput_and_make_a_load_suspect_or_failed(tmp_path):
     args = ["--num-prompts", "4", "--max-concurrency", "1", "--output-len", "2", "--num-warmups", "0"]
-    with answering(Answers(failing=frozenset({3}))) as url:
-        output = printed("load", url, *args, "--goodput", "e2el:60000", "-o", "out", cwd=tmp_path, code=4)
+    with OpenAIServer(refuse=lambda sent: (500, "out of order") if sent.number == 3 else None).running() as server:
+        output = printed("load", server.url, *args, "--goodput", "e2el:60000", "-o", "out", cwd=tmp_path, code=4)
     assert "3 completed, 1 failed (1 http-status)" in output
     result = result_of(tmp_path / "out")
     assert (result["num_prompts"], result["failed"], result["state"]) == (4, 1, "suspect")
     assert result["goodput"] == {"limits_ms": {"e2el": 60000.0}, "num_good": 3, "share": 0.75}
     assert result["request_goodput"] == pytest.approx(3 / result["duration"])
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["state"] == "suspect"
-    with answering(Answers(failing=frozenset(range(9)))) as url:
-        assert "no-request-completed" in refusal("load", url, *args, cwd=tmp_path, code=5)
+    with OpenAIServer(refuse=lambda _: (500, "out of order")).running() as server:
+        assert "no-request-completed" in refusal("load", server.url, *args, cwd=tmp_path, code=5)
 
 
 def test_where_nobody_answers_the_load_is_not_even_sent(tmp_path):
@@ -156,11 +157,10 @@ def test_where_nobody_answers_the_load_is_not_even_sent(tmp_path):
 
 
 def test_the_key_reaches_the_server_and_no_file(tmp_path):
-    answers = Answers()
-    with answering(answers) as url:
+    with OpenAIServer().running() as server:
         args = ["--num-prompts", "1", "--output-len", "1", "--api-key-env", "THEIR_KEY", "-o", "out"]
-        printed("load", url, *args, cwd=tmp_path, THEIR_KEY=KEY)
-    assert {key for _, key in answers.asked} == {f"Bearer {KEY}"}
+        printed("load", server.url, *args, cwd=tmp_path, THEIR_KEY=KEY)
+    assert {sent.headers["authorization"] for sent in server.requests} == {f"Bearer {KEY}"}
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
@@ -227,8 +227,8 @@ def test_what_would_mean_something_else_is_refused_with_the_remedy(line, problem
 
 def test_an_interrupt_keeps_what_came(tmp_path):
     records = tmp_path / "out" / RUN / "requests.jsonl"
-    with answering(Answers(pace_s=0.02)) as url:
-        args = ["load", url, "--max-concurrency", "2", "--output-len", "20", "-o", "out"]
+    with OpenAIServer(pace_s=0.02).running() as server:
+        args = ["load", server.url, "--max-concurrency", "2", "--output-len", "20", "-o", "out"]
         with started(*args, cwd=tmp_path) as process:
             wait_until("three records", lambda: records.exists() and records.read_bytes().count(b"\n") > 2, 120)
             process.send_signal(signal.SIGINT)
@@ -248,8 +248,8 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
         "    return read(directory)\n"
         "sending.load_run = read_back\napp(prog_name='benchctl')\n"
     )
-    with answering(Answers()) as url:
-        argv = [sys.executable, "-c", code, "load", url, "--num-prompts", "1", "--output-len", "1"]
+    with OpenAIServer().running() as server:
+        argv = [sys.executable, "-c", code, "load", server.url, "--num-prompts", "1", "--output-len", "1"]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
@@ -280,12 +280,12 @@ def test_the_plain_dialect_asks_for_nothing_beyond_the_published_api():
         PlainOpenAi().check_requests([asked], settings.model_copy(update={"sampling": Sampling(top_k=5)}))
 
 
-def codes_of(tmp_path, answers, *options, code):
+def codes_of(tmp_path, server, *options, code):
     """The codes of the warnings on answers of a load, which ends with ``code``."""
     size = ["--num-prompts", "12", "--input-len", "20", "--output-len", "64", "--num-warmups", "0"]
-    with answering(answers) as url:
+    with server.running():
         args = [*size, "--max-concurrency", "4", *options, "-o", "out"]
-        done = benchctl("load", url, *args, cwd=tmp_path, timeout_s=60)
+        done = benchctl("load", server.url, *args, cwd=tmp_path, timeout_s=60)
     (run,) = load_results(tmp_path / "out").runs
     assert all(request.completion_tokens == 64 for request in run.requests), done.stderr
     codes = {warning.code for warning in run.record.warnings}
@@ -310,21 +310,21 @@ def codes_of(tmp_path, answers, *options, code):
 )
 def test_answers_that_end_early_make_the_load_suspect_in_every_dialect(tmp_path, dialect, counted_by):
     finish, api = ("stop", "--chat") if counted_by in {"last usage", "ids"} else ("length", "--no-chat")
-    answers = Answers(share=0.5, finish=finish, counted_by=counted_by)
-    codes = codes_of(tmp_path, answers, "--dialect", dialect, api, code=4)
+    server = OpenAIServer(share=0.5, finish=finish, counted_by=counted_by)
+    codes = codes_of(tmp_path, server, "--dialect", dialect, api, code=4)
     assert codes & {"output-ended-early", "check-failed"}
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "expected"),
+    ("server", "code", "expected"),
     [
-        (Answers(), 0, set()),
-        (Answers(counted_by="timings", tokens_per_chunk=4), 0, set()),
-        (Answers(counted_by="ids", tokens_per_chunk=8), 0, set()),
-        (Answers(share=0.5, is_honest=True, pace_s=0.002), 0, set()),
-        (Answers(share=0.5, is_honest=True, pace_s=0.002, counted_by="timings"), 0, set()),
-        (Answers(tokens_per_chunk=4), 0, {"output-tokens-unseen"}),
-        (Answers(finish="sudden\x1b[2Jdeath"), 4, {"finish-reason-unknown"}),
+        (OpenAIServer(), 0, set()),
+        (OpenAIServer(counted_by="timings", tokens_per_chunk=4), 0, set()),
+        (OpenAIServer(counted_by="ids", tokens_per_chunk=8), 0, set()),
+        (OpenAIServer(share=0.5, is_honest=True, pace_s=0.002), 0, set()),
+        (OpenAIServer(share=0.5, is_honest=True, pace_s=0.002, counted_by="timings"), 0, set()),
+        (OpenAIServer(tokens_per_chunk=4), 0, {"output-tokens-unseen"}),
+        (OpenAIServer(finish="sudden\x1b[2Jdeath"), 4, {"finish-reason-unknown"}),
     ],
     ids=[
         "plain",
@@ -336,6 +336,6 @@ def test_answers_that_end_early_make_the_load_suspect_in_every_dialect(tmp_path,
         "unknown finish",
     ],
 )
-def test_honest_answers_are_done_and_what_nobody_can_count_or_know_is_told(tmp_path, answers, code, expected):
-    assert codes_of(tmp_path, answers, "--dialect", "openai", code=code) == expected
+def test_honest_answers_are_done_and_what_nobody_can_count_or_know_is_told(tmp_path, server, code, expected):
+    assert codes_of(tmp_path, server, "--dialect", "openai", code=code) == expected
     assert ("sudden\\\\x1b[2Jdeath" in (tmp_path / "out" / RUN / "run.json").read_text()) == (code == 4)

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 from support import engine_settings
-from support.servers.recording_server import SentRequest, recording_server
+from support.servers.openai_server import OpenAIServer, SentRequest
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
@@ -37,7 +37,7 @@ def settings_of(kind: str, request: dict[str, Any], **sampling: float) -> Varian
 def sent(kind: str, request: dict[str, Any], *, asked: PreparedRequest = REQUEST, **sampling: float) -> SentRequest:
     """The request as a server receives it."""
     call = engine_for(kind).request_call(asked, settings_of(kind, request, **sampling))
-    with recording_server() as server:
+    with OpenAIServer().running() as server:
         httpx.post(server.url + call.path, content=call.body, headers=dict(call.headers))
         (received,) = server.requests
     return received

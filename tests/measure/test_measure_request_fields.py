@@ -3,8 +3,8 @@
 import json
 
 from support import cli
+from support.servers.openai_server import OpenAIServer, SentRequest
 from support.servers.paced_engine import PacedEngine, planned, profile, request
-from support.servers.recording_server import SentRequest, recording_server
 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.sections import RequestOptions
@@ -31,7 +31,7 @@ def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path
         is_first = sent.headers["x-request-id"].endswith("0") and "again" in sent.headers["user-agent"]
         return (400, f"I do not like {sent.headers['x-team-key']}") if is_first else None
 
-    with recording_server(refuse=refuse_one) as server:
+    with OpenAIServer(refuse=refuse_one).running() as server:
         done = run(
             tmp_path, server.url, "request.headers={X-Team-Key: 'key ${TEAM_KEY}', User-Agent: baseline}",
             "variants.again.request.headers.User-Agent=again", "load.workers=2", TEAM_KEY=SECRET,
@@ -80,7 +80,7 @@ def test_a_field_that_the_server_refuses_is_told_with_its_words_and_key_and_trie
     def refuse(sent: SentRequest):
         return (400, "colour must be a number") if "colour" in sent.body else None
 
-    with recording_server(refuse=refuse) as server:
+    with OpenAIServer(refuse=refuse).running() as server:
         done = run(tmp_path, server.url, "variants.again.request.extra_body.colour=red")
     assert done.returncode == 5
     by_variant = {name: [r for r in runs_of(tmp_path) if r["variant"] == name] for name in ("baseline", "again")}
@@ -102,9 +102,8 @@ def test_an_experiment_ends_when_the_requests_of_every_arm_are_refused_in_a_stre
     for refuses_in_stream in (False, True):
         cwd = tmp_path / str(refuses_in_stream)
         cwd.mkdir()
-        with recording_server(
-            refuse=lambda _: (404, "no model nope"), refuses_in_stream=refuses_in_stream
-        ) as server:
+        refusing = OpenAIServer(refuse=lambda _: (404, "no model nope"), refuses_in_stream=refuses_in_stream)
+        with refusing.running() as server:
             done = run(cwd, server.url, "request.model=nope", blocks=4)
         assert done.returncode == 5
         assert "no model nope" in done.stdout + done.stderr
@@ -113,7 +112,7 @@ def test_an_experiment_ends_when_the_requests_of_every_arm_are_refused_in_a_stre
 
 
 def test_a_field_that_the_server_does_not_describe_is_warned_of(tmp_path):
-    with recording_server(fields=("prompt", "priority")) as server:
+    with OpenAIServer(fields=("prompt", "priority")).running() as server:
         run(tmp_path, server.url, "variants.again.request.extra_body={priority: 1, priorty: 1}", blocks=1)
     messages = [
         w["message"] for r in runs_of(tmp_path) for w in r["warnings"] if w["code"] == "request-field-unknown"
