@@ -321,16 +321,15 @@ class WorkerLoad:
         under_way = [worker for worker in self._workers if worker.is_ready]
         for worker in under_way:
             worker.send(None)
+        deadline_s = time.monotonic() + self._plan.cancel_wait_s
+        are_running = bool(under_way)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._plan.cancel_wait_s):
-                    are_running = bool(under_way)
-                    while are_running:
-                        are_running = any(worker.is_running for worker in under_way)
-                        for worker in under_way:
-                            with suppress(LoadError):  # an earlier error has been raised
-                                self._take_reports(worker)
-                        await asyncio.sleep(LOOK_S)
+            while are_running and time.monotonic() < deadline_s:
+                are_running = any(worker.is_running for worker in under_way)
+                for worker in under_way:
+                    with suppress(LoadError):  # an earlier error has been raised
+                        self._take_reports(worker)
+                await asyncio.sleep(LOOK_S)
         finally:
             for worker in self._workers:
                 worker.end()
