@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.cli import document, in_process, printed
 from support.results.builders import edit_requests, write_results
-from support.results.decomposition_laws import assert_exact
+from support.results.comparing import assert_exact
 from support.results.drafted import profile_of, write_drafted
 
 from benchctl.analysis.analyzed import analyze_directory

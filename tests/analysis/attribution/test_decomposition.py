@@ -1,40 +1,55 @@
-"""Where the time went, on result directories of known content; the step as a tree of sections that add up."""
+"""Where the time went: on result directories of known content; laws of the parts of a difference, whatever the
+numbers are; the part of each factor of a step-time model.
+"""
 
-import itertools
 import math
-from pathlib import Path
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.results import builders
+from scipy.stats import ttest_ind
 from support.results.builders import (
     T0_NS,
+    change_requests,
+    change_steps,
     edit_manifest,
-    edit_requests,
     edit_run,
-    edit_steps,
     run_ids,
     set_positions,
     share_request_set,
     write_results,
 )
-from support.results.comparing import compare, metric_of
-from support.results.decomposition_laws import assert_exact
+from support.results.comparing import assert_exact, compare, compare_arms, metric_of
 
-from benchctl.analysis.attribution import breakdown
-from benchctl.analysis.attribution.breakdown import mean_breakdown
 from benchctl.analysis.attribution.decomposition import sentence, wall_line
+from benchctl.analysis.attribution.estimate import (
+    FACTORS,
+    MODEL,
+    SCATTER,
+    ModelledRun,
+    PairDesign,
+    SourcedModel,
+    estimate_levels,
+    estimate_terms,
+    logarithmic_mean,
+    mean_work,
+    shapley_s,
+    split_by_model,
+)
 from benchctl.analysis.compare.words import change_text
-from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.records.columns import columns_from
-from benchctl.records.schema import SECTION_PARENT, StepRecord
+from benchctl.analysis.statistics.estimate import PooledSlope
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.records.record import RunTimes
+from benchctl.steptime.work import Deployment, StepWork
+from benchctl.units import US_PER_S
 
 TRUTH = 15.5 / 10
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6
 SHAKEN = tuple({"baseline": 1 + 0.02 * (i % 3), "guided": 1.01 + 0.015 * (i % 4)} for i in range(6))
-EXAMPLE = Path(__file__).parents[2] / "fixtures" / "example-without-digests"
 
 
 def decomposed(a, b, estimator="mean"):
@@ -45,28 +60,24 @@ def decomposed(a, b, estimator="mean"):
     return comparison, parts
 
 
-def within(results, **options):
-    return decomposed(f"{results.path}:baseline", f"{results.path}:guided", **options)[1]
+def within(results):
+    return decomposed(f"{results.path}:baseline", f"{results.path}:guided")[1]
 
 
 def ratios(parts):
     return {factor.name: factor.estimate.ratio for factor in parts.wall.parts}
 
 
-def section_of(parts, name):
-    return next(section for section in parts.sections.parts if section.name == name)
-
-
-def change_all(results, variant, change):
-    for run_id in run_ids(results, variant):
-        edit_steps(results, run_id, change)
-
-
-def natural(path, **options):
+def natural(path, *, cells=(), **options):
     """A directory whose answers end by themselves, ``options`` as in ``write_results``."""
-    results = write_results(path, **options)
+    results = write_results(path, cells=cells, **options)
     edit_manifest(results, stop="natural")
     return results
+
+
+def seconds_of(parts, section):
+    """What one section takes on each side, per step."""
+    return next((each.a_s, each.b_s) for each in parts.sections.parts if each.name == section)
 
 
 def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_path):
@@ -80,23 +91,18 @@ def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_pa
     assert sentence(parts).startswith(
         "time per step carries 100 % of the +55%: 73 % of it lvm_forward; the roofline floor of its FLOPs and bytes"
     )
-    change_all(results, "guided", lambda step: msgspec.structs.replace(step, dur_ns=step.dur_ns + 2_000_000))
-    unnamed = section_of(within(results), "step (unnamed)")
-    assert (unnamed.a_s, unnamed.b_s) == pytest.approx((0, 2e-3)), "time that no section names stays visible"
+    for run_id in run_ids(results):
+        change_steps(results, run_id, dur_ns=17_500_000)
+    assert seconds_of(within(results), "step (unnamed)") == pytest.approx((0, 2e-3)), "in no section"
 
 
 def test_a_section_that_only_one_side_divides_is_divided_on_both(tmp_path):
     results = write_results(tmp_path / "r", block_factors=STEADY)
-
-    def whole_sampler(step):
-        kept = {name: step.sections_ns[name] for name in ("model_forward", "sampler_total")}
-        return msgspec.structs.replace(step, sections_ns=kept)
-
-    change_all(results, "baseline", whole_sampler)
+    for run_id in run_ids(results, "baseline"):
+        change_steps(results, run_id, sections_ns={"model_forward": 9_800_000, "sampler_total": 200_000})
     parts = within(results)
-    names = [section.name for section in parts.sections.parts]
-    assert len(names) == len({*names} - {"sampler_total"})
-    assert section_of(parts, "sampler_total (unnamed)").a_s == pytest.approx(0.2e-3)
+    assert "sampler_total" not in {section.name for section in parts.sections.parts}
+    assert seconds_of(parts, "sampler_total (unnamed)")[0] == pytest.approx(0.2e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +114,8 @@ def test_a_section_that_only_one_side_divides_is_divided_on_both(tmp_path):
     ids=["alone", "with slower steps"],
 )
 def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path, factors, step_ratio, told):
-    blocks = SHAKEN if step_ratio == 1 else STEADY
-    cells = ({"top_k": 5},) if "guided" in factors[0] else ()
-    long = natural(tmp_path / "long", block_factors=blocks, output_tokens=8)
-    short = natural(tmp_path / "short", block_factors=factors, cells=cells, output_tokens=6)
+    long = natural(tmp_path / "long", block_factors=SHAKEN if step_ratio == 1 else STEADY, output_tokens=8)
+    short = natural(tmp_path / "short", block_factors=factors, output_tokens=6)
     share_request_set(short, long)
     _, parts = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
     assert ratios(parts) == pytest.approx(
@@ -123,32 +127,19 @@ def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path, fact
 def test_steps_that_yield_two_tokens_are_fewer_steps_per_token(tmp_path):
     """Speculation: as many tokens in half of the steps, each of them slower."""
     plain = natural(tmp_path / "plain", block_factors=STEADY, output_tokens=8)
-    fast = natural(tmp_path / "fast", block_factors=({"baseline": 1.25, "guided": 1.25},) * 6, output_tokens=4)
+    fast = natural(tmp_path / "fast", block_factors=({"baseline": 1.25},) * 6, output_tokens=4)
     share_request_set(fast, plain)
-
-    def twice(request):
-        counts = {"chunk_tokens": (2,) * 4, "output_tokens": 8}
-        choices = tuple(msgspec.structs.replace(choice, **counts) for choice in request.choices)
-        return msgspec.structs.replace(request, choices=choices, completion_tokens=16)
-
     for run_id in run_ids(fast, "baseline"):
-        edit_requests(fast, run_id, twice)
-    change_all(fast, "baseline", lambda step: msgspec.structs.replace(step, output_tokens=2 * step.num_seqs))
+        first, *_ = fast.run(run_id).requests()
+        counts = {"chunk_tokens": (2,) * 4, "output_tokens": 8}
+        choices = tuple(msgspec.structs.replace(choice, **counts) for choice in first.choices)
+        change_requests(fast, run_id, choices=choices, completion_tokens=16)
+        change_steps(fast, run_id, output_tokens=16)
     _, parts = decomposed(f"{plain.path}:baseline", f"{fast.path}:baseline")
     assert ratios(parts) == pytest.approx(
         {"output tokens": 1, "steps per token": 0.5, "time per step": 1.25, "remainder": 1}
     )
     assert sentence(parts).startswith("steps per token -50% and time per step +25% make -37%")
-
-
-def test_time_in_which_no_step_ran_is_the_remainder(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=STEADY)
-    for run_id in run_ids(results):
-        times = results.run(run_id).read().times
-        edit_run(
-            results, run_id, times=msgspec.structs.replace(times, last_token_ns=times.last_token_ns + 40_000_000)
-        )
-    assert ratios(within(results))["remainder"] == pytest.approx((8 * 15.5 + 40) / (8 * 15.5))
 
 
 @pytest.mark.parametrize("estimator", ["mean", "robust"])
@@ -161,15 +152,17 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
         odd = [run for run in results.plan().runs if run.block % 2]
         set_positions(results, {run.run_id: positions[run.variant == "guided"] for run in odd})
     comparison, parts = decomposed(f"{results.path}:baseline", f"{results.path}:guided", estimator)
-    step = next(factor for factor in parts.wall.parts if factor.name == "time per step")
-    names = {"wall_s": parts.wall.whole} | ({"step_ms": step} if estimator == "mean" else {})
-    for name, part in names.items():
+    wall = parts.wall.whole.estimate
+    ours = {"wall_s": wall}
+    if estimator == "mean":
+        ours["step_ms"] = next(part.estimate for part in parts.wall.parts if part.name == "time per step")
+        assert (wall.position_effect is not None) == (positions is not None)
+    for name, estimate in ours.items():
         theirs = metric_of(comparison, name).estimate
         assert (theirs.method == "robust") == (estimator == "robust")
-        assert part.estimate.log_ratio == pytest.approx(theirs.log_ratio, abs=1e-9)
-        assert part.estimate.log_interval == pytest.approx(theirs.log_interval, abs=1e-6)
-    if estimator == "mean":
-        assert (parts.wall.whole.estimate.position_effect is not None) == (positions is not None)
+        assert (estimate.log_ratio, *estimate.log_interval) == pytest.approx(
+            (theirs.log_ratio, *theirs.log_interval), abs=1e-6
+        )
 
 
 def test_swapping_the_sides_turns_every_part_around_and_a_side_against_itself_has_none(tmp_path):
@@ -189,18 +182,12 @@ def test_sides_without_common_blocks_multiply_and_add_up_too_and_few_of_them_hav
     path = write_results(tmp_path / "r", block_factors=SHAKEN).path
     four, two = (write_results(tmp_path / f"{n}", block_factors=SHAKEN[:n]).path for n in (4, 2))
     comparison, parts = decomposed(f"{path}:baseline", f"{four}:guided")
-    factors = {factor.name: factor.estimate for factor in parts.wall.parts}
-    wall = metric_of(comparison, "wall_s")
-    assert not parts.wall.whole.estimate.is_paired
-    assert parts.wall.whole.estimate == wall.estimate
-    assert factors["steps"] == metric_of(comparison, "num_steps").estimate
-    assert factors["time per step"] == metric_of(comparison, "step_ms").estimate
-    assert wall.estimate.log_interval is not None
-    assert parts.wall.whole.a_s == pytest.approx(wall.a)
+    ours = {factor.name: factor.estimate for factor in (parts.wall.whole, *parts.wall.parts)}
+    wall, steps, step = (metric_of(comparison, name).estimate for name in ("wall_s", "num_steps", "step_ms"))
+    assert (ours["wall time"], ours["steps"], ours["time per step"]) == (wall, steps, step)
+    assert (wall.is_paired, wall.log_interval is None) == (False, False)
     comparison, parts = decomposed(f"{path}:baseline", f"{two}:guided")
-    wall = metric_of(comparison, "wall_s")
-    assert change_text(wall).endswith(f"% [no interval: {len(SHAKEN)} against 2 runs]")
-    assert parts.wall.whole.estimate == wall.estimate
+    assert change_text(metric_of(comparison, "wall_s")).endswith(f"% [no interval: {len(SHAKEN)} against 2 runs]")
     assert " over too few runs for an interval" in sentence(parts)
 
 
@@ -213,119 +200,188 @@ def test_scatter_alone_and_one_block_name_no_factor(tmp_path):
     assert wall_line(parts) == "wall x1.550 = steps x1.000 * time per step x1.550 * remainder x1.000"
 
 
-def test_without_a_step_log_the_tokens_are_what_is_left_to_divide_by(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=SHAKEN)
-    for run in results.runs():
-        run.step_log.unlink()
+def test_time_in_which_no_step_ran_is_the_remainder_and_tokens_or_steps_alone_divide_what_they_can(tmp_path):
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+    for run_id in run_ids(results):
+        times = results.run(run_id).read().times
+        waited = msgspec.structs.replace(times, last_token_ns=times.last_token_ns + 40_000_000)
+        edit_run(results, run_id, times=waited)
+    assert ratios(within(results))["remainder"] == pytest.approx((8 * 15.5 + 40) / (8 * 15.5))
+    timeless = write_results(tmp_path / "timeless", block_factors=STEADY)
+    for stepless, run in zip(results.runs(), timeless.runs(), strict=True):
+        stepless.step_log.unlink()
+        edit_run(timeless, run.path.name, times=RunTimes(first_send_ns=T0_NS, last_token_ns=T0_NS))
     parts = within(results)
     assert set(ratios(parts)) == {"output tokens", "wall time per token"}
     assert (parts.step, parts.sections, parts.work) == (None, None, "there is no step log")
-
-
-def test_the_committed_example_is_exact():
-    _, parts = decomposed(f"{EXAMPLE}:baseline", f"{EXAMPLE}:guided")
-    assert math.isclose(math.prod(ratios(parts).values()), parts.wall.whole.estimate.ratio, rel_tol=1e-9)
-    assert sentence(parts).startswith(
-        "time per step carries 104 % of the +365%: 59 % of the step's difference lvm_forward"
-    )
-
-
-def test_a_cell_without_any_wall_time_has_the_parts_of_its_steps_alone(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=STEADY)
-    for run in results.runs():
-        nowhere = msgspec.structs.replace(run.read().times, first_send_ns=T0_NS, last_token_ns=T0_NS)
-        edit_run(results, run.read().run_id, times=nowhere)
-    parts = compare(f"{results.path}:baseline", f"{results.path}:guided").cells[0].decomposition
-    assert parts.wall is None
-    assert parts.sections is not None
+    parts = compare_arms(timeless).cells[0].decomposition
+    assert (parts.wall, parts.sections is None) == (None, False)
     assert sentence(parts).startswith("the wall time is unknown, because the client's times do not count")
 
 
-def step(dur_ns, sections_ns, *, clock="host", is_warmup=False):
-    return StepRecord(
-        step=1, start_ns=0, dur_ns=dur_ns, clock=clock, phase="decode", is_warmup=is_warmup, num_seqs=4,
-        sections_ns=sections_ns,
-    )  # fmt: skip
-
-
-def break_down(*steps):
-    return breakdown.break_down(columns_from(steps))
-
-
-def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
-    parts = break_down(
-        step(100, {"model_forward": 60, "sampler_total": 30, "pre_lvm": 5, "lvm_apply_outer": 20}),
-        step(80, {"model_forward": 60, "sampler_total": 10, "sample": 10}),
-    )
-    assert parts.tree[0].mean_ns == 90
-    assert parts.leaf_means_ns == {
-        "model_forward": 60.0,
-        "pre_lvm": 2.5,
-        "lvm_apply_outer": 10.0,
-        "sample": 5.0,
-        "sampler_total (unnamed)": 2.5,
-        "step (unnamed)": 10.0,
-    }
-    (outer,) = [section for section in parts.tree if section.name == "lvm_apply_outer"]
-    assert (outer.mean_ns, outer.record_mean_ns, outer.step_frac) == (10.0, 20.0, 0.5)
-
-
-def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
-    parts = break_down(step(10, {"lvm_build_pending": 3, "lvm_forward": 4}))
-    assert (parts.total_ns["lvm_apply_outer"], parts.total_ns["sampler_total"]) == (7, 7)
-    assert [(section.depth, section.name) for section in parts.tree] == [
-        (0, "step"),
-        (1, "sampler_total"),
-        (2, "lvm_apply_outer"),
-        (3, "lvm_build_pending"),
-        (3, "lvm_forward"),
-        (3, "lvm_apply_outer (unnamed)"),
-        (2, "sampler_total (unnamed)"),
-        (1, "step (unnamed)"),
-    ]
-
-
-def test_the_warm_up_does_not_count_and_what_has_no_place_in_the_tree_stands_outside():
-    warmup = step(1_000, {"value_model_load": 900}, is_warmup=True)
-    assert break_down() is None
-    assert break_down(warmup) is None
-    parts = break_down(warmup, step(10, {"model_forward": 8, "logprob": 1}))
-    assert parts.unplaced == ["logprob"]
-    assert sum(parts.leaf_means_ns.values()) == parts.tree[0].mean_ns == 10
-    assert "value_model_load" not in parts.total_ns
-    assert break_down(step(10, {})).leaf_means_ns == {"step": 10.0}
-    assert break_down(step(10, {"step": 4, "model_forward": 9})).tree[0].mean_ns == 10, "it is only called so"
-
-
-@pytest.mark.parametrize(
-    ("clock", "words"),
-    [("host", "no section is GPU time"), ("device", "device time"), ("virtual", "virtual time of the simulator")],
+numbers = st.floats(-1e3, 1e3)
+times_s = st.floats(1e-4, 1e3)
+runs_of_three = st.tuples(numbers, numbers, numbers)
+paired_runs = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(*(st.lists(runs_of_three, min_size=n, max_size=n) for _ in range(2)))
 )
-def test_the_clock_says_what_the_times_are(clock, words):
-    assert words in break_down(step(10, {"model_forward": 8}, clock=clock)).clock_note
+unpaired_runs = st.tuples(*(st.lists(runs_of_three, min_size=1, max_size=6) for _ in range(2)))
 
 
-def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
-    blocks = ({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
-    experiment = load_experiment(builders.write_results(tmp_path, block_factors=blocks).path)
-    runs = [run for run in experiment.results.runs if run.record.variant == "baseline"]
-    assert mean_breakdown([experiment.run_time(run) for run in runs]).tree[0].mean_ns == 2 * builders.STEP_NS
+@given(st.one_of(paired_runs, unpaired_runs), st.lists(st.integers(-3, 3), min_size=9, max_size=9))
+def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides, places):
+    a, b = sides
+    is_paired = len(a) == len(b)
+    design = PairDesign(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
+    rows_a, rows_b = (
+        [{"whole": math.fsum(run), **dict(zip("xyz", run, strict=True))} for run in side] for side in (a, b)
+    )
+    whole, *parts = estimate_levels(rows_a, rows_b, design)
+    assert math.fsum(part.added_s for part in parts) == pytest.approx(whole.added_s, abs=1e-9)
+    assert math.fsum(part.a_s or 0.0 for part in parts) == pytest.approx(whole.a_s, abs=1e-9)
+    assert whole.b_s - whole.a_s == pytest.approx(whole.added_s, abs=1e-9)
 
 
-sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say(is_swapped):
+    without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
+    a, b = (having, without) if is_swapped else (without, having)
+    positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
+    design = PairDesign(is_paired=True, positions=positions, slope=PooledSlope(0.0, 4.5))
+    rows_a, rows_b = ([{"both have": both, "one has": one} for both, one in side] for side in (a, b))
+    _, part = estimate_levels(rows_a, rows_b, design)
+    assert (part.b_s if is_swapped else part.a_s) == 0
+    assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)
 
 
-@given(st.lists(st.builds(step, st.integers(1, 10**9), sections), min_size=1, max_size=8))
-def test_every_parent_is_the_sum_of_its_children(steps):
-    parts = break_down(*steps)
-    whole, *below = parts.tree
-    for parent in (section for section in parts.tree if not section.is_leaf):
-        after = parts.tree[parts.tree.index(parent) + 1 :]
-        inside = itertools.takewhile(lambda section, depth=parent.depth: section.depth > depth, after)
-        *named, unnamed = [section for section in inside if section.depth == parent.depth + 1]
-        assert unnamed.name == f"{parent.name} (unnamed)"
-        total_ns = unnamed.mean_ns + sum(section.mean_ns for section in named)
-        assert total_ns == pytest.approx(parent.mean_ns, rel=1e-9, abs=1e-3)
-    assert sum(parts.leaf_means_ns.values()) == pytest.approx(whole.mean_ns, rel=1e-9, abs=1e-3)
-    assert whole.mean_ns == sum(each.dur_ns for each in steps) / len(steps)
-    assert bool(below) != whole.is_leaf
+def test_all_pairs_give_the_interval_of_welch():
+    a, b = [1.0, 1.2, 0.9, 1.1], [2.0, 2.3, 1.8]
+    (found,) = estimate_terms(a, b, lambda x, y: [y - x], PairDesign(is_paired=False))
+    welch = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    assert found.log_interval == pytest.approx((welch.low, welch.high))
+
+
+@given(times_s, times_s)
+def test_shares_of_the_logarithm_add_up_to_the_difference(a, b):
+    mean = logarithmic_mean(a, b)
+    assert mean * (math.log(b) - math.log(a)) == pytest.approx(b - a, abs=1e-9 * (a + b))
+    assert min(a, b) * (1 - 1e-9) <= mean <= max(a, b) * (1 + 1e-9)
+
+
+SMALL = Deployment(shape=shape_for("qwen2.5-0.5b"), hardware=hardware_for("h100-sxm"))
+LARGE = replace(SMALL, shape=shape_for("qwen2.5-7b"))
+COUNTS = st.integers(min_value=0, max_value=64)
+
+
+def planted_us(work, deployment):
+    """Linear in every count, but for the larger of two terms; more for a larger model."""
+    linear = 100 + 7 * work.num_decodes + 0.01 * work.decode_context + 0.5 * work.prefill_tokens
+    return (linear + np.maximum(3 * work.candidates, 0.2 * work.tokens)) * deployment.shape.layers / 24
+
+
+PLANTED = SourcedModel(name="planted", predict_us=planted_us, hardware=SMALL.hardware)
+
+
+def run_of(rows, context, *, prompts=0, prompt_tokens=64, candidates=0, rest_s=0.0, deployment=SMALL):
+    """A run of steps with these rows, each of so many context tokens; the last step carries the prompts."""
+    rows = np.array(rows, dtype=float)
+    is_last = np.arange(len(rows)) == len(rows) - 1
+    new = np.where(is_last, prompts * prompt_tokens, 0.0)
+    work = StepWork(
+        num_prefills=np.where(is_last, prompts, 0.0),
+        prefill_tokens=new,
+        prefill_positions=new * prompt_tokens / 2,
+        num_decodes=rows,
+        decode_tokens=rows,
+        decode_context=rows * context,
+        decode_positions=rows * (context + 0.5),
+        num_sampled=rows + np.where(is_last, prompts, 0.0),
+        candidates=rows * candidates,
+    )
+    predicted_s = float(np.mean(planted_us(work, deployment))) / US_PER_S
+    return ModelledRun(
+        step_s=predicted_s + rest_s,
+        predicted_s=predicted_s,
+        work=mean_work(work, len(rows)),
+        deployment=deployment,
+    )
+
+
+@st.composite
+def runs(draw):
+    rows = draw(st.lists(COUNTS, min_size=1, max_size=6))
+    prompts = draw(st.integers(0, 3))
+    if not any(rows) and not prompts:
+        prompts = 1
+    return run_of(
+        rows,
+        draw(st.integers(0, 4000)),
+        prompts=prompts,
+        candidates=draw(st.integers(0, 8)),
+        deployment=draw(st.sampled_from([SMALL, LARGE])),
+        rest_s=draw(st.floats(-0.01, 0.01)),
+    )
+
+
+def split(a, b, model=PLANTED):
+    return split_by_model(model, [a], [b], PairDesign(is_paired=True))
+
+
+@given(runs(), runs(), st.floats(-0.01, 0.01))
+def test_parts_add_up_to_the_difference_and_factors_to_what_the_model_predicts(a, b, added_s):
+    parts = split(a, b)
+    *factors, rest = parts.parts
+    assert sum(part.added_s for part in parts.parts) == pytest.approx(b.step_s - a.step_s, abs=1e-12)
+    assert sum(part.added_s for part in factors) == pytest.approx(b.predicted_s - a.predicted_s, abs=1e-12)
+    assert (parts.whole.b_s, rest.b_s) == pytest.approx((b.step_s, b.step_s - b.predicted_s), abs=1e-12)
+    assert shapley_s(planted_us, a, b) == pytest.approx([-s for s in shapley_s(planted_us, b, a)], abs=1e-12)
+    *factors, rest = split(a, replace(a, step_s=a.step_s + added_s)).parts
+    assert [part.added_s for part in factors] == pytest.approx([0.0] * len(factors), abs=1e-12)
+    assert rest.added_s == pytest.approx(added_s, abs=1e-12), "runs of equal work differ in the rest alone"
+
+
+def added_us(a, b, model=PLANTED):
+    return {part.name: part.added_s * US_PER_S for part in split(a, b, model).parts[:-1]}
+
+
+def test_one_factor_that_differs_gets_the_whole_difference():
+    base = run_of([8, 8, 8, 8], 1000, prompts=1)
+    guiding = replace(SMALL, value_shape=shape_for("qwen2.5-0.5b").as_value_model())
+    for name, other in (
+        ("batch", run_of([16, 16, 16, 16], 1000, prompts=1)),
+        ("context", run_of([8, 8, 8, 8], 3000, prompts=1)),
+        ("prompts", run_of([8, 8, 8, 8], 1000, prompts=2)),
+        ("prompts", run_of([8, 8, 8, 8], 1000)),
+        ("candidates", run_of([8, 8, 8, 8], 1000, prompts=1, candidates=5)),
+        ("candidates", run_of([8, 8, 8, 8], 1000, prompts=1, candidates=5, deployment=guiding)),
+        (MODEL, run_of([8, 8, 8, 8], 1000, prompts=1, deployment=LARGE)),
+    ):
+        parts = added_us(base, other)
+        assert parts.pop(name) == pytest.approx((other.predicted_s - base.predicted_s) * US_PER_S), name
+        assert all(abs(part) < 1e-6 for part in parts.values()), (name, parts)
+
+
+def test_two_factors_that_multiply_share_what_they_add_together():
+    parts = added_us(run_of([10], 100), run_of([20], 200))
+    alone_batch, alone_context, together = 0.01 * 10 * 100 + 7.2 * 10, 0.01 * 10 * 100, 0.01 * 10 * 100
+    assert parts["batch"] == pytest.approx(alone_batch + together / 2)
+    assert parts["context"] == pytest.approx(alone_context + together / 2)
+
+
+def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model():
+    model = replace(PLANTED, predict_us=lambda work, _: np.maximum(10 * work.num_decodes, 100.0))
+    steady = replace(run_of([10, 10], 100), predicted_s=100 / US_PER_S)
+    scattered = replace(run_of([5, 15], 100), predicted_s=125 / US_PER_S)
+    parts = added_us(steady, scattered, model)
+    assert parts.pop(SCATTER) == pytest.approx(25)
+    assert all(abs(part) < 1e-9 for part in parts.values())
+
+
+def test_blocks_that_scatter_give_every_part_an_interval_that_covers_it():
+    a = [run_of([8, 8], 1000 + i) for i in range(6)]
+    b = [run_of([12, 12], 1000 - i, rest_s=2e-6 * i) for i in range(6)]
+    parts = split_by_model(PLANTED, a, b, PairDesign(is_paired=True))
+    batch = next(part for part in parts.parts if part.name == "batch")
+    assert batch.ci_low_s < batch.added_s < batch.ci_high_s
+    assert parts.explained_frac == pytest.approx(parts.predicted.added_s / parts.whole.added_s)
+    assert {part.name for part in parts.parts[:-1]} == {*FACTORS, MODEL, SCATTER}

@@ -1,34 +1,112 @@
-"""The steps of a result directory as input of a step-time model: what they count, and which are left out."""
+"""The steps of a result directory: as a tree of sections, as work of a step-time model, and beside their floor."""
 
+import itertools
+from contextlib import nullcontext
 from dataclasses import replace
+from statistics import fmean
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.results import builders
 from support.results.builders import (
     BASELINE,
     GUIDED,
     change_requests,
     change_steps,
+    edit_manifest,
     edit_requests,
     edit_run,
-    edit_steps,
-    run_ids,
     write_results,
 )
+from support.results.comparing import compare_arms
+from support.servers.simulator import FILTERED, NEUTRAL, measured_steps, request_of, run
 from support.step_time import planted_run, write_table
 
-from benchctl.analysis.attribution.work import fitted_draft_warnings, work_of
+from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.attribution import breakdown
+from benchctl.analysis.attribution.breakdown import mean_breakdown
+from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, fitted_draft_warnings, floor_of, work_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.observed import observed_steps, read_sources, saturation, saturation_signs
-from benchctl.costs.hardware import hardware_for
+from benchctl.costs.hardware import HARDWARE, hardware_for
+from benchctl.costs.roofline import guided_floor
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.guided.params import GuidanceParams
 from benchctl.interop.tables import TableDefaults
 from benchctl.records.columns import columns_from
 from benchctl.records.record import RequestError
-from benchctl.records.schema import StepRecord
+from benchctl.records.schema import SECTION_PARENT, StepRecord
 from benchctl.steptime.fit import FitOptions, fit_model
-from benchctl.steptime.work import StepWork, most_query_tokens, one_step
+from benchctl.steptime.work import Deployment, StepWork, most_query_tokens, one_step
+
+
+def step(dur_ns, sections_ns, *, is_warmup=False):
+    return StepRecord(
+        step=1, start_ns=0, dur_ns=dur_ns, clock="host", phase="decode", is_warmup=is_warmup, num_seqs=4,
+        sections_ns=sections_ns,
+    )  # fmt: skip
+
+
+def break_down(*steps):
+    return breakdown.break_down(columns_from(steps))
+
+
+def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
+    parts = break_down(
+        step(100, {"model_forward": 60, "sampler_total": 30, "pre_lvm": 5, "lvm_apply_outer": 20}),
+        step(80, {"model_forward": 60, "sampler_total": 10, "sample": 10}),
+    )
+    assert parts.tree[0].mean_ns == 90
+    assert parts.leaf_means_ns == {
+        "model_forward": 60.0,
+        "pre_lvm": 2.5,
+        "lvm_apply_outer": 10.0,
+        "sample": 5.0,
+        "sampler_total (unnamed)": 2.5,
+        "step (unnamed)": 10.0,
+    }
+    (outer,) = [section for section in parts.tree if section.name == "lvm_apply_outer"]
+    assert (outer.mean_ns, outer.record_mean_ns, outer.step_frac) == (10.0, 20.0, 0.5)
+
+
+def test_the_warm_up_does_not_count_and_what_has_no_place_in_the_tree_stands_outside():
+    warmup = step(1_000, {"value_model_load": 900}, is_warmup=True)
+    assert break_down() is break_down(warmup) is None
+    parts = break_down(warmup, step(10, {"model_forward": 8, "logprob": 1}))
+    assert (parts.unplaced, "value_model_load" in parts.total_ns) == (["logprob"], False)
+    assert sum(parts.leaf_means_ns.values()) == parts.tree[0].mean_ns == 10
+    assert break_down(step(10, {})).leaf_means_ns == {"step": 10.0}
+    assert break_down(step(10, {"step": 4, "model_forward": 9})).tree[0].mean_ns == 10, "it is only called so"
+
+
+def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
+    blocks = ({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
+    experiment = load_experiment(builders.write_results(tmp_path, block_factors=blocks).path)
+    runs = [run for run in experiment.results.runs if run.record.variant == "baseline"]
+    assert mean_breakdown([experiment.run_time(run) for run in runs]).tree[0].mean_ns == 2 * builders.STEP_NS
+
+
+sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))
+
+
+@given(st.lists(st.builds(step, st.integers(1, 10**9), sections), min_size=1, max_size=8))
+def test_every_parent_is_the_sum_of_its_children(steps):
+    parts = break_down(*steps)
+    whole, *below = parts.tree
+    for parent in (section for section in parts.tree if not section.is_leaf):
+        after = parts.tree[parts.tree.index(parent) + 1 :]
+        inside = itertools.takewhile(lambda section, depth=parent.depth: section.depth > depth, after)
+        *named, unnamed = [section for section in inside if section.depth == parent.depth + 1]
+        assert unnamed.name == f"{parent.name} (unnamed)"
+        total_ns = unnamed.mean_ns + sum(section.mean_ns for section in named)
+        assert total_ns == pytest.approx(parent.mean_ns, rel=1e-9, abs=1e-3)
+    assert sum(parts.leaf_means_ns.values()) == pytest.approx(whole.mean_ns, rel=1e-9, abs=1e-3)
+    assert whole.mean_ns == sum(each.dur_ns for each in steps) / len(steps)
+    assert bool(below) != whole.is_leaf
 
 
 @pytest.fixture(name="results")
@@ -42,35 +120,28 @@ def observe(results, index=0, hardware=None):
     return observed_steps(experiment, experiment.results.runs[index], named)
 
 
-def test_prompts_and_decoding_rows_have_their_own_counts(results):
+def test_prompts_rows_and_guidance_have_their_own_counts_and_the_warm_up_none(results):
     observed = observe(results)
     work = observed.work
     assert (work.num_prefills[0], work.prefill_tokens[0], work.prefill_context[0]) == (8, 160, 0)
     assert work.prefill_positions[0] == 8 * 20 * 20 / 2
     assert (work.num_decodes[1], work.decode_tokens[1]) == (8, 8)
-    assert work.decode_context[1] == 8 * 21 - 8
-    assert work.decode_positions[1] == 8 * 20.5
+    assert (work.decode_context[1], work.decode_positions[1]) == (8 * 21 - 8, 8 * 20.5)
     np.testing.assert_allclose(observed.duration_us, 10_000.0)
     assert (observed.deployment.shape.name, observed.deployment.hardware.name) == ("qwen2.5-7b", "h100-sxm")
     assert (observed.origin.engine, observed.origin.clock) == ("sim", "host")
-
-
-def test_the_warm_up_is_left_out_and_guidance_counted(results):
-    observed = observe(results, 1)
-    assert len(observed.duration_us) == 8
-    assert observed.duration_us.max() < 100_000
-    assert (observed.work.candidates[1], observed.work.value_prefill_tokens[0]) == (24, 160)
-    assert observed.deployment.value_shape is not None
+    guided = observe(results, 1)
+    assert (len(guided.duration_us), guided.duration_us.max() < 100_000) == (8, True)
+    assert (guided.work.candidates[1], guided.work.value_prefill_tokens[0]) == (24, 160)
+    assert guided.deployment.value_shape is not None
 
 
 def test_preempted_steps_and_a_full_cache_are_marked(results):
     change_steps(results, BASELINE, 3, preempted=1)
     observed = observe(results)
-    assert observed.left_out == {"preemption": 1}
-    assert observed.is_saturated.tolist() == [False, False, True, *[False] * 5]
-    edit_steps(
-        results, BASELINE, lambda step: msgspec.structs.replace(step, preempted=0, kv_used_blocks=10 * step.step)
-    )
+    assert (observed.left_out, *np.flatnonzero(observed.is_saturated)) == ({"preemption": 1}, 2)
+    change_steps(results, BASELINE, preempted=0, kv_used_blocks=50)
+    change_steps(results, BASELINE, 6, 7, 8, kv_used_blocks=60)
     edit_run(results, BASELINE, effective_config={"model": "qwen2.5-7b", "num_kv_blocks": 60})
     assert observe(results).left_out == {"key-value memory above 95%": 3}
 
@@ -107,13 +178,11 @@ def test_a_directory_and_a_table_are_sources_together_and_runs_that_cannot_be_us
     edit_run(results, BASELINE, steps_cover="sampler")
     results.run(GUIDED).step_log.write_text("")
     sources = read_sources([results.path])
-    assert [line.split(": ", 1)[1] for line in sources.skipped] == [
-        "the step log times the sampler alone",
-        "there is no step log",
-    ]
+    reasons = ["the step log times the sampler alone", "there is no step log"]
+    assert [line.split(": ", 1)[1] for line in sources.skipped] == reasons
     assert len(sources.observed) == 4
-    for run_id in (*run_ids(results, "baseline")[1:], *run_ids(results)):
-        results.run(run_id).step_log.write_text("")
+    for each in results.runs():
+        edit_run(results, each.path.name, steps_cover="sampler")
     with pytest.raises(UsageError, match=r"no run has steps that a model can use: .*times the sampler alone"):
         read_sources([results.path])
 
@@ -136,76 +205,173 @@ def test_drafts_have_logits_of_their_own_and_accepted_ones_end_no_prompt():
 PLANTED = {"compute": 1.5, "memory": 1.2, "all_reduce": 1.0, "layers": 40.0, "requests": 8.0, "steps": 90.0}
 
 
-def fitted(*row_tokens, structure="overlap"):
-    """A model of one run for each number of query tokens of its rows."""
-    runs = [
-        planted_run("qwen2.5-7b", 1, PLANTED, seed=i, num_steps=60, row_tokens=number)
-        for i, number in enumerate(row_tokens)
-    ]
-    return fit_model(runs, FitOptions(structure=structure, num_draws=5))
-
-
-def draft_warnings(model, num_draft_tokens):
-    warnings = fitted_draft_warnings(model, "m.json", num_draft_tokens)
-    assert {warning.code for warning in warnings} <= {"drafts-not-fitted"}
-    return [warning.message for warning in warnings]
-
-
 def test_a_fit_records_its_most_query_tokens_and_only_longer_drafts_are_warned_of():
     assert most_query_tokens(StepWork(num_decodes=np.array([4.0, 8.0]), decode_tokens=np.array([4.0, 18.0]))) == 3
-    assert most_query_tokens(one_step(num_decodes=7, context=9, row_tokens=5)) == 5
     assert most_query_tokens(one_step(num_decodes=0, context=0, num_prefills=2, prompt_tokens=9)) == 0
-    model = fitted(1, 4)
-    assert model.provenance.most_query_tokens == 4
-    assert [len(draft_warnings(model, number)) for number in (0, 1, 3, 4)] == [0, 0, 0, 1]
-    assert draft_warnings(model, 4)[0].startswith("m.json: fitted to steps of at most 4 query tokens")
+    runs = [planted_run("qwen2.5-7b", 1, PLANTED, seed=i, num_steps=60, row_tokens=i) for i in (1, 4)]
+    model = fit_model(runs, FitOptions(structure="overlap", num_draws=5))
     older = replace(model, provenance=replace(model.provenance, most_query_tokens=None))
-    (message,) = draft_warnings(older, 2)
-    assert "does not say whether the steps of its fit had drafts" in message
-    assert draft_warnings(older, 0) == draft_warnings(fitted(1, structure="roofline"), 8) == []
+    roofline = replace(older, structure="roofline")
+    assert model.provenance.most_query_tokens == 4
+    for each, num_draft_tokens, words in (
+        (model, 0, None),
+        (model, 3, None),
+        (model, 4, "m.json: fitted to steps of at most 4 query tokens"),
+        (older, 0, None),
+        (older, 2, "does not say whether the steps of its fit had drafts"),
+        (roofline, 8, None),
+    ):
+        warnings = fitted_draft_warnings(each, "m.json", num_draft_tokens)
+        assert [warning.code for warning in warnings] == (["drafts-not-fitted"] if words else [])
+        assert all(words in warning.message for warning in warnings)
 
 
-@pytest.fixture(name="loaded")
-def _loaded(tmp_path):
-    return write_results(tmp_path / "r", num_requests=40, n=1)
+def test_a_run_with_two_signs_of_a_load_that_its_server_could_not_take_is_kept_out_of_a_fit(tmp_path):
+    def signs_of(results):
+        run = load_experiment(results.path).results.runs[0]
+        return list(saturation_signs(run)), saturation(run)
 
-
-def delay_requests(results, delay_ns):
-    """Let each request of the first run be sent, and wait for its first token, later than the one before it."""
-
-    def later(request):
+    def delayed(request):
+        """Each is sent later than the one before it, and waits longer for its first token."""
         sent_ns = request.sent_ns + request.index * 10_000_000
-        times = tuple(at + request.index * (10_000_000 + delay_ns) for at in request.choices[0].chunk_ns)
-        choice = msgspec.structs.replace(request.choices[0], chunk_ns=times)
-        return msgspec.structs.replace(
-            request, scheduled_ns=sent_ns, sent_ns=sent_ns, done_ns=times[-1], choices=(choice,)
-        )
+        times = tuple(at + request.index * 15_000_000 for at in request.choices[0].chunk_ns)
+        choices = (msgspec.structs.replace(request.choices[0], chunk_ns=times),)
+        times_ns = {"scheduled_ns": sent_ns, "sent_ns": sent_ns, "done_ns": times[-1]}
+        return msgspec.structs.replace(request, **times_ns, choices=choices)
 
-    edit_requests(results, BASELINE, later)
-
-
-def signs_of(results):
-    run = load_experiment(results.path).results.runs[0]
-    return list(saturation_signs(run)), saturation(run)
-
-
-def test_first_tokens_that_come_later_and_later_keep_a_run_out_of_a_fit(loaded, tmp_path):
-    assert signs_of(loaded) == ([], None)
-    delay_requests(loaded, 5_000_000)
-    signs, told = signs_of(loaded)
-    assert signs[0] == "first tokens come later and later"
+    many, few, failing = (write_results(tmp_path / str(n), num_requests=n, n=1) for n in (40, 6, 30))
+    assert signs_of(many) == ([], None)
+    for results in (many, few):
+        edit_requests(results, BASELINE, delayed)
+    signs, told = signs_of(many)
+    assert (signs[0], told) == ("first tokens come later and later", f"saturated: {', '.join(signs)}")
     assert signs[1].startswith("the last fifth waits ")
-    assert told == f"saturated: {', '.join(signs)}"
-    sources = read_sources([loaded.path])
-    assert len(sources.observed) == 5
-    assert f"{BASELINE}: {told}" in sources.skipped[0]
-    few = write_results(tmp_path / "few", num_requests=6, n=1)
-    delay_requests(few, 50_000_000)
+    sources = read_sources([many.path])
+    assert (len(sources.observed), f"{BASELINE}: {told}" in sources.skipped[0]) == (5, True)
     assert signs_of(few) == ([], None), "few requests have no trend"
+    change_requests(failing, BASELINE, 0, 10, 20, error=RequestError(kind="reset", message="gone"))
+    assert signs_of(failing) == (["10% of the requests failed"], None), "one sign alone does not condemn"
+    change_steps(failing, BASELINE, 4, 5, 6, preempted=2)
+    assert signs_of(failing)[1] == "saturated: 10% of the requests failed, 0.2 preemptions a request"
 
 
-def test_one_sign_alone_does_not_condemn_a_run_and_two_do(loaded):
-    change_requests(loaded, BASELINE, 0, 10, 20, 30, error=RequestError(kind="reset", message="gone"))
-    assert signs_of(loaded) == (["10% of the requests failed"], None)
-    change_steps(loaded, BASELINE, *range(4, 9), preempted=2)
-    assert signs_of(loaded)[1] == "saturated: 10% of the requests failed, 0.25 preemptions a request"
+BASE, VALUE, SMALL = (shape_for(f"qwen2.5-{size}") for size in ("7b", "1.5b", "0.5b"))
+H200 = HARDWARE["h200-sxm"]
+PLAIN = Deployment(shape=BASE, hardware=H200)
+GUIDING = Deployment(shape=BASE, value_shape=VALUE.as_value_model(), hardware=H200)
+ROWS, CONTEXT, CANDIDATES = 64, 300, 5
+
+
+def logged_floor(**counts):
+    """Of ten equal decode steps of 64 rows."""
+    of_batch = {
+        "num_prefill_tokens": 0,
+        "num_decode_tokens": ROWS,
+        "output_tokens": ROWS,
+        "context_tokens": ROWS * (CONTEXT + 1),
+        "guided_rows": ROWS,
+        "candidates": ROWS * CANDIDATES,
+        "value_prefill_tokens": 0,
+    }
+    steps = [
+        StepRecord(step=i, start_ns=i, dur_ns=1, clock="host", phase="decode", num_seqs=ROWS, **of_batch | counts)
+        for i in range(10)
+    ]
+    return floor_of(columns_from(steps), GUIDING)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "counts"),
+    [
+        ("reuse", {"value_extend_tokens": 0, "fused": True}),
+        ("recompute", {"value_extend_tokens": ROWS, "fused": True}),
+        ("two-phase", {"value_extend_tokens": ROWS, "fused": False}),
+    ],
+    ids=["reuse", "recompute", "two-phase"],
+)
+def test_a_logged_step_has_the_floor_of_its_batch_context_and_candidates(scoring, counts):
+    of_log = logged_floor(**counts)
+    of_step = guided_floor(BASE, VALUE, H200, batch=ROWS, candidates=CANDIDATES, context=CONTEXT, scoring=scoring)
+    assert of_log.total_s == pytest.approx(of_step.step_s, rel=1e-12)
+    expected = {OF_BASE: of_step.base_s, OF_VALUE: of_step.value_s}
+    expected |= {"sampling's": of_step.sampling_s, "draft model's": 0.0}
+    assert of_log.parts == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_guided_step_has_a_higher_floor_whose_parts_add_up_the_same_in_show_and_compare(tmp_path):
+    results = write_results(tmp_path / "r", cells=[{"top_k": 1}, {"top_k": 5}])
+    greedy, guided = analyze_directory(results.path).sweep
+    assert greedy.number("step_floor_ratio") == pytest.approx(1)
+    step, floor, ratio = guided.work.whole, guided.work.predicted, guided.ratios["step_ms"].estimate.ratio
+    assert (guided.number("step_floor_ratio"), floor.ratio > 1) == (floor.ratio, True)
+    assert 0 < floor.added_s < step.added_s == pytest.approx(sum(part.added_s for part in guided.work.parts))
+    assert (step.ratio, guided.number("step_times_floor")) == pytest.approx((ratio, ratio / floor.ratio))
+    compared = compare_arms(results).cells[1].decomposition.work
+    assert [part.a_s for part in compared.parts] == [part.a_s for part in guided.work.parts]
+    edit_manifest(results, engine="vllm-lenvm", gpus=())
+    row = analyze_directory(results.path).sweep[1]
+    assert (row.work, row.number("step_floor_ratio")) == ("the peaks of the device are unknown", None)
+
+
+def simulated(num_requests, config, *, prompt_tokens=lambda i: 100 + 20 * i, max_tokens=30, **sampling):
+    """Steps of an engine that is nothing but a roofline."""
+    requests = [
+        request_of(f"r{i}", prompt_tokens=prompt_tokens(i), max_tokens=max_tokens, **sampling)
+        for i in range(num_requests)
+    ]
+    engine = {"model": "qwen2.5-7b", "hardware": "h200-sxm", "cost_model": "roofline", "noise": "none"}
+    return measured_steps(run(requests, **engine | config))
+
+
+def mean_s(steps, section):
+    return fmean(step.sections_ns.get(section, 0) for step in steps) / 1e9
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 48])
+def test_the_floor_of_a_step_is_the_time_of_an_engine_that_is_nothing_but_a_roofline(num_requests):
+    """The simulator's ideal engine knows every sequence, the floor only what a step log counts."""
+    steps = simulated(num_requests, {"value_model": "qwen2.5-1.5b"}, sampling=FILTERED, guidance=NEUTRAL)
+    floor = floor_of(columns_from(steps), GUIDING)
+    for section, part in (("model_forward", OF_BASE), ("lvm_forward", OF_VALUE)):
+        assert 0 < floor.parts[part] == pytest.approx(mean_s(steps, section), rel=0.01)
+
+
+@pytest.mark.parametrize(("num_requests", "acceptance"), [(1, 0.7), (4, 0.0), (4, 1.0)])
+def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(num_requests, acceptance):
+    drafts = {"draft_model": "qwen2.5-0.5b", "num_speculative_tokens": 3, "acceptance": (acceptance,)}
+    steps = simulated(num_requests, drafts)
+    floor = floor_of(columns_from(steps), PLAIN, draft=SMALL)
+    base_s, drafts_s = floor.parts[OF_BASE], floor.parts["draft model's"]
+    assert (base_s, base_s + drafts_s) == (floor_of(columns_from(steps), PLAIN).parts[OF_BASE], floor.total_s)
+    assert base_s == pytest.approx(mean_s(steps, "model_forward"), rel=0.01)
+    assert 0.98 * mean_s(steps, "draft") < drafts_s <= mean_s(steps, "draft")  # a simulated pass also samples
+
+
+@pytest.mark.parametrize("revision", ["V1", "V2"])
+def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but_for_its_sampler(revision):
+    """Its sampler moves the probabilities eight times, the floor's guidance the logits twice."""
+    means, floors = [], []
+    tilt = GuidanceParams(mode="centered_exp", value_scale=-3.0)
+    for deployment, guidance, value_model in ((PLAIN, None, None), (GUIDING, tilt, "qwen2.5-1.5b")):
+        config, sampled = {"value_model": value_model, "revision": revision}, {"guidance": guidance}
+        steps = simulated(32, config, prompt_tokens=lambda _: 100, max_tokens=40, sampling=FILTERED, **sampled)
+        decoding = [step for step in steps if step.phase == "decode"]
+        means.append(fmean(step.dur_ns for step in decoding))
+        floors.append(floor_of(columns_from(decoding), deployment).total_s)
+    expected = floors[1] / floors[0]
+    assert 1.15 < expected < means[1] / means[0] < 1.02 * expected
+
+
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [
+        ("context_tokens", "the step log does not count context_tokens in every step"),
+        ("candidates", "the step log does not count candidates in every step"),
+        ("output_tokens", None),
+    ],
+)
+def test_what_the_step_log_does_not_count_has_no_floor(left_out, reason):
+    logged = simulated(1, {"value_model": "qwen2.5-1.5b"}, sampling=FILTERED, guidance=NEUTRAL)
+    steps = [msgspec.structs.replace(step, **{left_out: None}) for step in logged]
+    with pytest.raises(UsageError, match=reason) if reason else nullcontext():
+        floor_of(columns_from(steps), GUIDING)
