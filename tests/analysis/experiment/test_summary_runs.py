@@ -1,50 +1,57 @@
-"""Runs as rows, cells as means over blocks, and cells against the baseline of their own block, of known truth."""
+"""Runs as rows, cells as means over blocks, and cells against the baseline of their own block, of known truth.
+
+FLOPs of measured runs: published and observed accounts, and what leads from one to the other.
+"""
 
 import csv
 import io
 import math
 import statistics
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.results import builders
-from support.results.builders import GUIDED, ONE_BLOCK, edit_run, run_ids
+from support.results.builders import GUIDED, ONE_BLOCK, edit_run, prepared, rewrite_lines, run_ids, write_results
+from support.steps import records_of, with_steps
 
 from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.attribution.flops import count_run_flops
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
 from benchctl.analysis.experiment.summary import (
     LENVM_SWEEP_COLUMNS,
     SWEEP_COLUMNS,
     RunSummary,
+    flops_bridge,
     summarise_cells,
     unexplained_frac,
 )
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.records.directory import arm_label, arm_order
+from benchctl.costs.flops import observed_flops, published_flops
+from benchctl.costs.run_work import Lengths, RunTotals, StepLogCounts
+from benchctl.costs.shapes import shape_for
+from benchctl.records.directory import arm_order
 from benchctl.records.loaded import load_results
+from benchctl.records.record import RequestError
+from benchctl.report.documents import summary_document
 from benchctl.report.table import csv_bytes
 
 
-def runs_of(experiment):
+def summarise(results):
+    experiment = load_experiment(results.path)
     return tuple(RunSummary(run, experiment) for run in experiment.results.runs)
 
 
-def summarise(results):
-    return runs_of(load_experiment(results.path))
-
-
 def cells_of(results):
-    experiment = load_experiment(results.path)
-    return summarise_cells(runs_of(experiment), experiment)
+    return summarise_cells(summarise(results), load_experiment(results.path))
 
 
 @pytest.fixture(name="results")
 def _results(tmp_path):
-    return builders.write_results(tmp_path)
+    return write_results(tmp_path)
 
 
 def test_a_row_holds_what_the_run_is_known_to_have_done(results):
@@ -81,39 +88,25 @@ def test_a_row_holds_what_the_run_is_known_to_have_done(results):
         "tokens_per_step": 1.0,
     }
     assert {column: rows[1].values[column] for column in expected} == expected
-    table = list(csv.DictReader(io.StringIO(csv_bytes(SUMMARY_COLUMNS, [run.values for run in rows]).decode())))
-    assert len(table) == 6
-    assert list(table[0]) == list(SUMMARY_COLUMNS)
-    assert (table[0]["t_lvm_forward_ms_mean"], table[0]["num_failed"]) == ("", "0")
-    assert float(table[1]["t_lvm_forward_ms_mean"]) == pytest.approx(4.0)
+    table = list(csv.reader(io.StringIO(csv_bytes(SUMMARY_COLUMNS, [run.values for run in rows]).decode())))
+    assert (len(table), tuple(table[0])) == (1 + 6, SUMMARY_COLUMNS)
+    column = table[0].index("t_lvm_forward_ms_mean")
+    assert (table[1][column], float(table[2][column])) == ("", pytest.approx(4.0))
 
 
 def test_flops_columns_follow_the_published_rule_and_observed_ones_the_step_log(results, tmp_path):
-    baseline, guided = summarise(results)[:2]
+    baseline, guided = (run.values for run in summarise(results)[:2])
     linear = 13_050_576_896 * (4 * 20 + 8 * 8) / 1e15  # prompts once for each question, then every output token
-    assert guided.number("base_pflops_linear") == pytest.approx(linear)
-    assert baseline.number("base_pflops_total") == guided.number("base_pflops_total")
-    whole = guided.number("theoretical_pflops_total")
-    assert whole == pytest.approx(guided.number("base_pflops_total") + guided.number("lvm_pflops_total"))
-    assert guided.number("achieved_tflops_per_s") == pytest.approx(1e3 * whole / guided.number("wall_s"))
-    assert baseline.number("lvm_pflops_total") == baseline.number("observed_lvm_pflops") == 0
-    assert guided.number("observed_lvm_pflops") > 0
-    parts = [guided.number(name) for name in ("observed_base_pflops", "observed_lvm_pflops")]
-    assert guided.number("observed_pflops_total") == pytest.approx(sum(parts))
-    greedy = summarise(builders.write_results(tmp_path / "greedy", cells=[{"top_k": 1}]))[1]
-    assert greedy.number("lvm_pflops_total") > 0
-    assert (greedy.values["n_steps_with_lvm"], greedy.values["observed_lvm_pflops"]) == (0, 0)
-
-
-def test_what_a_log_does_not_hold_is_unknown(results):
-    log = results.run(GUIDED).step_log
-    builders.rewrite_lines(log, lambda step: {k: v for k, v in step.items() if k != "guided_rows"})
-    assert summarise(results)[1].values["n_steps_with_lvm"] is None
-    for name in ("steps.jsonl", "requests.jsonl"):
-        (results.runs()[0].path / name).unlink()
-    values = summarise(results)[0].values
-    assert values["variant"] == "baseline"
-    assert [values[name] for name in ("num_steps", "theoretical_pflops_total", "t_sample_ms_mean")] == [None] * 3
+    assert guided["base_pflops_linear"] == pytest.approx(linear)
+    assert baseline["base_pflops_total"] == guided["base_pflops_total"]
+    assert baseline["lvm_pflops_total"] == baseline["observed_lvm_pflops"] == 0 < guided["observed_lvm_pflops"]
+    whole = guided["theoretical_pflops_total"]
+    assert whole == pytest.approx(guided["base_pflops_total"] + guided["lvm_pflops_total"])
+    assert guided["achieved_tflops_per_s"] == pytest.approx(1e3 * whole / guided["wall_s"])
+    observed = guided["observed_base_pflops"] + guided["observed_lvm_pflops"]
+    assert guided["observed_pflops_total"] == pytest.approx(observed)
+    greedy = summarise(write_results(tmp_path / "greedy", cells=[{"top_k": 1}]))[1].values
+    assert greedy["lvm_pflops_total"] > 0 == greedy["n_steps_with_lvm"] == greedy["observed_lvm_pflops"]
 
 
 def test_a_profile_that_cannot_be_read_leaves_flops_unknown_and_says_why(results):
@@ -122,7 +115,7 @@ def test_a_profile_that_cannot_be_read_leaves_flops_unknown_and_says_why(results
     (warning,) = experiment.warnings
     assert warning.code == "profile-unreadable"
     assert "settings and FLOPs of the runs are unknown" in warning.message
-    run = runs_of(experiment)[1]
+    run = RunSummary(experiment.results.runs[1], experiment)
     assert (run.settings, run.values["top_k"], run.values["theoretical_pflops_total"]) == (None, None, None)
     assert run.values["step_ms"] == pytest.approx(15.5)
 
@@ -131,31 +124,28 @@ def test_what_a_profile_does_not_know_or_allow_has_no_flops_and_no_settings(resu
     profile = results.profile_yaml()
     results.write_profile(profile.replace("model: qwen2.5-7b", "model: nonesuch"))
     run = summarise(results)[0]
-    assert run.flops.published is None
-    assert [warning.code for warning in run.warnings] == ["model-shape-unknown"]
+    assert (run.flops.published, [warning.code for warning in run.warnings]) == (None, ["model-shape-unknown"])
     assert "no FLOPs: unknown model 'nonesuch'" in run.warnings[0].message
     results.write_profile(profile.replace("  guided:\n", "  renamed:\n"))
-    assert summarise(results)[1].settings is None
-    for factor, value in (("no_such_factor", 1), ("top_k", -1)):
-        assert summarise(builders.write_results(tmp_path / factor, cells=[{factor: value}]))[1].settings is None
+    unknown = write_results(tmp_path / "unknown", cells=[{"no_such_factor": 1}])
+    assert summarise(results)[1].settings is summarise(unknown)[1].settings is None
 
 
 NOISY = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
 
 
 def test_cells_are_geometric_means_over_blocks_with_sample_deviation(tmp_path):
-    baseline, guided = cells_of(builders.write_results(tmp_path / "r", block_factors=NOISY))
+    baseline, guided = cells_of(write_results(tmp_path / "r", block_factors=NOISY))
     walls = [0.08 * factor["baseline"] for factor in NOISY]
     spread = baseline.spreads["wall_s"]
     assert (baseline.label, guided.label) == ("baseline", "guided top_k=5")
-    assert spread.centre == baseline.centre("wall_s") == pytest.approx(statistics.geometric_mean(walls))
-    assert spread.sd == pytest.approx(statistics.stdev(walls))
-    assert spread.scatter_frac == pytest.approx(statistics.stdev(map(math.log, walls)))
-    assert spread.n == 3
+    assert (spread.n, spread.centre, spread.sd, spread.scatter_frac) == pytest.approx(
+        (3, statistics.geometric_mean(walls), statistics.stdev(walls), statistics.stdev(map(math.log, walls)))
+    )
     assert baseline.centre("t_lvm_forward_ms_mean") is None
     assert "block" not in baseline.spreads
     assert guided.spreads["num_failed"].scatter_frac is None  # a mean of zero has no relative scatter
-    one = cells_of(builders.write_results(tmp_path / "one", block_factors=ONE_BLOCK))[0].spreads["step_ms"]
+    one = cells_of(write_results(tmp_path / "one", block_factors=ONE_BLOCK))[0].spreads["step_ms"]
     assert (one.n, one.sd, one.scatter_frac) == (1, None, None)
 
 
@@ -172,19 +162,11 @@ def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(results):
 def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
     models = ("b-1000", "b-500", "b-1.5", "a")
     cells = [{"top_k": 10}, {"top_k": 2}, *({"value_model": model} for model in models)]
-    labels = [cell.label for cell in cells_of(builders.write_results(tmp_path, cells=cells))]
-    values = (
-        "top_k=2",
-        "top_k=10",
-        "value_model=a",
-        "value_model=b-1.5",
-        "value_model=b-500",
-        "value_model=b-1000",
-    )
+    labels = [cell.label for cell in cells_of(write_results(tmp_path, cells=cells))]
+    values = ("top_k=2", "top_k=10", *(f"value_model={model}" for model in reversed(models)))
     assert labels == ["baseline", *(f"guided {value}" for value in values)]
     names = ["cache-1000", "cache-500", "none"]
     assert sorted(names, key=lambda name: arm_order(name, {}, "none")) == ["none", "cache-500", "cache-1000"]
-    assert arm_label("idle", {}) == "idle"
 
 
 PUBLISHED = (
@@ -201,14 +183,14 @@ def sweep(results):
 
 def test_ratios_are_geometric_means_of_the_ratios_within_blocks_and_quotients_of_their_columns(tmp_path):
     assert tuple(LENVM_SWEEP_COLUMNS) == tuple(SWEEP_COLUMNS[: len(PUBLISHED)]) == PUBLISHED
-    results = builders.write_results(tmp_path, block_factors=NOISY)
+    results = write_results(tmp_path, block_factors=NOISY)
     (row,) = sweep(results)
     ratios = [1.55 * block["guided"] / block["baseline"] for block in NOISY]
     expected = estimate_paired([math.log(ratio) for ratio in ratios])
     wall = row.number("wall_ratio")
-    assert wall == pytest.approx(statistics.geometric_mean(ratios))
-    assert row.number("wall_ratio_ci_low") == pytest.approx(expected.ci_low)
-    assert row.number("wall_ratio_ci_high") == pytest.approx(expected.ci_high)
+    assert (wall, row.number("wall_ratio_ci_low"), row.number("wall_ratio_ci_high")) == pytest.approx(
+        (statistics.geometric_mean(ratios), expected.ci_low, expected.ci_high)
+    )
     assert (row.number("step_ms_ratio"), row.number("num_steps_ratio")) == (pytest.approx(wall), 1.0)
     assert (row.values["n_blocks"], row.values["k"], row.label) == (3, 5, "guided top_k=5")
     assert row.values["results_dir"] == str(tmp_path)
@@ -221,27 +203,25 @@ def test_ratios_are_geometric_means_of_the_ratios_within_blocks_and_quotients_of
     ):
         assert row.number(ratio) == pytest.approx(row.number(other) / row.number(base))
     assert wall * row.number("achieved_tflops_ratio") == pytest.approx(row.number("flops_ratio"))
-    assert row.values["base_pflops"] == summarise(results)[0].values["theoretical_pflops_total"], (
-        "equal ones are exact"
-    )
+    published = summarise(results)[0].values["theoretical_pflops_total"]
+    assert row.values["base_pflops"] == published, "equal ones are exact"
 
 
 def test_a_block_without_a_usable_baseline_takes_no_part(tmp_path):
-    results = builders.write_results(tmp_path, block_factors=NOISY)
-    first, *others = run_ids(results, "baseline")
-    edit_run(results, first, state="failed")
-    (row,) = sweep(results)
-    assert row.pair.blocks == (1, 2)
-    assert row.number("wall_ratio") == pytest.approx(1.55 * math.sqrt(1.1 * 1.2 / 1.5))
-    edit_run(results, others[0], state="failed")
-    (row,) = sweep(results)
-    assert row.number("wall_ratio") == pytest.approx(1.55 * 1.2 / 1.5)
+    results = write_results(tmp_path, block_factors=NOISY)
+    first, second, third = run_ids(results, "baseline")
+    for lost, blocks, ratio in ((first, (1, 2), math.sqrt(1.1 * 1.2 / 1.5)), (second, (2,), 1.2 / 1.5)):
+        edit_run(results, lost, state="failed")
+        (row,) = sweep(results)
+        assert (row.pair.blocks, row.number("wall_ratio")) == (blocks, pytest.approx(1.55 * ratio))
     assert row.values["wall_ratio_ci_low"] is row.values["wall_ratio_ci_high"] is None
-    edit_run(results, others[1], state="failed")
+    edit_run(results, third, state="failed")
     assert sweep(results) == ()
 
 
 def test_what_a_run_does_not_record_stays_unknown(results):
+    rewrite_lines(results.run(GUIDED).step_log, lambda step: {k: step[k] for k in step if k != "guided_rows"})
+    assert summarise(results)[1].values["n_steps_with_lvm"] is None
     for run in results.runs():
         (run.path / "requests.jsonl").unlink()
         edit_run(results, run.path.name, times=msgspec.structs.replace(run.read().times, last_token_ns=None))
@@ -253,11 +233,10 @@ def test_what_a_run_does_not_record_stays_unknown(results):
 
 
 def test_rows_are_ordered_by_factor_and_hold_the_sections_where_they_run(tmp_path):
-    rows = sweep(builders.write_results(tmp_path, cells=[{"top_k": 5}, {"top_k": 1}, {"top_k": 3}]))
-    assert [row.values["k"] for row in rows] == [1, 3, 5]
-    assert [row.number("lvm_apply_ms_mean") for row in rows] == [None, pytest.approx(5.5), pytest.approx(5.5)]
-    assert rows[0].number("flops_ratio") > 1.0
-    assert rows[0].number("flops_ratio_observed") == 1.0
+    rows = sweep(write_results(tmp_path, cells=[{"top_k": 5}, {"top_k": 1}, {"top_k": 3}]))
+    sections = [(row.values["k"], row.number("lvm_apply_ms_mean")) for row in rows]
+    assert sections == [(1, None), (3, pytest.approx(5.5)), (5, pytest.approx(5.5))]
+    assert rows[0].number("flops_ratio") > rows[0].number("flops_ratio_observed") == 1.0
     assert rows[0].values["unexplained_frac"] is None  # greedy steps take the baseline's time: no slowdown
     assert rows[1].number("unexplained_frac") is not None
 
@@ -272,6 +251,155 @@ def test_the_published_experiment_leaves_half_of_its_slowdown_unexplained_and_sc
     share = unexplained_frac(estimate_paired([math.log(87.44 / 19.22)]), 2.1043)
     assert share == pytest.approx(0.509, abs=0.001)
     wide = estimate_paired([math.log(0.5), math.log(3.0)])
-    assert wide.ratio > 1.2
     assert unexplained_frac(wide, 1.1) is unexplained_frac(None, 1.1) is None
     assert unexplained_frac(estimate_paired([math.log(1.01)] * 3), 1.0) is None
+
+
+BASE, VALUE = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b")
+
+# write_results: 4 requests with 2 choices of 8 tokens and prompts of 20, prefilled sample by sample.
+TOTALS = RunTotals(num_questions=4, num_sequences=8, prompt_tokens=80, output_tokens=64)
+SEQUENCES = (Lengths(20, 8),) * 8
+PREFILLED = StepLogCounts(base_prefill_tokens=160)
+
+
+@pytest.fixture(name="runs", scope="module")
+def _runs(tmp_path_factory):
+    loaded = load_results(write_results(tmp_path_factory.mktemp("flops")).path)
+    return {run.record.variant: run for run in loaded.runs[:2]}
+
+
+def account(run, **changes):
+    value_model = VALUE if run.record.variant == "guided" else None
+    options = {"base": BASE, "value_model": value_model, "top_k": 5, "prepared": prepared(4, 8, 2)}
+    return count_run_flops(run, **options | changes)
+
+
+def steps_with(run, **fields):
+    return with_steps(run, [msgspec.structs.replace(step, **fields) for step in records_of(run)])
+
+
+def requests_with(run, *indices, **fields):
+    """Replace fields of the requests at ``indices``, or of all."""
+    changed = [
+        msgspec.structs.replace(request, **fields) if request.index in (indices or range(4)) else request
+        for request in run.requests
+    ]
+    return replace(run, requests=tuple(changed))
+
+
+def codes(account):
+    return [warning.code for warning in account.warnings]
+
+
+def test_runs_are_accounted_from_usage_and_steps(runs):
+    plain = account(runs["baseline"])
+    assert plain.published == published_flops(TOTALS, base=BASE)
+    assert plain.observed == observed_flops(SEQUENCES, PREFILLED, base=BASE)
+    guided = account(runs["guided"])
+    assert guided.published == published_flops(TOTALS, base=BASE, value_model=VALUE, top_k=5)
+    seen = replace(PREFILLED, value_prefill_tokens=160, value_extend_tokens=7 * 8, candidates=8 * 3 * 8)
+    assert guided.observed == observed_flops(SEQUENCES, seen, base=BASE, value_model=VALUE)
+    for each in (plain, guided):
+        total = sum(correction.flops for correction in each.corrections)
+        assert each.published.total + total == each.observed.total
+        assert each.warnings == ()
+
+
+def test_a_greedy_run_and_one_that_was_never_guided_are_charged_by_the_published_rule_only(runs):
+    of_value = dict.fromkeys(("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens"))
+    greedy = account(steps_with(runs["guided"], is_greedy=True, **of_value), top_k=1)
+    for each in (greedy, account(runs["baseline"], value_model=VALUE)):
+        assert each.published.of("value").total > 0
+        assert each.observed.of("value").total == 0
+        assert each.warnings == ()
+
+
+def test_what_the_log_does_not_count_is_assumed_and_said_and_unknown_candidates_leave_no_account(runs):
+    # The same as logged: a prompt and all but the last token of each sequence.
+    silent = account(steps_with(runs["guided"], value_prefill_tokens=None, value_extend_tokens=None))
+    assert (silent.observed, codes(silent)) == (account(runs["guided"]).observed, ["value-prefixes-assumed"])
+    one_prompt = account(steps_with(runs["baseline"], num_prefill_tokens=None))
+    assert codes(one_prompt) == ["base-prefill-assumed"]
+    assert one_prompt.observed == observed_flops(SEQUENCES, StepLogCounts(base_prefill_tokens=80), base=BASE)
+    assert codes(account(steps_with(runs["baseline"], draft_tokens=3))) == ["drafts-not-charged"]
+    unknown = account(steps_with(runs["guided"], candidates=None))
+    assert (unknown.observed, unknown.corrections, codes(unknown)) == (None, (), ["candidates-unknown"])
+    assert unknown.published is not None
+    assert account(with_steps(runs["guided"], ())).observed is None
+
+
+def test_warm_up_counts_for_nothing_and_failed_requests_are_left_out_and_named(runs):
+    run = runs["guided"]
+    warm_request = msgspec.structs.replace(run.requests[0], request_id="warm", is_warmup=True)
+    warm_step = msgspec.structs.replace(records_of(run)[0], is_warmup=True, candidates=10**9)
+    warmed = replace(with_steps(run, (warm_step, *records_of(run))), requests=(warm_request, *run.requests))
+    assert account(warmed) == account(run)
+    failed = account(requests_with(runs["baseline"], 0, error=RequestError(kind="timeout", message="no answer")))
+    assert failed.published.output_tokens == 48
+    assert codes(failed) == ["failed-requests-in-step-log"]
+    assert "1 of 4 requests did not complete" in failed.warnings[0].message
+
+
+def test_tokens_are_those_of_usage_or_of_choices_or_of_the_workload(runs):
+    run, whole = runs["baseline"], account(runs["baseline"])
+    uncounted = tuple(
+        msgspec.structs.replace(choice, output_tokens=None, chunk_tokens=None) for choice in run.requests[0].choices
+    )
+    once = account(requests_with(run, choices=uncounted, completion_tokens=15))
+    assert (once.published.output_tokens, codes(once)) == (60, ["choice-lengths-assumed"])
+    assert once.observed == observed_flops((Lengths(20, 8), Lengths(20, 7)) * 4, PREFILLED, base=BASE)
+    assert account(requests_with(run, completion_tokens=None)).observed == whole.observed
+    bare = account(requests_with(run, choices=()))
+    assert (bare.observed, bare.warnings) == (observed_flops((Lengths(20, 16),) * 4, PREFILLED, base=BASE), ())
+    silent = requests_with(run, prompt_tokens=None)
+    estimated = account(silent)
+    assert (estimated.published, codes(estimated)) == (whole.published, ["prompt-tokens-estimated"])
+    for each, code in (
+        (account(silent, prepared=()), "tokens-unknown"),
+        (account(requests_with(run, completion_tokens=None, choices=())), "tokens-unknown"),
+        (account(replace(run, requests=())), "no-completed-requests"),
+    ):
+        assert (each.published, each.observed, codes(each)) == (None, None, [code])
+
+
+@pytest.mark.parametrize(
+    ("sources", "samples", "num_questions"),
+    [
+        ("aabb", (0, 1, 0, 1), 2),
+        ("abab", (0, 0, 1, 1), 2),
+        ("aaaa", (0, 1, 2, 3), 1),
+        ("aaaa", (0, 1, 0, 1), 2),
+        ("aaaa", (0, 0, 0, 0), 4),
+    ],
+)
+def test_samples_sent_as_requests_share_the_prompt_of_their_question(runs, sources, samples, num_questions):
+    requests = tuple(
+        msgspec.structs.replace(request, source=source, sample=sample)
+        for request, source, sample in zip(prepared(4, 8, 2), sources, samples, strict=True)
+    )
+    shared = account(runs["baseline"], prepared=requests)
+    totals = RunTotals(
+        num_questions=num_questions, num_sequences=8, prompt_tokens=20 * num_questions, output_tokens=64
+    )
+    assert shared.published == published_flops(totals, base=BASE)
+    assert shared.observed == account(runs["baseline"]).observed
+
+
+def test_corrections_lead_from_the_published_to_the_observed_total_of_every_cell(tmp_path):
+    results = write_results(tmp_path / "r", cells=[{"top_k": 1}, {"top_k": 5}])
+    analysis = analyze_directory(results.path)
+    plain, greedy, guided = map(flops_bridge, analysis.cells)
+    for bridge in (plain, greedy, guided):
+        total = bridge["published_flops"] + sum(step["flops"] for step in bridge["steps"])
+        assert total == pytest.approx(bridge["observed_flops"], rel=1e-12)
+    peak = analysis.experiment.hardware.peak_flops_per_s
+    shares = [plain["observed_flops"] / run.number("wall_s") / peak for run in analysis.cells[0].runs]
+    assert plain["utilization_frac"] == pytest.approx(sum(shares) / len(shares))
+    prices = {step["code"]: step["flops"] for step in greedy["steps"]}
+    assert max(prices[code] for code in ("candidates", "value-extend", "value-prefill")) < 0, "it never ran"
+    assert guided["observed_flops"] > greedy["observed_flops"]
+    for run in results.runs():
+        run.step_log.unlink()
+    bridges = [cell["flops_bridge"] for cell in summary_document(analyze_directory(results.path))["cells"]]
+    assert [bridge is None for bridge in bridges] == [False, True, True]
