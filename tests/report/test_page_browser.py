@@ -109,7 +109,7 @@ def test_the_verdict_is_in_view_at_once_charts_are_drawn_as_they_come_and_all_fi
 
 
 def test_a_page_of_usual_size_fits_a_phone_and_is_no_larger_than_two_megabytes(browser, path, tmp_path):
-    example = Path(__file__).parents[3] / "results" / "example"
+    example = Path(__file__).parents[2] / "results" / "example"
     pages = path, written(tmp_path, directory_page(analyze_directory(example)))
     assert max(page.stat().st_size for page in pages) < MOST_BYTES
     with opened(browser, pages[1], PHONE) as page:
