@@ -1,16 +1,8 @@
 """An object shaped like the NVML binding, for machines without a GPU."""
 
-import time
 from types import SimpleNamespace
 
 from benchctl.units import MIB
-
-
-def wait_for_lines(path, count, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline, f"{path} has fewer than {count} lines"
-        time.sleep(0.01)
 
 
 class FakeNvml:
