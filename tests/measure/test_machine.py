@@ -1,47 +1,68 @@
-"""What is recorded of the machine, the node, the code and the environment, and what is kept out of the record."""
+"""What is recorded of the machine, the node, the code and the environment, and who gets which cores."""
 
 import os
 import platform
 import subprocess
 import sys
-import time
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl, only_result
-from support.nvidia_smi import FakeSmi, devices
+from support.cli import WITHOUT_PICTURES, printed
+from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
+from support.waiting import wait_until
 
 from benchctl import __version__
 from benchctl.engines.environment import build_versions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.measure.machine import cpu_model, git_state, host_info, package_versions, this_node
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server.process import is_alive
+from benchctl.measure.server import process as resources
+from benchctl.measure.server.process import Supervised, is_alive, process_on, split_cores
+from benchctl.measure.server.supervise import Launched
 from benchctl.measure.telemetry.gpus import numa_node, open_gpu
 from benchctl.measure.telemetry.samplers import host_samples
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import encode
 from benchctl.records.schema import GitState, NodeGpu
 from benchctl.units import s_from_ns
 
-
-def node_of_a_run(tmp_path, monkeypatch, nvml, visible):
-    """The node of a run on a paced server, on a machine with the devices of ``nvml``."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=nvml))
-    context = RunContext(
-        profile=profile(), requests=(request(0),), engine=PacedEngine(truth=tmp_path / "truth.jsonl")
-    )
-    return measure_run(context, planned(), RunDirectory(tmp_path / "runs" / "000-b0-baseline")).node
+ALL = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def test_a_run_records_its_machine_and_the_devices_and_build_of_its_server(tmp_path, monkeypatch):
-    node = node_of_a_run(tmp_path, monkeypatch, FakeNvml(), "1,0")
+needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="the machine has one core, which both sides share")
+
+
+def measured(tmp_path):
+    """The record of a run on a paced server."""
+    engine = PacedEngine(truth=tmp_path / "truth.jsonl")
+    context = RunContext(profile=profile(), requests=(request(0, gap_ms=1),), engine=engine)
+    return measure_run(context, planned(), RunDirectory(tmp_path / "runs" / "000-b0-baseline"))
+
+
+@pytest.fixture(name="node_with")
+def _node_with(tmp_path, monkeypatch):
+    """The node of a run on a machine with the devices of ``nvml``, of which some are visible."""
+
+    def node_with(name, nvml, visible):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=nvml))
+        return measured(tmp_path / name).node
+
+    return node_with
+
+
+def test_a_run_records_its_machine_and_the_devices_and_build_of_its_server(node_with):
+    node = node_with("run", FakeNvml(), "1,0")
     assert (node.name, node.hostname, node.platform) == (platform.node(), platform.node(), platform.platform())
     assert (node.cpu_model, node.memory_bytes) == (cpu_model(), psutil.virtual_memory().total)
     assert node.build == {"paced": "1.2"}
@@ -57,51 +78,39 @@ def test_a_run_records_its_machine_and_the_devices_and_build_of_its_server(tmp_p
     )  # fmt: skip
 
 
-def test_the_devices_are_those_that_the_server_sees_in_whatever_way_they_can_be_read(tmp_path, monkeypatch):
-    assert node_of_a_run(tmp_path / "hidden", monkeypatch, FakeNvml(), "").gpus == ()
-    smi = FakeSmi(tmp_path / "bin")
-    smi.behave(devices=devices(1))
-    monkeypatch.setenv("PATH", str(smi.directory), prepend=os.pathsep)
-    (gpu,) = node_of_a_run(tmp_path / "smi", monkeypatch, FakeNvml(has_driver=False), "0").gpus
-    assert None not in {gpu.uuid, gpu.driver}
-    assert gpu.max_sm_clock_mhz is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert node_of_a_run(tmp_path / "none", monkeypatch, FakeNvml(has_driver=False), "0").gpus == ()
+def test_the_devices_are_those_that_the_server_sees_in_whatever_way_they_can_be_read(
+    node_with, tmp_path, monkeypatch
+):
+    assert node_with("hidden", FakeNvml(), "").gpus == ()
+    monkeypatch.setenv("PATH", str(FakeSmi(tmp_path / "bin").directory), prepend=os.pathsep)
+    (gpu,) = node_with("smi", FakeNvml(has_driver=False), "0").gpus
+    assert (gpu.uuid, gpu.driver, gpu.max_sm_clock_mhz) == ("GPU-aa", "570.1", None)
 
 
-def test_the_cores_are_those_that_benchctl_may_use(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6})
-    assert this_node().cores == "3,5-6"
-
-
-def test_in_a_slurm_job_the_node_has_the_names_of_slurm_and_nothing_else_of_the_environment(monkeypatch):
+def test_the_node_has_the_cores_that_may_be_used_and_in_a_slurm_job_the_names_of_slurm_and_nothing_else(
+    monkeypatch,
+):
     outside = this_node()
-    for name, value in {
-        "SLURMD_NODENAME": "gpu-17",
-        "SLURM_ARRAY_JOB_ID": "4711",
-        "SLURM_ARRAY_TASK_ID": "3",
-        "SLURM_JOB_ACCOUNT": "private-account",
-    }.items():
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6})
+    job = {"SLURMD_NODENAME": "gpu-17", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    for name, value in {**job, "SLURM_JOB_ACCOUNT": "private-account"}.items():
         monkeypatch.setenv(name, value)
     inside = this_node()
     assert (outside.name, outside.job) == (platform.node(), None)
     assert (inside.name, inside.hostname, inside.job) == ("gpu-17", platform.node(), "slurm 4711_3")
+    assert inside.cores == "3,5-6"
     assert b"private" not in encode(inside)
 
 
 def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_none(tmp_path):
     small = ("--set", "workload.num_prompts=2", "--set", "workload.output_len=8", "--blocks", "1")
-    nodes = {}
-    for command in ("run", "simulate"):
-        (tmp_path / command).mkdir()
-        words = (command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small)
-        done = benchctl(*words, cwd=tmp_path / command, **WITHOUT_PICTURES)
-        assert done.returncode == 0, done.stdout + done.stderr
-        results = open_results(only_result(tmp_path / command))
-        nodes[command] = [run.read().node for run in results.begun_runs(results.plan())]
-    seen = [(node.name, node.gpus, node.build) for node in nodes["run"]]
-    assert seen == [(platform.node(), (), {"benchctl": __version__})] * 2
-    assert nodes["simulate"] == [None, None]
+    node = (platform.node(), (), {"benchctl": __version__})
+    for command, expected in (("run", node), ("simulate", (None, None, None))):
+        words = (command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small, "-o", command)
+        printed(*words, cwd=tmp_path, **WITHOUT_PICTURES)
+        nodes = [run.read().node for run in open_results(tmp_path / command).runs()]
+        seen = [tuple(getattr(each, name, None) for name in ("name", "gpus", "build")) for each in nodes]
+        assert seen == [expected] * 2
 
 
 def test_the_numa_node_of_a_device_is_that_of_its_pci_address(tmp_path):
@@ -134,61 +143,34 @@ def test_the_build_is_what_an_environment_has_installed_with_the_cuda_of_its_tor
     assert build_versions(python, ("vllm",)) == {
         "cuda": "12.8", "torch": "2.8.0", "triton": "3.4.0", "vllm": "0.10.1"
     }  # fmt: skip
-
-
-def test_an_interpreter_that_cannot_say_what_it_has_is_no_error(tmp_path):
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
-    assert build_versions(broken) == {}
-    assert build_versions(tmp_path / "absent") == {}
+    assert build_versions(Path("/bin/false")) == build_versions(tmp_path / "absent") == {}
 
 
 BUSY = "import time\nend = time.time() + 30\nwhile time.time() < end: pass"
 
 
-def wait_for_cpu_s(process, used_s, limit_s=20):
-    """Until ``process`` has worked for that long, however little of the machine it gets."""
-    before, deadline = process.cpu_times().user, time.monotonic() + limit_s
-    while process.cpu_times().user - before < used_s:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def living(server):
-    return [process for process in psutil.process_iter() if process.pid == server.pid and is_alive(process)]
-
-
-def test_host_samples_tell_the_server_from_the_client():
+def test_host_samples_tell_the_server_from_the_client_and_survive_its_death():
+    stopped = Event()
     with subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) as server:
+        process = psutil.Process(server.pid)
         try:
-            samples = host_samples(lambda: living(server), 10, Event())
+            samples = host_samples(lambda: [process] if is_alive(process) else [], 10, stopped, scan_s=0.0)
             first = next(samples)
-            wait_for_cpu_s(psutil.Process(server.pid), 0.3)
+            before_s = process.cpu_times().user
+            wait_until("0.3 s of work", lambda: process.cpu_times().user - before_s > 0.3)
             second = next(samples)
         finally:
             server.kill()
+    after = next(samples)
+    stopped.set()
     elapsed_s = s_from_ns(second.t_ns - first.t_ns)
     assert (first.server_cpu_cores, first.client_cpu_cores, first.host_cpu_frac) == (None, None, None)
     assert second.server_rss_bytes > 1 << 20
     assert second.server_processes == 1
-    assert second.server_cpu_cores * elapsed_s > 0.2
-    assert second.server_cpu_cores < 1.3
+    assert 0.2 / elapsed_s < second.server_cpu_cores < 1.3
     assert second.client_cpu_cores < second.server_cpu_cores
     assert 0 < second.host_cpu_frac <= 1
-
-
-def test_host_samples_survive_the_death_of_the_server_and_look_for_new_workers():
-    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], start_new_session=True)
-    stopped = Event()
-    samples = host_samples(lambda: living(server), 100, stopped, scan_s=0.0)
-    next(samples)
-    server.kill()
-    server.wait()
-    after = next(samples)
-    stopped.set()
-    assert (after.server_processes, after.server_cpu_cores) == (0, 0.0)
-    assert list(samples) == []
+    assert (after.server_processes, after.server_cpu_cores, list(samples)) == (0, 0.0, [])
 
 
 def test_the_host_is_described_as_far_as_it_can_be_read(tmp_path):
@@ -198,34 +180,25 @@ def test_the_host_is_described_as_far_as_it_can_be_read(tmp_path):
     assert None not in package_versions().values()
     file = tmp_path / "cpuinfo"
     assert cpu_model(file) is None
-    for text, model in (
-        ("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n", "Some CPU @ 3 GHz"),
-        ("processor\t: 0\n", None),
-    ):
-        file.write_text(text)
-        assert cpu_model(file) == model
-
-
-def _git(directory, *arguments):
-    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True)
+    file.write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n")
+    assert cpu_model(file) == "Some CPU @ 3 GHz"
 
 
 def test_the_commit_is_that_of_the_code_and_a_change_to_it_is_noticed(tmp_path, monkeypatch):
-    package = tmp_path / "package"
+    package, ignored = tmp_path / "package", tmp_path / "venv"
     package.mkdir()
+    ignored.mkdir()
     (package / "code.py").write_text("x = 1\n")
     (tmp_path / ".gitignore").write_text("venv/\n")
-    _git(tmp_path, "init")
-    _git(tmp_path, "add", ".")
-    _git(tmp_path, "commit", "-m", "first")
+    commit = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false", "commit", "-m", "first")
+    for words in (("init",), ("add", "."), commit):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
     (tmp_path / "notes.txt").write_text("outside the package\n")
     clean = git_state(package)
     assert (len(clean.sha), clean.is_dirty) == (40, False)
     (package / "code.py").write_text("x = 2\n")
     assert git_state(package) == GitState(sha=clean.sha, is_dirty=True)
-    (tmp_path / "venv").mkdir()
-    assert git_state(tmp_path / "venv") is None
+    assert git_state(ignored) is None
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_state(tmp_path.parent) is None, "outside of git"
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -257,22 +230,94 @@ def test_secrets_do_not_reach_the_recorded_command_line(argv, shown):
     assert redacted_argv(argv) == shown
 
 
-def test_secrets_do_not_reach_the_recorded_environment():
-    env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "k", "TOKENIZERS_PARALLELISM": "false", "AUTHOR": "me"}
-    assert recorded_env(env, env) == {
-        "AUTHOR": "me",
-        "HF_TOKEN": "[redacted: HF_TOKEN]",
-        "OPENAI_API_KEY": "[redacted: OPENAI_API_KEY]",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-def test_a_server_inherits_our_environment_without_our_secrets_but_may_fetch_its_model():
+def test_a_server_inherits_our_environment_without_our_secrets_but_may_fetch_its_model_and_none_is_recorded():
     ours = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0"}
-    env = server_env(ours, {"MODE": "fast", "PATH": "/opt/bin"})
-    assert env == {"PATH": "/opt/bin", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0", "MODE": "fast"}
-    assert recorded_env(env, {"MODE": "fast"}) == {
-        "CUDA_VISIBLE_DEVICES": "0",
-        "HF_TOKEN": "[redacted: HF_TOKEN]",
-        "MODE": "fast",
-    }
+    env = server_env(ours, {"MODE": "fast", "PATH": "/opt/bin", "TOKENIZERS_PARALLELISM": "false"})
+    named = {"MODE": "fast", "TOKENIZERS_PARALLELISM": "false"}
+    assert env == {"PATH": "/opt/bin", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0", **named}
+    assert recorded_env(env, named) == {
+        "CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "[redacted: HF_TOKEN]", **named
+    }  # fmt: skip
+
+
+@pytest.fixture(name="machine")
+def _machine(monkeypatch):
+    """Makes a machine of so many cores of what the system says."""
+    return lambda *numbers: monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(numbers))
+
+
+def test_the_client_gets_the_last_cores_and_the_server_the_others_where_somebody_asked(machine):
+    for usable, asked, server, client in (
+        (range(2), 1, "0", "1"),
+        (range(8), 2, "0-5", "6-7"),
+        ((0, 1, 4, 6, 7), 2, "0-1,4", "6-7"),
+        (range(2), 5, "0", "1"),
+    ):
+        machine(*usable)
+        split = split_cores(asked)
+        assert split.as_config() == {"server.client_cores": f"client on {client}, server on {server}"}
+        assert not split.server & split.client
+    assert split_cores(0) is None
+    machine(3)
+    assert split_cores(1) is None
+
+
+def test_auto_sets_a_core_apart_for_each_process_of_the_load_where_eight_are_there(machine):
+    for num_cores, num_processes, client in (
+        (1, 1, 0), (2, 1, 0), (7, 1, 0), (8, 1, 1), (64, 1, 1), (16, 3, 0), (24, 3, 3), (64, 3, 3),
+    ):  # fmt: skip
+        machine(*range(num_cores))
+        split = split_cores("auto", num_processes)
+        assert (0 if split is None else len(split.client)) == client
+
+
+@needs_two_cores
+def test_a_server_begins_on_its_cores_and_we_stay_where_we_are(tmp_path):
+    first = min(ALL)
+    said = tmp_path / "said"
+    program = f"import os; open({str(said)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
+    launched = Launched(argv=(sys.executable, "-c", program), env=dict(os.environ), raw_log=str(tmp_path / "log"))
+    started = Supervised(launched, frozenset({first}))
+    wait_until("its end", lambda: started.returncode is not None)
+    started.stop(1)
+    assert said.read_text() == repr({first})
+    assert os.sched_getaffinity(0) == ALL
+
+
+@needs_two_cores
+def test_all_threads_of_the_client_are_bound_and_those_that_begin_later_and_its_children():
+    last = max(ALL)
+    with ThreadPoolExecutor(1) as early, ThreadPoolExecutor(1) as late:
+        early.submit(os.getpid).result()
+        with process_on(frozenset({last})):
+            bound = [thread.submit(os.sched_getaffinity, 0).result() for thread in (early, late)]
+            bound.append(os.sched_getaffinity(0))
+            program = "import os; print(os.sched_getaffinity(0))"
+            child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert bound == [{last}] * 3
+    assert child.stdout == f"{ {last} }\n"
+    assert os.sched_getaffinity(0) == ALL
+
+
+@needs_two_cores
+def test_a_run_says_which_cores_its_server_had(tmp_path, monkeypatch):
+    """The paced server speaks for a real one; its options are those of the simulator, which know no cores."""
+    options = variant_settings(profile(), "baseline", {}).server
+    monkeypatch.setattr(type(options), "client_cores_kept", property(lambda _: 1))
+    record = measured(tmp_path)
+    assert record.state == "done"
+    assert split_cores(1).as_config().items() <= record.effective_config.items()
+    assert os.sched_getaffinity(0) == ALL
+
+
+def test_presets_without_a_gpu_leave_the_client_a_core_in_all_variants_alike_and_the_simulator_is_never_bound():
+    of_cpu = dict.fromkeys(("vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu"), 1)
+    for engine, option in {**of_cpu, "vllm": "auto", "vllm-lenvm-gpu": "auto", "sglang": "auto", "sim": 0}.items():
+        loaded = load_profile("topk-sweep", engine=engine)
+        assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {option}
+
+
+def test_cores_for_the_client_that_are_no_number_are_refused():
+    for option in (-1, "all", 1.5, None):
+        with pytest.raises(ValueError, match="client_cores"):
+            VllmOptions(client_cores=option)
