@@ -1,6 +1,7 @@
-"""Laws of the virtual-time core, whatever the load."""
+"""The virtual-time core: who is in which step, and phases whose arrivals are exact whenever requests come in."""
 
 import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -22,10 +23,11 @@ from benchctl.errors import UsageError
 from benchctl.records.files import encode
 from benchctl.records.schema import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
+from benchctl.sim.core import Core, Phase
 from benchctl.sim.engine import SimulatedEngine
-from benchctl.sim.requests import Request, SamplingParams
+from benchctl.sim.requests import SamplingParams
 
+MS = 1_000_000
 requests_strategy = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(1, 3), st.integers(0, 300)),
     min_size=1,
@@ -43,13 +45,18 @@ limits_strategy = st.fixed_dictionaries(
 )
 
 
-def requests_from(
-    sizes: list[tuple[int, int, int, int]], block_size: int, *, is_guided: bool = False
-) -> list[Request]:
-    return [
+@settings(max_examples=60)
+@given(requests_strategy, limits_strategy, st.booleans())
+def test_every_load_ends_with_all_tokens_and_all_blocks_back(
+    sizes: list[tuple[int, int, int, int]], limits: dict[str, int], is_guided: bool
+) -> None:
+    config = SimConfig(**limits, value_model=VALUE_MODEL if is_guided else None)
+    engine = SimulatedEngine(config)
+    core = Core(engine)
+    requests = [
         request_of(
             f"r{i}",
-            prompt=prompt_of(prompt, "shared" if i % 2 else f"r{i}-", block_size),
+            prompt=prompt_of(prompt, "shared" if i % 2 else f"r{i}-", config.block_size),
             max_tokens=output,
             n=n,
             seed=i,
@@ -58,25 +65,6 @@ def requests_from(
         )
         for i, (prompt, output, n, _) in enumerate(sizes)
     ]
-
-
-def check_sections_add_up(step: StepRecord) -> None:
-    tops = [ns for name, ns in step.sections_ns.items() if SECTION_PARENT[name] is None]
-    assert sum(tops) == step.dur_ns
-    for parent in step.sections_ns:
-        children = [ns for name, ns in step.sections_ns.items() if SECTION_PARENT[name] == parent]
-        assert sum(children) <= step.sections_ns[parent]
-
-
-@settings(max_examples=60, deadline=None)
-@given(requests_strategy, limits_strategy, st.booleans())
-def test_every_load_ends_with_all_tokens_and_all_blocks_back(
-    sizes: list[tuple[int, int, int, int]], limits: dict[str, int], is_guided: bool
-) -> None:
-    config = SimConfig(**limits, value_model=VALUE_MODEL if is_guided else None)
-    engine = SimulatedEngine(config)
-    core = Core(engine)
-    requests = requests_from(sizes, config.block_size, is_guided=is_guided)
     names_ns = {r.request_id: size[3] * 1_000_000 for r, size in zip(requests, sizes, strict=True)}
     core.announce(phase_of(names_ns, max_concurrency=3))
     for request in requests:
@@ -108,20 +96,11 @@ def test_every_load_ends_with_all_tokens_and_all_blocks_back(
     for before, after in itertools.pairwise(steps):
         assert after.start_ns >= before.start_ns + before.dur_ns
     for step in steps:
-        check_sections_add_up(step)
-
-
-@settings(max_examples=20, deadline=None)
-@given(requests_strategy, limits_strategy, st.sampled_from(["none", "published"]))
-def test_the_same_load_gives_the_same_steps_byte_for_byte(
-    sizes: list[tuple[int, int, int, int]], limits: dict[str, int], noise: str
-) -> None:
-    def log() -> list[bytes]:
-        offsets = [size[3] * 1_000_000 for size in sizes]
-        requests = requests_from(sizes, limits["block_size"])
-        return [encode(step) for step in run(requests, arrival_ns=offsets, **limits, noise=noise).steps]
-
-    assert log() == log()
+        inside = Counter[str | None]()
+        for name, time_ns in step.sections_ns.items():
+            inside[SECTION_PARENT[name]] += time_ns
+        assert inside.pop(None) == step.dur_ns
+        assert all(inside[parent] <= step.sections_ns[parent] for parent in inside)
 
 
 def test_requests_begin_in_the_order_of_their_arrival() -> None:
@@ -226,3 +205,117 @@ def test_a_step_that_was_planned_ahead_runs_without_the_request_that_came_meanwh
     requests = [request_of(f"r{i}", prompt_tokens=4, max_tokens=3) for i in range(4)]
     steps = run(requests, arrival_ns=[0, 0, 10**12, 10**12], async_scheduling=True).steps
     assert [step.num_seqs for step in steps] == [2, 2, 2] * 2
+
+
+def core_with(*phases: Phase) -> Core:
+    core = Core(SimulatedEngine(SimConfig()))
+    for phase in phases:
+        core.announce(phase)
+    return core
+
+
+def phase_at(
+    *arrival_ms: int, prefix: str = "r", max_concurrency: int | None = None, is_warmup: bool = False
+) -> Phase:
+    names_ns = {f"{prefix}{i}": at * MS for i, at in enumerate(arrival_ms)}
+    return phase_of(names_ns, max_concurrency=max_concurrency, is_warmup=is_warmup)
+
+
+def submit(core: Core, max_tokens: int, *names: str) -> None:
+    for name in names:
+        core.submit(request_of(name, max_tokens=max_tokens))
+
+
+def records(core: Core) -> list[StepRecord]:
+    return [output.record for output in iter(core.next_step, None)]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(1, 12)), min_size=1, max_size=8),
+    st.none() | st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_steps_do_not_depend_on_when_requests_come_in(
+    requests: list[tuple[int, int]], limit: int | None, chance: random.Random
+) -> None:
+    def steps(*, is_late: bool) -> list[bytes]:
+        core = core_with(phase_at(*(at for at, _ in requests), max_concurrency=limit))
+        coming = [request_of(f"r{i}", max_tokens=tokens) for i, (_, tokens) in enumerate(requests)]
+        log = []
+        if is_late:
+            chance.shuffle(coming)
+        for request in coming:
+            core.submit(request)
+            log += records(core) if is_late else []
+        return [encode(step) for step in log + records(core)]
+
+    assert steps(is_late=True) == steps(is_late=False)
+
+
+def test_the_core_waits_for_a_request_that_is_due() -> None:
+    core = core_with(phase_at(0, 20))
+    submit(core, 10, "r0")
+    assert len(records(core)) == 2  # two steps of 12.8 ms pass 20 ms
+    assert core.missing() == "r1"
+    submit(core, 10, "r1")
+    assert core.missing() is None
+    assert len(records(core)) == 10
+    assert core.phase.is_over
+
+
+def test_virtual_time_jumps_over_idle_time_within_a_phase_only() -> None:
+    core = core_with(phase_at(0, 5000))
+    submit(core, 1, "r0", "r1")
+    assert len(records(core)) == 2
+    end_ns = core.engine.now_ns
+    assert end_ns == pytest.approx(5012.8 * MS, rel=0.001)
+    core.announce(phase_at(0, prefix="s"))
+    assert core.missing() == "s0"
+    submit(core, 1, "s0")
+    assert [step.start_ns for step in records(core)] == [end_ns]
+
+
+def test_steps_of_a_warm_up_phase_say_so() -> None:
+    core = core_with(phase_at(0, prefix="w", is_warmup=True))
+    submit(core, 2, "w0")
+    assert [step.is_warmup for step in records(core)] == [True, True]
+    submit(core, 2, "unannounced")
+    assert [step.is_warmup for step in records(core)] == [False, False]
+
+
+def test_a_slot_frees_when_its_request_ends_with_all_choices_is_refused_or_goes() -> None:
+    core = core_with(phase_at(0, 0, 0, max_concurrency=1))
+    for name, tokens in (("r0", 3), ("r1", 2), ("r2", 1)):
+        core.submit(request_of(name, max_tokens=tokens, n=2))
+    assert [step.num_seqs for step in records(core)] == [2] * 6
+    core = core_with(phase_at(0, 0, 1000, max_concurrency=1))
+    for name in ("r0", "r2", "stranger"):
+        core.refuse(name)
+    submit(core, 1, "r1")
+    assert len(records(core)) == 1
+    assert core.phase.is_over
+    core = core_with(phase_at(0, 0, 0, max_concurrency=1))
+    submit(core, 4, "r0", "r1", "r2")
+    assert core.next_step() is not None
+    core.abort("r1")
+    core.abort("r0")
+    assert [name for output in iter(core.next_step, None) for name in output.finished_requests] == ["r2"]
+
+
+def test_an_abandoned_or_replaced_phase_lets_in_what_has_come() -> None:
+    core = core_with(phase_at(0, 0, 1000))
+    submit(core, 1, "r1", "r2")
+    assert core.next_step() is None
+    assert core.missing() == "r0"
+    core.abandon_phase()
+    assert (core.num_abandoned_phases, len(records(core))) == (1, 1)
+    submit(core, 1, "r0")
+    assert len(records(core)) == 1
+    core.announce(phase_at(0, 0, prefix="s"))
+    submit(core, 3, "s1")
+    core.announce(phase_at(0, prefix="t"))
+    assert len(records(core)) == 3  # s1 runs alone, then the core waits for the new phase
+    submit(core, 1, "stranger", "t0")
+    assert [step.num_seqs for step in records(core)] == [2]
+    assert core.num_abandoned_phases == 2

@@ -1,21 +1,32 @@
-"""What guidance does in the core: who is scored, who lags, what it takes to ask for it."""
+"""Guidance in the core: who is scored, who lags, what it takes to ask for it, and rows that are drawn together."""
 
 import itertools
 import math
+from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run, sequences_of
 
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.core import Simulation
-from benchctl.sim.guidance import CandidateLaw, GuidedRow, candidate_bound, candidate_entropy, score_rows
+from benchctl.sim.guidance import (
+    CandidateLaw,
+    GuidedRow,
+    candidate_bound,
+    candidate_entropy,
+    score_rows,
+    scoring_threshold,
+)
 from benchctl.sim.http.api import parse_custom_params
 from benchctl.sim.requests import SamplingParams
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
+UNCERTAIN = GuidanceParams(mode="centered_exp", value_scale=-10.0, value_entropy_threshold=0.4)
 
 
 def guided_run(
@@ -141,3 +152,61 @@ def test_custom_params_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         parse_custom_params(params, top_k=top_k, revision=revision)
+
+
+CASES = {
+    "v1": (FILTERED, NEUTRAL, "V1"),
+    "v2": (FILTERED, TILTED, "V2"),
+    "v4 with threshold": (SamplingParams(top_k=20, min_p=0.01), UNCERTAIN, "V4"),
+    "whole vocabulary": (SamplingParams(top_p=0.9), NEUTRAL, "V1"),
+    "unfiltered": (SamplingParams(top_k=5), NEUTRAL, "V1"),
+}
+EVERY = 25
+"""Steps between two that are compared: lags of rows are all but independent by then."""
+cases = pytest.mark.parametrize("case", CASES)
+
+
+@cache
+def long_run(case: str, mode: str) -> Simulation:
+    sampling, guidance, revision = CASES[case]
+    requests = [
+        request_of(f"r{i}", prompt_tokens=30, max_tokens=4000, sampling=sampling, guidance=guidance, seed=i)
+        for i in range(12)
+    ]
+    return run(requests, guided_rows=mode, value_model=VALUE_MODEL, revision=revision)
+
+
+@cases
+@pytest.mark.parametrize("column", ["guided_rows", "candidates", "value_extend_tokens", "fused"])
+def test_counts_have_one_distribution_whether_rows_are_drawn_singly_or_together(case: str, column: str) -> None:
+    columns = [long_run(case, mode).step_columns().optional(column) for mode in ("exact", "aggregate")]
+    samples = [np.zeros(1) if each is None else np.nan_to_num(each[50::EVERY], nan=-1.0) for each in columns]
+    assert np.array_equal(*samples) or stats.ks_2samp(*samples).pvalue > 0.001
+
+
+@cases
+def test_as_many_rows_and_candidates_are_scored_as_the_law_gives_and_what_is_followed_adds_up(case: str) -> None:
+    sampling, guidance, revision = CASES[case]
+    law = CandidateLaw.of(guidance, sampling, revision)
+    columns = long_run(case, "aggregate").step_columns()
+    scored, threshold = columns.total("guided_rows"), scoring_threshold(law)
+    num_drawn = columns.num_seqs[1:].sum()  # the opening token of every answer has a choice
+    assert stats.binomtest(int(scored) - 12, int(num_drawn), threshold).pvalue > 0.001
+    assert columns.total("value_prefill_tokens") == 12 * 30
+    # all tokens but those after the last time that a row was scored
+    assert 12 * (4000 - 1) - 12 * 300 <= columns.total("value_extend_tokens") <= 12 * (4000 - 1)
+    if case != "whole vocabulary":  # there a row may have 152,064
+        counts = np.array([law.count_at((i + 0.5) / 200_000 * threshold) for i in range(200_000)])
+        margin = 4 * counts.std() / math.sqrt(scored) + 1e-9
+        assert columns.total("candidates") / scored == pytest.approx(counts.mean(), abs=margin)
+
+
+@given(st.floats(0.001, 0.5), st.integers(2, 50), st.none() | st.floats(0.01, 1.0), st.booleans(), st.floats(0, 1))
+def test_a_row_is_scored_below_its_threshold_and_never_above(
+    min_p: float, top_k: int, entropy: float | None, is_v4: bool, u: float
+) -> None:
+    guidance = GuidanceParams(mode="centered_exp", value_scale=1.0, value_entropy_threshold=entropy)
+    law = CandidateLaw.of(guidance, SamplingParams(min_p=min_p, top_k=top_k), "V4" if is_v4 else "V1")
+    threshold = scoring_threshold(law)
+    if u < 1 and abs(u - threshold) > 1e-12:
+        assert (law.count_at(u) > 1) == (u < threshold)

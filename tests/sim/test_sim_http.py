@@ -1,6 +1,5 @@
 """The simulated server as clients meet it: a real process, real HTTP."""
 
-import contextlib
 import re
 import signal
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
+from support.waiting import wait_until
 
 from benchctl.sim.__main__ import main
 
@@ -156,10 +156,7 @@ def test_a_client_that_leaves_frees_its_place(server: SimServer) -> None:
     body = {**COMPLETION, "max_tokens": 30_000, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-    deadline = time.monotonic() + 30
-    while server.metric("vllm:num_requests_running") > 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert server.metric("vllm:num_requests_running") == 0
+    wait_until("its end", lambda: server.metric("vllm:num_requests_running") == 0)
     assert num_aborted() - before == 1
     assert complete(server).status_code == 200
 
@@ -185,16 +182,11 @@ def test_a_server_is_ready_after_its_start_delay_paces_its_tokens_and_ends_at_on
     tmp_path: Path,
 ) -> None:
     with sim_server(tmp_path, time_scale=2.0, start_delay_s=0.3, wait=False) as server:
-        statuses = set()
-        deadline = time.monotonic() + 20
-        while 200 not in statuses and time.monotonic() < deadline:
-            with contextlib.suppress(httpx.ConnectError):
-                statuses.add(server.client.get("/health").status_code)
-        assert statuses == {200, 503}
+        statuses = [status for status in iter(server.health, 200) if status is not None]
+        assert set(statuses) == {503}
         start = time.monotonic()
         complete(server, max_tokens=40)
-        wall_s = time.monotonic() - start
-        assert wall_s >= sum(step.dur_ns for step in server.steps()) / 2e9
+        assert time.monotonic() - start >= sum(step.dur_ns for step in server.steps()) / 2e9
         body = {**COMPLETION, "max_tokens": 5000, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())

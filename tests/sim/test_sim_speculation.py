@@ -1,5 +1,6 @@
 """Speculative decoding in the simulator: what it yields, what it costs, and what it conserves."""
 
+from collections import Counter
 from statistics import fmean
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
-from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, sequences_of
+from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, run, sequences_of
 
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
@@ -52,6 +53,9 @@ config_strategy = st.fixed_dictionaries(
 )
 
 
+PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}
+
+
 def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: int | None = None) -> SimLoad:
     requests = tuple(
         request_of(
@@ -67,7 +71,7 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
     return SimLoad(requests=requests, arrival_ns=tuple(at * 1_000_000 for *_, at in sizes), max_concurrency=limit)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
 def test_tokens_and_blocks_are_conserved_and_steps_are_those_of_a_server_whatever_is_drafted(
     sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
@@ -80,31 +84,22 @@ def test_tokens_and_blocks_are_conserved_and_steps_are_those_of_a_server_whateve
     steps = list(simulation.steps)
     assert sum(step.output_tokens for step in steps) == sum(output * n for _, output, n, _ in sizes)
     for step in steps:
-        check_counts(step, config)
+        accepted = step.accepted_by_position
+        assert len(accepted) == config.num_speculative_tokens
+        assert list(accepted) == sorted(accepted, reverse=True)
+        assert sum(accepted) == step.accepted_tokens <= step.draft_tokens
+        assert max(accepted) <= step.drafts <= step.draft_tokens <= step.drafts * config.num_speculative_tokens
+        assert step.num_prefill_tokens + step.num_decode_tokens <= config.max_num_batched_tokens
+        assert step.kv_used_blocks <= config.num_kv_blocks
+        assert step.output_tokens <= step.num_decode_tokens + step.num_seqs
+        assert sum(time_ns for name, time_ns in step.sections_ns.items() if name in PARTS) == step.dur_ns
+        assert ("backfill" in step.sections_ns) == (config.bonus_token and config.backfill != "none")
     preempted = sum(step.preempted for step in steps)
     assert preempted == simulation.num_preemptions == simulation.requests.preemptions.sum()
     assert [encode(step) for step in steps] == announced_log_of(config, load)
     columns, expected = simulation.step_columns(), columns_from(steps)
     assert columns.arrays.keys() == expected.arrays.keys()
     assert all(np.array_equal(values, expected.arrays[name]) for name, values in columns.arrays.items())
-
-
-def check_counts(step: StepRecord, config: SimConfig) -> None:
-    drafts, draft_tokens, accepted = step.drafts, step.draft_tokens, step.accepted_by_position
-    assert len(accepted) == config.num_speculative_tokens
-    assert list(accepted) == sorted(accepted, reverse=True)
-    assert sum(accepted) == step.accepted_tokens <= draft_tokens
-    assert max(accepted) <= drafts <= draft_tokens <= drafts * config.num_speculative_tokens
-    tokens = step.num_prefill_tokens + step.num_decode_tokens
-    assert tokens <= config.max_num_batched_tokens
-    assert step.kv_used_blocks <= config.num_kv_blocks
-    assert step.output_tokens <= step.num_decode_tokens + step.num_seqs
-    parts = [time_ns for name, time_ns in step.sections_ns.items() if name in PARTS]
-    assert sum(parts) == step.dur_ns
-    assert ("backfill" in step.sections_ns) == (config.bonus_token and config.backfill != "none")
-
-
-PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}
 
 
 def test_a_rerun_repeats_every_draft_and_another_server_life_does_not() -> None:
@@ -201,11 +196,9 @@ def test_requests_differ_by_the_spread_of_acceptance_and_keep_its_mean() -> None
         core = Core(SimulatedEngine(SimConfig(**options)))
         for i in range(400):
             core.submit(request_of(f"r{i}", max_tokens=101, seed=i))
-        num_steps: dict[str, int] = {}
-        for output in iter(core.next_step, None):
-            for seq in output.emitted:
-                num_steps[seq.request.request_id] = num_steps.get(seq.request.request_id, -1) + 1
-        return np.array([100 / steps - 1 for steps in num_steps.values()])
+        outputs = iter(core.next_step, None)
+        num_steps = Counter(seq.request.request_id for output in outputs for seq in output.emitted)
+        return np.array([100 / (steps - 1) - 1 for steps in num_steps.values()])
 
     same, spread = accepted_shares(0.0), accepted_shares(1.0)
     assert spread.std() > 2.5 * same.std()
@@ -214,19 +207,13 @@ def test_requests_differ_by_the_spread_of_acceptance_and_keep_its_mean() -> None
     assert spread.mean() == pytest.approx(0.7, abs=4 * spread.std() / 20)
 
 
-def test_an_answer_ends_in_the_middle_of_an_accepted_run() -> None:
-    config = SimConfig(**{**DRAFTING, "acceptance": (1.0,)})
-    simulation = simulate(config, [SimLoad(requests=(request_of("r", max_tokens=7),))])
-    steps = list(simulation.steps)
-    assert [step.output_tokens for step in steps] == [1, 4, 2]
-    assert [step.accepted_tokens for step in steps] == [0, 3, 3]
-    assert [step.num_decode_tokens for step in steps] == [0, 4, 4]
-
-
-def test_drafts_end_where_the_budget_of_tokens_does_and_no_more_are_accepted() -> None:
+def test_an_answer_ends_in_the_middle_of_an_accepted_run_and_drafts_where_the_budget_of_tokens_does() -> None:
+    whole = {**DRAFTING, "acceptance": (1.0,)}
+    steps = run([request_of("r", max_tokens=7)], **whole).steps
+    counts = [(step.output_tokens, step.accepted_tokens, step.num_decode_tokens) for step in steps]
+    assert counts == [(1, 0, 0), (4, 3, 4), (2, 3, 4)]
     requests = [request_of(f"r{i}", prompt_tokens=2, max_tokens=40, seed=i) for i in range(4)]
-    config = SimConfig(**{**DRAFTING, "acceptance": (1.0,)}, max_num_seqs=4, max_num_batched_tokens=9)
-    steps = simulate(config, [SimLoad(requests=tuple(requests))]).steps
+    steps = run(requests, **whole, max_num_seqs=4, max_num_batched_tokens=9).steps
     full = [step for step in steps if step.num_seqs == 4 and step.phase == "decode"]
     assert {(step.drafts, step.draft_tokens, step.accepted_tokens) for step in full} == {(2, 5, 5)}
 

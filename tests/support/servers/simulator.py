@@ -4,14 +4,14 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import httpx
+from support.waiting import wait_until
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode, read_jsonl
@@ -32,19 +32,9 @@ VALUE_MODEL = "qwen2.5-1.5b"
 
 def decode_batch(rows: int, context: int, **fields: Any) -> StepBatch:
     """Decoding rows alone whose contexts add up to ``context`` after the step."""
-    defaults = {
-        "num_decode_tokens": rows,
-        "num_sampling": rows,
-        "attended_positions": context,
-        "decode_context": context,
-        "is_greedy": False,
-    }
-    return StepBatch(
-        num_seqs=rows,
-        num_prefill_tokens=0,
-        context_tokens=context,
-        **{**defaults, **fields},
-    )
+    defaults: dict[str, Any] = {"num_decode_tokens": rows, "num_sampling": rows, "is_greedy": False}
+    defaults |= {"attended_positions": context, "decode_context": context} | fields
+    return StepBatch(num_seqs=rows, num_prefill_tokens=0, context_tokens=context, **defaults)
 
 
 MIXED_BATCH = StepBatch(
@@ -114,13 +104,8 @@ def measured_steps(simulation: Simulation) -> list[StepRecord]:
 
 def phase_of(names_ns: dict[str, int], *, max_concurrency: int | None = None, is_warmup: bool = False) -> Phase:
     """A phase whose requests are announced, each with its arrival."""
-    load = SimLoad(
-        announced=list(names_ns),
-        arrival_ns=list(names_ns.values()),
-        max_concurrency=max_concurrency,
-        is_warmup=is_warmup,
-    )
-    return Phase(load)
+    how = {"max_concurrency": max_concurrency, "is_warmup": is_warmup}
+    return Phase(SimLoad(announced=list(names_ns), arrival_ns=list(names_ns.values()), **how))
 
 
 def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
@@ -168,6 +153,13 @@ class SimServer:
         lines = [line for line in self.client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def health(self) -> int | None:
+        """The status of the health check; None before the server listens."""
+        assert self.process.poll() is None, "the server ended before it was ready"
+        with suppress(httpx.ConnectError):
+            return self.client.get("/health").status_code
+        return None
+
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait(timeout=30)
@@ -187,28 +179,16 @@ def sim_server(
     with log.open("wb") as sink:
         process = subprocess.Popen(argv, stdout=sink, stderr=subprocess.STDOUT)
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+    server = SimServer(process, client, step_log, log)
     try:
         if wait:
-            wait_ready(client, process)
-        yield SimServer(process=process, client=client, step_log=step_log, log=log)
+            wait_until("the server is ready", lambda: server.health() == 200)
+        yield server
     finally:
         client.close()
         if process.poll() is None:
             process.terminate()
         process.wait(timeout=30)
-
-
-def wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended before it was ready"
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.ConnectError:
-            pass
-        time.sleep(0.01)
-    raise AssertionError("the server did not become ready")
 
 
 def events(text: str) -> list[dict[str, Any]]:

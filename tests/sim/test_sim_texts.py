@@ -1,34 +1,35 @@
-"""What simulated answers say and how long they are."""
+"""The rule by which prompts are counted, what simulated answers say, and how long they are."""
 
+import json
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.datasets import GSM8K
 from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 
 from benchctl.guided.params import GuidanceParams
+from benchctl.records.record import Message
 from benchctl.sim.answers import (
     CLOSING_TOKEN_ID,
     FIRST_TOKEN_ID,
-    Answer,
     guided_length_ratio,
     natural_length,
     natural_quantiles,
     plan_answers,
 )
 from benchctl.sim.requests import Request, SamplingParams
+from benchctl.workload.tokenizers import count_chat_tokens, count_tokens, tokenize
 
 
 def natural_request(**fields: object) -> Request:
     return request_of("r", **{"ignore_eos": False, "max_tokens": 6000, **fields})
 
 
-def plan_answer(request: Request, choice: int) -> Answer:
-    return plan_answers(request)[choice]
-
-
 def test_an_answer_is_forced_to_its_length_ends_by_itself_or_is_cut_and_guidance_shortens_it() -> None:
     forced, whole, cut, short = (
-        plan_answer(request, 0)
+        plan_answers(request)[0]
         for request in (
             request_of("r", max_tokens=77),
             natural_request(),
@@ -53,8 +54,7 @@ def test_greedy_answers_ignore_the_seed_and_choices_say_the_same_for_different_l
 
 
 def test_an_answer_that_was_asked_for_a_box_ends_with_one() -> None:
-    request = question_request(1, "What is 2 + 2?", n=1, seed=5)
-    answer = plan_answer(request, 0)
+    answer = plan_answers(question_request(1, "What is 2 + 2?", n=1, seed=5))[0]
     assert answer.text().rsplit("\n", 1)[1].startswith("\\boxed{")
     assert answer.token_id(answer.num_tokens - 1) == CLOSING_TOKEN_ID
     assert all(answer.token_id(i) >= FIRST_TOKEN_ID for i in range(answer.num_tokens - 1))
@@ -62,7 +62,7 @@ def test_an_answer_that_was_asked_for_a_box_ends_with_one() -> None:
 
 def test_answers_depend_on_seed_prompt_and_choice() -> None:
     def text(*, seed: int = 1, name: str = "p", choice: int = 0) -> str:
-        return plan_answer(natural_request(seed=seed, prompt=prompt_of(20, name), n=2), choice).text()
+        return plan_answers(natural_request(seed=seed, prompt=prompt_of(20, name), n=2))[choice].text()
 
     assert text() == text()
     assert len({text(), text(seed=2), text(name="q"), text(choice=1)}) == 4
@@ -89,3 +89,64 @@ def test_centered_exp_changes_lengths_as_published_a_larger_scale_never_shortens
     assert ratios == sorted(ratios)
     for guidance in (None, NEUTRAL, GuidanceParams(mode="mul", value_scale=0.5)):
         assert guided_length_ratio(guidance) == 1.0
+
+
+@given(st.text())
+def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
+    assert "".join(tokenize(text)) == text
+    assert count_tokens(text) == len(tokenize(text))
+
+
+def test_words_digits_and_punctuation_are_counted_and_five_tokens_around_each_message() -> None:
+    counts = {
+        "": 0, "Hello": 1, "Hello world": 2, "It's": 2, "123": 3, "incomprehensibilities": 3,
+        "costs 12": 4,  # the blank before a digit is a token
+        " incomprehensibilities": 3, "a, b.\n\n": 4, "   ": 1,
+    }  # fmt: skip
+    assert {text: count_tokens(text) for text in counts} == counts
+    assert count_chat_tokens([]) == 3
+    assert count_chat_tokens([Message(role="user", content="Hello world")]) == 3 + 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "fewest", "most"),
+    [  # counts of Llama 3.1, Qwen3, Gemma 3, DeepSeek-V3, GPT-4o and Mistral-Nemo lie between
+        ("人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。", 27, 39),
+        (
+            (
+                "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。人間は、理性と良心とを"
+                "授けられており、互いに同胞の精神をもって行動しなければならない。"
+            ),
+            46,
+            72,
+        ),
+        (
+            (
+                "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 "
+                "이성과 양심을 부여받았으며 서로 형제애의 정신으로 행동하여야 한다."
+            ),
+            46,
+            57,
+        ),
+        (
+            (
+                "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
+                "conscience and should act towards one another in a spirit of brotherhood."
+            ),
+            32,
+            34,
+        ),
+    ],
+)
+def test_the_estimate_is_among_the_counts_of_real_tokenizers(text: str, fewest: int, most: int) -> None:
+    assert fewest <= count_tokens(text) <= most
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="needs ../shared/data/gsm8k/test.jsonl")
+def test_gsm8k_prompts_average_about_104_tokens() -> None:
+    system = Message(role="system", content="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
+    instruction = "Please reason step by step, and put your final answer within \\boxed{}.\n\n"
+    questions = [json.loads(line)["question"] for line in GSM8K.read_text(encoding="utf-8").splitlines()]
+    counts = [count_chat_tokens([system, Message(role="user", content=instruction + q)]) for q in questions]
+    assert sum(counts) / len(counts) == pytest.approx(104.5, abs=0.5)
+    assert sum(counts[:50]) == pytest.approx(5200, rel=0.02)

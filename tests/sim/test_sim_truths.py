@@ -1,19 +1,31 @@
-"""The published LenVM experiment comes out of the simulator: 50 questions, 16 samples, one H100."""
+"""What was published, measured and planted comes out of the simulator."""
 
 import itertools
 import json
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
-from support.datasets import GSM8K
+from support.cli import document, printed
+from support.datasets import DATA, GSM8K
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, measured_steps, question_request
+from support.step_time import fitted_model
 
 from benchctl.guided.params import GuidanceParams
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning import variant_settings
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.requests import Request, SamplingParams
+from benchctl.sim.virtual import config_of, core_request
+from benchctl.steptime.model import read_model, write_model
+from benchctl.workload.datasets.base import DATA_DIRECTORY_VARIABLE
 from benchctl.workload.datasets.made import problems
+from benchctl.workload.prepare import prepare_requests
+from benchmarks.steptime.real_run import GOALS, curve_rows, predict, rows_of
+from benchmarks.steptime.run_folder import read_run
 
 TOLERANCE = 0.03
 BASELINE_SAMPLING = SamplingParams(min_p=0.01)
@@ -118,3 +130,50 @@ def test_top_k_value_model_and_revision_change_the_wall_time_as_published() -> N
     prompts = sum(request.prompt.num_tokens for request in requests_for("generated-0", FILTERED, NEUTRAL))
     prefilled = sum(step.value_prefill_tokens or 0 for step in measured_steps(guided("generated-0")))
     assert prefilled == 16 * prompts
+
+
+RUN = DATA / "vllm-rtx4090"
+
+
+@pytest.mark.skipif(not RUN.is_dir(), reason=f"the real vLLM run is not at {RUN}")
+def test_a_real_vllm_run_simulated_from_measured_layers_and_its_settings_alone_meets_its_times(monkeypatch) -> None:
+    run = read_run(RUN)
+    simulation, times, curve = predict(run)
+    compared = [row for row in rows_of(run.times, times) if row["goal"] is not None]
+    assert len(compared) == len(GOALS)
+    assert all(row["holds"] == "yes" for row in compared), compared
+    running, memory = curve_rows(run.curve, curve)
+    assert running["mean distance"] < 0.05 * running["measured mean"]
+    assert memory["mean distance"] < 5
+    assert np.array_equal(times.output_tokens, run.times.output_tokens)
+    assert (simulation.requests.preemptions > 0).any()
+    assert not run.remarks
+    # The profile of the run has the steps of the run.
+    monkeypatch.setenv(DATA_DIRECTORY_VARIABLE, str(DATA))
+    profile = load_profile("rtx4090-replay")
+    prepared = prepare_requests(profile, DATA)
+    settings = variant_settings(profile, "baseline", {})
+    config = config_of(settings)
+    load = SimLoad(
+        requests=tuple(core_request(request, settings, config) for request in prepared.requests),
+        arrival_ns=tuple(request.arrival_ns for request in prepared.requests),
+    )
+    replayed, direct = simulate(config, [load]).step_columns(), simulation.step_columns()
+    assert np.array_equal(replayed.dur_ns, direct.dur_ns)
+    assert np.array_equal(replayed.num_seqs, direct.num_seqs)
+
+
+@pytest.mark.slow
+def test_a_fit_to_simulated_steps_returns_the_planted_coefficients(tmp_path: Path) -> None:
+    planted = fitted_model(steps_us=150.0)
+    write_model(tmp_path / "planted.json", planted)
+    for profile in ("steptime-w1", "steptime-w3"):
+        options = ("cost_model=fitted", f"step_time_model={tmp_path / 'planted.json'}", "noise=none")
+        words = [word for option in options for word in ("--set", f"engine.options.{option}")]
+        printed("simulate", "--profile", profile, "--engine", "sim", *words, "--blocks", 1, "--quiet", cwd=tmp_path)
+    sources = sorted((tmp_path / "results").glob("steptime-w*/latest"))
+    fitted = document("steptime", "fit", *sources, "-o", tmp_path / "m.json")
+    assert fitted["held_out"][0]["whole"]["mape_frac"] < 1e-3
+    for mine, theirs in zip(read_model(tmp_path / "m.json").coefficients, planted.coefficients, strict=True):
+        assert mine.name == theirs.name
+        assert not mine.is_identified or mine.value == pytest.approx(theirs.value, rel=2e-3), mine.name
