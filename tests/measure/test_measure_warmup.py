@@ -5,13 +5,12 @@ import itertools
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.paced_engine import PacedEngine, profile, request
-from test_measure_run import measure
+from support.servers.paced_engine import request
 
 from benchctl.measure.warmup import batch_sizes, drain_lengths, shape_bursts, warmup_bursts
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.record import Message, PreparedRequest
+from benchctl.records.record import Message
 from benchctl.workload.prepare import prepare_requests
 
 
@@ -38,17 +37,13 @@ def test_a_server_that_others_wrote_meets_every_batch_size_and_the_extreme_promp
     few, longest, shortest, drain = bursts
     lengths = sorted(r.prompt_tokens for r in requests)
     assert len(few) == 1
-    assert [r.prompt_tokens for r in longest] == [lengths[-1]]
-    assert [r.prompt_tokens for r in shortest] == [lengths[0]]
-    assert len(drain) == 12
+    assert [[r.prompt_tokens for r in burst] for burst in (longest, shortest)] == [lengths[-1:], lengths[:1]]
     assert {lengths[0], lengths[-1]} <= {r.prompt_tokens for r in drain}
-    assert sizes_passed([r.max_tokens for r in drain]) == set(range(1, 13))
-    assert {r.n for burst in bursts for r in burst} == {1}
-    longest_there = max(drain, key=lambda r: r.prompt_tokens)
-    assert longest_there.max_tokens == min(r.max_tokens for r in drain)
+    assert (len(drain), sizes_passed([r.max_tokens for r in drain])) == (12, set(range(1, 13)))
+    assert max(drain, key=lambda r: r.prompt_tokens).max_tokens == min(r.max_tokens for r in drain)
 
 
-def test_the_largest_batch_of_the_warm_up_is_that_of_the_load():
+def test_the_warm_up_has_the_largest_batch_of_the_load_and_requests_as_the_load_asks_them():
     for overrides, size in (
         (("workload.arrival={kind: burst, max_concurrency: null}",), 48),
         (("workload.arrival.max_concurrency=5",), 5),
@@ -57,17 +52,17 @@ def test_the_largest_batch_of_the_warm_up_is_that_of_the_load():
         (("workload.num_prompts=2", "workload.samples_per_prompt=1"), 2),
     ):
         assert len(bursts_of(*overrides, engine="vllm")[1][-1]) == size, overrides
-
-
-def test_requests_with_several_choices_are_asked_once_as_the_load_asks_them():
     _, bursts = bursts_of("workload.samples_as=one-request", engine="vllm")
     assert [sorted({r.n for r in burst}) for burst in bursts] == [[4], [1], [1], [4], [1]]
 
 
 def test_a_profile_may_leave_the_shapes_out_or_ask_for_them_on_any_server():
-    assert len(bursts_of("workload.warmup_shapes=false", engine="vllm")[1]) == 1
-    assert bursts_of("workload.num_warmups=0", engine="vllm")[1] == ()
-    assert len(bursts_of("workload.warmup_shapes=true", "workload.num_warmups=0")[1]) == 4
+    for overrides, engine, num_bursts in (
+        (("workload.warmup_shapes=false",), "vllm", 1),
+        (("workload.num_warmups=0",), "vllm", 0),
+        (("workload.warmup_shapes=true", "workload.num_warmups=0"), None, 4),
+    ):
+        assert len(bursts_of(*overrides, engine=engine)[1]) == num_bursts, overrides
 
 
 def test_no_prompt_of_the_warm_up_begins_like_another_or_like_one_of_the_load():
@@ -99,34 +94,10 @@ def test_sizes_are_those_that_engines_capture_and_the_largest(largest):
 
 
 def test_a_text_prompt_and_every_message_are_reworded():
-    asked = PreparedRequest(
-        request_id="a", index=0, arrival_ns=0, prompt="Once", prompt_tokens=1, max_tokens=3, seed=0, source="x"
-    )
-    (first,), (second,), (third,) = shape_bursts([asked], 1, 2048)
-    assert len({r.prompt[:8] for r in (first, second, third)}) == 3
-    assert all(r.prompt.endswith(" Once") and r.max_tokens <= 3 for r in (first, second, third))
+    asked = request(0, max_tokens=3)
+    bursts = shape_bursts([msgspec.structs.replace(asked, prompt="Once")], 1, 2048)
+    assert len({r.prompt[:8] for (r,) in bursts}) == 3
+    assert all(r.prompt.endswith(" Once") and r.max_tokens <= 3 for (r,) in bursts)
     messages = (Message(role="system", content="Be kind."), Message(role="user", content="Hi"))
     (first,), *_ = shape_bursts([msgspec.structs.replace(asked, prompt=None, messages=messages)], 1, 2048)
     assert [m.content.partition(" ")[2] for m in first.messages] == ["Be kind.", "Hi"]
-
-
-def test_warm_up_bursts_come_one_after_another_and_stay_out_of_the_load(tmp_path):
-    loaded = measure(
-        tmp_path,
-        [request(i, max_tokens=20) for i in range(3)],
-        workload={"num_warmups": 0, "warmup_shapes": True},
-        engine=PlainPrompts(truth=tmp_path / "truth.jsonl"),
-    )
-    warm = [r for r in loaded.requests if r.is_warmup]
-    assert [r.request_id for r in warm[:2]] == ["warmup-shape-0", "warmup-shape-1"]
-    assert warm[0].done_ns <= warm[1].sent_ns
-    assert len(warm) == 2 + 2
-    assert loaded.record.state == "done"
-    assert profile().workload.warmup_shapes is None
-
-
-class PlainPrompts(PacedEngine):
-    """Gives the server its instructions without the words that rewording put before them."""
-
-    def request_call(self, asked, settings):
-        return super().request_call(msgspec.structs.replace(asked, prompt="{}"), settings)
