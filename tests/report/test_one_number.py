@@ -193,10 +193,9 @@ def test_tables_of_show_and_exported_files_have_the_ratios_of_compare(path, trut
         columns |= {"base_tok_per_s": throughput["a"], "lvm_tok_per_s": throughput["b"]}
         assert {column: float(line[column]) for column in columns} == pytest.approx(columns, rel=1e-9)
         for short, metric in (("wall", wall), ("tok_per_s", throughput)):
-            row = document["estimates"][short]
-            assert [row["ratio"], row["p_value"]] == pytest.approx(
-                [metric["ratio"], metric["p"]], rel=1e-9
-            )
+            estimate = document["estimates"][short]
+            ratio, p_value = (pytest.approx(metric[key], rel=1e-9) for key in ("ratio", "p"))
+            assert (estimate["ratio"], estimate["p_value"]) == (ratio, p_value)
 
 
 def test_means_and_sections_of_show_are_those_of_compare_where_both_are_of_the_same_blocks(path, truth):

@@ -1,24 +1,25 @@
-"""Exports and pictures: what a report writes, under which names, and what it leaves out with a reason."""
+"""Files of a report and its tables: what is written under which names, in which digits, signs and forms."""
 
 import csv
+import io
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
-from support.results import builders
-from support.results.builders import edit_run, write_results
+from rich.text import Text
+from support.results.builders import PROFILE_YAML, change_requests, edit_run, write_results
 
+from benchctl import units
 from benchctl.analysis.analyzed import analyze_directory
+from benchctl.cli.screen import wide_console
 from benchctl.errors import SchemaVersionError, UsageError
-from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RequestError, RunFailure
-from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.steps import stacked_bars
 from benchctl.report.documents import show_document
 from benchctl.report.experiment_tables import cells_table, sweep_table
 from benchctl.report.export import write_report
 from benchctl.report.page.page import draw_charts
+from benchctl.report.table import Column, Table, csv_bytes, fenced, markdown_text
 
 
 def png_size(content):
@@ -30,14 +31,14 @@ def names(files):
     return [path.name for path in files.written if path.name != "result.json"]
 
 
-def result_of(results, run=0):
-    """The document of a run that a report writes."""
+def result_of(results):
+    """The document of the first run that a report writes."""
     write_report(results.path)
-    return json.loads((results.runs()[run].path / "result.json").read_bytes())
+    return json.loads((results.runs()[0].path / "result.json").read_bytes())
 
 
 def test_a_report_writes_tables_documents_run_results_and_every_picture_and_the_same_bytes_again(tmp_path):
-    builders.write_results(tmp_path, cells=[{"top_k": k} for k in (1, 2, 5)])
+    write_results(tmp_path, cells=[{"top_k": k} for k in (1, 2, 5)])
     files = write_report(tmp_path)
     pictures = ["topk_sweep.png", "per_step_breakdown.png", "step_time_over_time.png", "flops_breakdown.png"]
     documents = ["summary.csv", "sweep_summary.csv", "summary.json", "sweep_summary.json", "report.html"]
@@ -45,15 +46,13 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture_and_the_
     assert files.skipped == files.damage == ()
     assert sum(path.name == "result.json" for path in files.written) == 12
     contents = {path: path.read_bytes() for path in files.written}
-    for path, content in contents.items():
-        if path.suffix == ".png":
-            assert png_size(content) >= (1000, 250)
+    assert min(png_size(content) for path, content in contents.items() if path.suffix == ".png") >= (1000, 250)
     assert not list(tmp_path.rglob("*.partial"))
     assert {path: path.read_bytes() for path in write_report(tmp_path).written} == contents
 
 
 def test_the_exported_tables_agree_with_the_reading(tmp_path):
-    builders.write_results(tmp_path)
+    write_results(tmp_path)
     write_report(tmp_path)
     analysis = analyze_directory(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_bytes())
@@ -61,12 +60,11 @@ def test_the_exported_tables_agree_with_the_reading(tmp_path):
     assert summary["definitions"]["step_ms"] == "Σ step time / num_steps [ms]"
     assert [finding["code"] for finding in summary["findings"]] == [finding.code for finding in analysis.findings]
     (cell,) = json.loads((tmp_path / "sweep_summary.json").read_bytes())["rows"]
-    shown = (cell["factors"], cell["blocks"][2]["wall"], cell["estimates"]["wall"]["confidence"])
-    assert shown == ({"top_k": 5}, pytest.approx(1.55), 0.95)
+    assert (cell["factors"], cell["blocks"][2]["wall"]) == ({"top_k": 5}, pytest.approx(1.55))
 
 
 def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
-    result = result_of(builders.write_results(tmp_path, num_requests=2, output_tokens=4, n=1))
+    result = result_of(write_results(tmp_path, num_requests=2, output_tokens=4, n=1))
     expected = {
         "date": "2026-01-01T00:00:00Z",
         "backend": "sim",
@@ -102,52 +100,36 @@ def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
     assert result["definitions"]["tpot_ms"].startswith("mean of (last - first output) / (output tokens - 1)")
 
 
-def test_run_results_of_a_virtual_clock_are_in_its_seconds(tmp_path):
-    results = builders.write_results(tmp_path, n=1)
-    builders.edit_run(results, "000-b0-baseline", clock="virtual", time_scale=20.0)
+def test_a_run_result_has_the_seconds_of_its_clock_its_failed_requests_and_the_rate_of_its_profile(tmp_path):
+    results = write_results(tmp_path, n=1)
+    edit_run(results, "000-b0-baseline", clock="virtual", time_scale=20.0)
     result = result_of(results)
-    measured = (result["ttfts"][0], result["mean_ttft_ms"], result["duration"])
-    assert measured == pytest.approx((0.2, 200, 20 * 0.08))
-
-
-def test_a_failed_request_stays_in_the_run_result_with_its_error(tmp_path):
-    results = builders.write_results(tmp_path, num_requests=2, n=1)
+    times = (result["ttfts"][0], result["mean_ttft_ms"], result["duration"])
+    assert times == pytest.approx((0.2, 200, 20 * 0.08))
+    failed = {"choices": (), "completion_tokens": None, "sent_ns": None}
     error = RequestError(kind="timeout", message="too slow")
-
-    def fail_first(request):
-        changes = {"choices": (), "completion_tokens": None, "sent_ns": None, "error": error}
-        return request if request.index else msgspec.structs.replace(request, **changes)
-
-    builders.edit_requests(results, "000-b0-baseline", fail_first)
-    result = result_of(results)
-    assert (result["completed"], result["failed"], result["errors"]) == (1, 1, ["too slow", ""])
-    assert [result[name][0] for name in ("ttfts", "start_times", "output_lens")] == [None] * 3
-
-
-def test_a_run_result_names_the_rate_of_an_open_loop_and_no_schedule_of_an_unreadable_profile(tmp_path):
-    results = builders.write_results(tmp_path)
+    change_requests(results, "000-b0-baseline", 0, error=error, **failed)
     closed, opened = "{kind: closed-loop, max_concurrency: 4}", "{kind: poisson, request_rate: 2.5}"
-    for profile, expected in (
-        (builders.PROFILE_YAML.replace(closed, opened), (2.5, 1.0, None)),
-        ("name: [", (None, None, None)),
-    ):
-        results.write_profile(profile)
-        result = result_of(results)
-        assert tuple(result[name] for name in ("request_rate", "burstiness", "max_concurrency")) == expected
+    results.write_profile(PROFILE_YAML.replace(closed, opened))
+    result = result_of(results)
+    assert (result["completed"], result["failed"], result["errors"]) == (3, 1, ["too slow", "", "", ""])
+    assert [result[name][0] for name in ("ttfts", "start_times", "output_lens")] == [None] * 3
+    schedule = ("request_rate", "burstiness", "max_concurrency")
+    assert [result[name] for name in schedule] == [2.5, 1.0, None]
+    results.write_profile("name: [")
+    assert [result_of(results)[name] for name in schedule] == [None] * 3
 
 
 def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
-    results = builders.write_results(tmp_path)
+    results = write_results(tmp_path)
     for run in results.runs():
-        builders.edit_run(results, run.path.name, state="failed")
+        edit_run(results, run.path.name, state="failed")
     assert write_report(tmp_path).skipped == (
         "topk_sweep.png: no variant has finished runs beside the baseline in two or more cells of a sweep",
         "per_step_breakdown.png: no finished run has a step log",
         "step_time_over_time.png: no finished run has a step log",
         "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
     )
-    assert not (tmp_path / "plots").exists()
-    assert png_size(picture_bytes(stacked_bars([("a", {"part": 0.0})], "x"), "title"))[0] >= 1000, "bars of nothing"
 
 
 def test_the_sweep_picture_is_named_after_its_factors(tmp_path):
@@ -160,32 +142,15 @@ def test_the_sweep_picture_is_named_after_its_factors(tmp_path):
         ),
         ([{"top_k": 2}, {"top_k": 2, "server.max_num_seqs": 8}], "server_max_num_seqs_sweep.png"),
     ):
-        num_blocks = len(cells) // 2  # one block has no intervals
-        blocks = ({"baseline": 1.0, "guided": 1.2},) * num_blocks
-        charts = draw_charts(
-            analyze_directory(builders.write_results(tmp_path / picture, cells=cells, block_factors=blocks).path)
-        )
-        assert picture in [chart.file for chart in charts if not chart.skipped]
-
-
-def test_the_picture_of_a_sweep_has_a_line_for_each_variant(tmp_path):
-    results = builders.write_results(tmp_path, cells=[{"top_k": 2}, {"top_k": 3}])
-    changed = {"variant": "second", "block": 0}
-    runs = []
-    for run in results.plan().runs:
-        is_second = run.block == 2 and run.variant == "guided"
-        runs.append(msgspec.structs.replace(run, **changed) if is_second else run)
-        if is_second:
-            builders.edit_run(results, run.run_id, **changed)
-    results.write_plan(msgspec.structs.replace(results.plan(), runs=tuple(runs)))
-    (sweep,) = (chart for chart in draw_charts(analyze_directory(tmp_path)) if chart.file == "topk_sweep.png")
-    assert {row["line"] for row in sweep.spec["datasets"]["rows"]} == {"guided", "second"}
+        blocks = ({"baseline": 1.0, "guided": 1.2},) * (len(cells) // 2)  # one block has no intervals
+        path = write_results(tmp_path / picture, cells=cells, block_factors=blocks).path
+        assert picture in [chart.file for chart in draw_charts(analyze_directory(path)) if not chart.skipped]
 
 
 def test_no_and_newer_directories_are_refused_and_of_damaged_ones_the_rest_is_written(tmp_path):
     with pytest.raises(UsageError, match=r"is not a result directory: it has no manifest\.json"):
         write_report(tmp_path)
-    (builders.write_results(tmp_path).runs()[0].path / "run.json").write_text("{")
+    (write_results(tmp_path).runs()[0].path / "run.json").write_text("{")
     analysis = analyze_directory(tmp_path)
     assert (len(analysis.runs), "run.json" in analysis.damage[0]) == (5, True)
     for name in ("plan.json", "profile.yaml"):
@@ -193,31 +158,21 @@ def test_no_and_newer_directories_are_refused_and_of_damaged_ones_the_rest_is_wr
         files = write_report(tmp_path)
         assert [damage for damage in files.damage if name in damage]
         assert "summary.csv" in names(files)
-    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 4}))
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 4'))
     with pytest.raises(SchemaVersionError, match="schema_version 4 is newer than 3"):
         write_report(tmp_path)
 
 
-BLOCKS = ({"baseline": 1.0, "guided": 1.0},) * 2
-LOST = "guided top_k=5"
-
-
-@pytest.fixture(name="path")
-def _path(tmp_path: Path) -> Path:
-    """Two blocks of two cells; the servers of one cell ran out of memory, and were then not tried again."""
-    results = write_results(tmp_path / "r", block_factors=BLOCKS, cells=({"top_k": 3}, {"top_k": 5}))
-    lost = [run.path.name for run in results.runs() if run.path.name.endswith("top_k5")]
+def test_tables_and_files_name_a_cell_infeasible_whose_servers_all_ran_out_of_memory(tmp_path: Path) -> None:
+    blocks = ({"baseline": 1.0, "guided": 1.0},) * 2
+    results = write_results(tmp_path / "r", block_factors=blocks, cells=({"top_k": 3}, {"top_k": 5}))
+    path, lost = results.path, [run.path.name for run in results.runs() if run.path.name.endswith("top_k5")]
     for run_id, cause in zip(lost, ("out-of-memory", "infeasible"), strict=True):
         edit_run(results, run_id, state="failed", failure=RunFailure(cause=cause, message="no room"))
-    return results.path
-
-
-def test_tables_and_exported_files_name_an_infeasible_cell(path: Path) -> None:
     analysis = analyze_directory(path)
-    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
-    (row,) = [row for row in sweep_table(analysis).texts() if row[0] == LOST]
-    assert (cell[1], row[1:3]) == ("infeasible (out of memory)", ["0", "infeasible (out of memory)"])
+    assert cells_table(analysis).texts()[2][:2] == ["guided top_k=5", "infeasible (out of memory)"]
+    assert sweep_table(analysis).texts()[1][:3] == ["guided top_k=5", "0", "infeasible (out of memory)"]
     write_report(path)
     sweep = csv.DictReader((path / "sweep_summary.csv").read_text().splitlines())
     assert [(row["cell"], row["n_blocks"], row["infeasible"]) for row in sweep] == [
@@ -229,22 +184,118 @@ def test_tables_and_exported_files_name_an_infeasible_cell(path: Path) -> None:
     document = json.loads((path / "sweep_summary.json").read_text())["infeasible"]
     assert document == [{"variant": "guided", "factors": {"top_k": 5}, "infeasible": "out of memory"}]
     assert show_document(analysis)["infeasible"] == document
-
-
-def test_one_block_that_found_room_makes_the_cell_feasible(path: Path) -> None:
+    edit_run(results, lost[0], state="done", failure=None)
     analysis = analyze_directory(path)
-    first = next(run.record.run_id for run in analysis.runs if run.record.failure is not None)
-    edit_run(ResultDirectory(path), first, state="done", failure=None)
-    analysis = analyze_directory(path)
-    assert analysis.infeasible == ()
-    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
-    assert cell[1] == "1 (1 left out)"
+    assert (analysis.infeasible, cells_table(analysis).texts()[2][1]) == ((), "1 (1 left out)")
+    for run_id in lost:
+        edit_run(results, run_id, state="failed", failure=RunFailure(cause="server-died", message="gone"))
+    assert analyze_directory(path).infeasible == ()
 
 
-def test_a_cell_that_failed_otherwise_is_not_called_infeasible(tmp_path: Path) -> None:
-    results = write_results(tmp_path / "r", block_factors=BLOCKS)
-    for run in results.runs():
-        if "guided" in run.path.name:
-            failure = RunFailure(cause="server-died", message="gone")
-            edit_run(results, run.path.name, state="failed", failure=failure)
-    assert analyze_directory(results.path).infeasible == ()
+TABLE = Table(
+    "Times of 2 arms | in a title that is wider than its table",
+    (Column("arm", "arm", is_left=True), Column("mean_ms", "mean", lambda mean: f"{mean:.1f}"), Column("note", "")),
+    (
+        {"arm": "baseline", "mean_ms": 9.96, "note": "[1]"},
+        {"arm": "guided\n@top_k=5", "mean_ms": None, "note": ""},
+        {"arm": "lost"},
+    ),
+)
+
+
+def printed(drawn: object) -> list[str]:
+    console = wide_console()
+    with console.capture() as capture:
+        console.print(drawn)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_a_table_shows_what_is_unknown_as_a_hyphen_what_is_absent_as_nothing_and_each_row_in_one_line() -> None:
+    assert TABLE.texts() == [["baseline", "10.0", "[1]"], ["guided\n@top_k=5", "-", ""], ["lost", "", ""]]
+    assert printed(TABLE) == [
+        "Times of 2 arms | in a title that is wider than its table",
+        "arm               mean",
+        "baseline          10.0  [1]",
+        "guided\\n@top_k=5     -",
+        "lost",
+    ]
+    assert printed(TABLE.drawn(Text)) == printed(TABLE.drawn(folds=True)) == printed(TABLE)
+    assert TABLE.markdown().splitlines()[2:4] == [
+        "| baseline | 10.0 | [1] |",
+        "| guided\\\\n@&#8203;top\\_k=5 | - |  |",
+    ]
+
+
+def test_csv_has_numbers_in_full_and_computes_nothing() -> None:
+    content = csv_bytes(("arm", "mean_ms"), [{"arm": "=1+1", "mean_ms": 1 / 3}, {"arm": "b", "mean_ms": None}])
+    assert list(csv.reader(io.StringIO(content.decode()))) == [["arm", "mean_ms"], ["'=1+1", str(1 / 3)], ["b", ""]]
+
+
+SAMPLES = [
+    (units.four_digits, 1234.5, "1234"),
+    (units.four_digits, 1.5, "1.500"),
+    (units.four_digits, 0.0, "0"),
+    (units.four_digits, 0.00123456, "0.0012"),
+    (units.four_digits, None, "-"),
+    (units.signed_four_digits, -2.0, "-2.000"),
+    (units.three_digits, 1.5, "1.50"),
+    (units.three_digits, 150.0, "150"),
+    (units.signed_three_digits, 0.0004, "+0"),
+    (units.signed_three_digits, -58.23, "-58.2"),
+    (units.signed_three_digits, 0.0123456, "+0.012"),
+    (units.short_number, 1234.5, "1,234"),
+    (units.short_number, 99.94, "99.9"),
+    (units.short_number, 9.999, "10.00"),
+    (units.short_number, 0.25, "0.25"),
+    (units.short_number, 0.0123, "0.0123"),
+    (units.whole, 3.0, "3"),
+    (units.percentage, 0.025, "2.5%"),
+    (units.percentage_change, 0.1432, "+14.3%"),
+    (units.percentage_change, -0.00432, "-0.43%"),
+    (units.change_of_ratio, 5.58, "+458%"),
+    (units.change_of_ratio, 0.987, "-1.3%"),
+    (units.change_of_ratio, 1.0002, "+0.02%"),
+    (units.scatter, 0.0061, "± 0.6%"),
+    (units.scatter, 0.0, ""),
+    (units.p_value, 0.04, "0.040"),
+    (units.p_value, 0.0001, "<0.001"),
+    (units.gib, 85_899_345_920, "80.0 GiB"),
+    (units.gib, None, "n/a"),
+    (units.megabytes, 1_234_567_890, "1,234.6 MB"),
+    (units.milliseconds, 1_234_567, "1.23"),
+    (units.milliseconds, None, "unknown"),
+    (units.duration, 40.2, "40 s"),
+    (units.duration, 720.0, "12 min"),
+    (units.duration, 12_600.0, "3.5 h"),
+    (units.range_of, [8, 6, 8], "6 to 8"),
+    (units.range_of, [8, 8], "8"),
+    (units.minus, "a-b", "a-b"),
+    (units.minus_in_numbers, "a-b [-2.1%, -1]", "a-b [\N{MINUS SIGN}2.1%, \N{MINUS SIGN}1]"),
+]
+
+
+def test_a_number_is_written_in_one_way() -> None:
+    for form, value, text in SAMPLES:
+        assert form(value) == text, (form, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("+55.4% [+52.9%, +57.9%] in top_k=5", r"+55.4% [+52.9%, +57.9%] in top\_k=5"),
+        ("a|b*c*`d`~~e~~\\", r"a\|b\*c\*\`d\`\~\~e\~\~" + "\\\\"),
+        ("<img src=x onerror=alert(1)>", r"\<img src=x onerror=alert(1)>"),
+        ("[text](//evil) ![x][y] [z]: /url", r"[text\](//evil) ![x\][y] [z\]: /url"),
+        ("@octocat fixes #12", "@&#8203;octocat fixes #&#8203;12"),
+        ("https://evil.example or www.evil.example", "https:&#8203;//evil.example or www&#8203;.evil.example"),
+        ("$\\frac{1}{2}$ &lt;b", "&#36;\\\\frac{1}{2}&#36; \\&lt;b"),
+        ("\x1b]0;t\x07\x9b31m\u202e\nnext\tcell", "\\\\x1b]0;t\\\\x07\\\\x9b31m\\\\u202e\\\\nnext\\\\tcell"),
+    ],
+)
+def test_a_text_is_shown_as_it_is(text: str, markdown: str) -> None:
+    assert markdown_text(text) == markdown
+
+
+def test_a_block_of_code_ends_where_it_should() -> None:
+    assert fenced("a\n```\n# b\x1b[2J\n````") == "`````text\na\n```\n# b\\x1b[2J\n````\n`````"
+    assert len(markdown_text("x" * 1_000_000)) == 2_000
