@@ -109,21 +109,15 @@ def test_an_aiperf_export_has_a_line_for_each_request_failed_ones_too_on_the_wal
     edit_run(results, "000-b0-baseline", state="done")
     export(results, "aiperf", tmp_path / "out")
     folder = tmp_path / "out" / "baseline" / "000-b0-baseline"
-    lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
-    assert [line["metadata"]["session_num"] for line in lines] == [0, 1, 2, 3]
+    first, failed, *others = map(json.loads, (folder / "profile_export.jsonl").read_text().splitlines())
     sent_ns = load_results(results.path).runs[0].requests[0].sent_ns
-    assert lines[0]["metadata"]["request_start_ns"] == sent_ns + 10**18
-    assert [lines[1]["error"], lines[0]["error"]] == [{"code": 503, "type": "http-status", "message": "busy"}, None]
-    assert set(lines[1]["metrics"]) == {"error_isl"}
-    metrics = lines[0]["metrics"]
-    assert metrics["time_to_first_token"] == {"value": pytest.approx(10), "unit": "ms"}
-    assert metrics["inter_token_latency"]["value"] == pytest.approx(10)
-    assert len(metrics["inter_chunk_latency"]["value"]) == 7
+    assert (first["metadata"]["request_start_ns"], first["error"], len(others)) == (sent_ns + 10**18, None, 2)
+    assert failed["error"] == {"code": 503, "type": "http-status", "message": "busy"}
+    assert set(failed["metrics"]) == {"error_isl"}
+    assert first["metrics"]["time_to_first_token"] == {"value": pytest.approx(10), "unit": "ms"}
     summary = json.loads((folder / "profile_export_aiperf.json").read_text())
-    assert summary["error_request_count"] == {"unit": "requests", "avg": 1}
-    assert summary["error_summary"] == [{"error_details": lines[1]["error"], "count": 1}]
-    latency = summary["request_latency"]
-    assert (latency["count"], "p99" in latency) == (3, False)
+    assert summary["error_summary"] == [{"error_details": failed["error"], "count": 1}]
+    assert summary["request_latency"]["count"] == 3
     assert read_foreign(str(folder))[0].failure == "1 of 4 requests failed"
 
 

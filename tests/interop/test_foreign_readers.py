@@ -1,40 +1,29 @@
-"""Result files of other load generators, as those tools wrote them about the simulator."""
+"""Result files of other load generators, as those tools wrote them about the simulator, and hostile ones."""
 
 import itertools
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from support import layer_tables
+from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
+from support.results import lenvm_results
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import RecordError, UsageError
 from benchctl.interop.foreign_readers import is_foreign, read_foreign
-from benchctl.interop.foreign_values import detailed_latencies
+from benchctl.interop.foreign_values import aiperf_latencies, detailed_latencies
+from benchctl.interop.inference_perf import read_config
+from benchctl.interop.layer_profile import ATTENTION, CONFIG, DENSE, PER_SEQUENCE, read_layer_tables
+from benchctl.interop.lenvm.import_directory import import_lenvm
+from benchctl.interop.tables import TableDefaults, read_step_table
+from benchctl.sim.requests import static_prefixes
+from benchctl.workload.lint import lint_config
 
 WRITTEN = Path(__file__).parent / "foreign"
-SGLANG = {
-    "backend": "sglang",
-    "dataset_name": "random",
-    "request_rate": float("inf"),
-    "max_concurrency": 8,
-    "random_input_len": 20,
-    "duration": 2.0,
-    "completed": 10,
-    "total_input_tokens": 200,
-    "total_output_tokens": 160,
-    "total_output_tokens_retokenized": 158,
-    "request_throughput": 5.0,
-    "output_throughput": 80.0,
-    "mean_e2e_latency_ms": 200.0,
-    "median_e2e_latency_ms": 190.0,
-    "p99_e2e_latency_ms": 300.0,
-    "mean_ttft_ms": 20.0,
-    "median_ttft_ms": 19.0,
-    "mean_tpot_ms": 12.0,
-    "mean_itl_ms": 11.0,
-}
 
 
 AIPERF = "profile_export_aiperf.json"
@@ -79,13 +68,8 @@ def test_what_is_read_has_our_names_and_obeys_our_definitions(name):
 
 def test_vllm_names_and_units_are_ours_and_zeros_of_what_was_not_answered_are_no_latencies():
     written, metrics = document_of("vllm-0.json"), one(WRITTEN / "vllm-0.json").metrics
-    names = {
-        "ttft_ms": "mean_ttft_ms",
-        "p50_itl_ms": "median_itl_ms",
-        "p99_e2el_ms": "p99_e2el_ms",
-        "wall_s": "duration",
-    }
-    assert {ours: metrics[ours] for ours in names} == {ours: written[theirs] for ours, theirs in names.items()}
+    for ours, theirs in (("ttft_ms", "mean_ttft_ms"), ("p50_itl_ms", "median_itl_ms"), ("wall_s", "duration")):
+        assert metrics[ours] == written[theirs]
     run = one(WRITTEN / "vllm-all-failed.json")
     assert run.failure == "12 of 12 requests failed"
     assert not any(name.endswith("_ms") for name in run.metrics)
@@ -105,17 +89,10 @@ def test_aiperf_s_inter_token_latency_is_tpot_its_pooled_gaps_are_itl_and_throug
 
 
 def test_aiperf_s_unit_is_binding(aiperf):
-    assert one(aiperf(request_latency={"unit": "sec", "avg": 0.1})).metrics["e2el_ms"] == pytest.approx(100)
+    run = one(aiperf(request_latency={"unit": "sec", "avg": 0.1}, was_cancelled=True))
+    assert (run.metrics["e2el_ms"], run.failure) == (pytest.approx(100), "the run was cancelled")
     with pytest.raises(RecordError, match=r"request_latency has the unit 'fortnights'; known are ms"):
         one(aiperf(request_latency={"unit": "fortnights", "avg": 1}))
-
-
-def test_aiperf_s_older_configuration_is_read_and_a_cancelled_run_is_told(aiperf):
-    older = {"loadgen": {"concurrency": 5, "request_rate": 2.5}, "endpoint": {"model_names": ["m"]}}
-    run = one(aiperf(input_config=older, was_cancelled=True))
-    assert dict(run.load_point) == {"request_rate": 2.5, "max_concurrency": 5}
-    assert (run.settings["model_id"], run.failure) == ("m", "the run was cancelled")
-    assert one(aiperf(input_config=None)).settings.get("model_id") is None
 
 
 @pytest.fixture
@@ -155,20 +132,15 @@ def test_guidellm_s_trimmed_benchmark_has_no_wall_time_and_requests_that_were_cu
     assert run.metrics["num_failed"] == 3
 
 
-def test_guidellm_s_report_of_several_loads_is_several_runs(tmp_path):
-    document = document_of("guidellm.json")
-    other = document_of("guidellm.json")["benchmarks"][0]
-    other["config"]["strategy"] = {"type_": "poisson", "rate": 2.5, "max_concurrency": None}
-    document["benchmarks"].append(other)
-    (tmp_path / "both.json").write_text(json.dumps(document))
-    runs = read_foreign(str(tmp_path / "both.json"))
-    assert [run.where.rpartition("#")[2] for run in runs] == ["0", "1"]
-    assert dict(runs[1].load_point) == {"request_rate": 2.5, "max_concurrency": None}
-
-
 def test_every_line_of_sglang_s_file_is_a_run(tmp_path):
+    written = {
+        "backend": "sglang", "dataset_name": "random", "request_rate": float("inf"), "max_concurrency": 8,
+        "duration": 2.0, "completed": 10, "total_input_tokens": 200, "total_output_tokens": 160,
+        "request_throughput": 5.0, "output_throughput": 80.0, "mean_e2e_latency_ms": 200.0, "mean_ttft_ms": 20.0,
+        "mean_tpot_ms": 12.0, "mean_itl_ms": 11.0,
+    }  # fmt: skip
     path = tmp_path / "sglang.jsonl"
-    path.write_text(f"{json.dumps(SGLANG)}\n{json.dumps(SGLANG | {'errors': ['', 'refused']})}\n")
+    path.write_text(f"{json.dumps(written)}\n{json.dumps(written | {'errors': ['', 'refused']})}\n")
     first, second = read_foreign(str(path))
     assert (first.source, first.where, second.where) == ("sglang", f"{path}:1", f"{path}:2")
     assert dict(first.load_point) == {"request_rate": "inf", "max_concurrency": 8}
@@ -184,23 +156,17 @@ def test_a_directory_holds_repeats_a_comma_lists_files_and_a_file_may_hold_sever
         shutil.copy(WRITTEN / f"vllm-{index}.json", tmp_path)
         (tmp_path / f"vllm-{index}.pytorch.json").write_text("[]")
     assert len(read_foreign(str(tmp_path))) == 2
-    listed = f"{tmp_path}/vllm-0.json,{tmp_path}/vllm-1.json"
-    assert is_foreign(listed)
-    assert [run.where for run in read_foreign(listed)] == listed.split(",")
-    many = ",".join([f"{tmp_path}/vllm-0.json"] * 200)  # longer than any path
-    assert is_foreign(many)
-    assert len(read_foreign(many)) == 200
+    for listed in ([0, 1], [0] * 200):  # the second is longer than any path
+        paths = [f"{tmp_path}/vllm-{index}.json" for index in listed]
+        assert is_foreign(",".join(paths))
+        assert [run.where for run in read_foreign(",".join(paths))] == paths
     (tmp_path / "appended.json").write_text("\n".join(json.dumps(document_of(f"vllm-{i}.json")) for i in (0, 1)))
     assert [run.source for run in read_foreign(str(tmp_path / "appended.json"))] == ["vllm", "vllm"]
-
-
-def test_the_artifacts_of_aiperf_s_repeats_are_found_below_a_directory(tmp_path):
-    for name in ("run_0001", "run_0002"):
-        (tmp_path / "profile_runs" / name).mkdir(parents=True)
-        shutil.copy(WRITTEN / AIPERF, tmp_path / "profile_runs" / name)
-        (tmp_path / "profile_runs" / name / "inputs.json").write_text("{}")
-    (tmp_path / "profile_export_aiperf_aggregate.json").write_text("{}")
-    assert [run.source for run in read_foreign(str(tmp_path))] == ["aiperf", "aiperf"]
+    artifacts = tmp_path / "above" / "profile_runs" / "run_0001"
+    artifacts.mkdir(parents=True)
+    shutil.copy(WRITTEN / AIPERF, artifacts)
+    (artifacts / "inputs.json").write_text("{}")
+    assert [run.source for run in read_foreign(str(tmp_path / "above"))] == ["aiperf"]
 
 
 def test_a_result_directory_an_empty_one_or_a_path_that_is_not_there_is_not_foreign(tmp_path):
@@ -261,17 +227,106 @@ def test_a_request_that_failed_or_has_no_number_of_tokens_is_left_out_where_it_m
     assert "itl" not in detailed_latencies(document, has_itl=False)
 
 
-@pytest.mark.parametrize(
-    "document", [{}, {"ttfts": [0.1], "itls": []}, {"ttfts": "0.1", "itls": [[]]}, {"ttfts": [-1.0], "itls": [[]]}]
-)
-def test_lists_that_do_not_fit_together_are_no_latencies(document):
-    assert detailed_latencies(document, has_itl=True) == {}
+STEPS = "model,hardware,dur_ns,num_prefill_tokens,num_decode_tokens,num_decodes,context_tokens\n"
+READERS = {
+    "result.json": lambda path: read_foreign(str(path)),
+    "result.jsonl": lambda path: read_foreign(str(path)),
+    "steps.csv": lambda path: read_step_table(path, TableDefaults()),
+    "steps.jsonl": lambda path: read_step_table(path, TableDefaults()),
+    "config.yaml": read_config,
+    "prompts.jsonl": lambda path: static_prefixes(str(path), 100),
+}
+MAPPINGS = ("NaN under a key", "beyond a double", "half a pair of surrogates")
+EXPECTED = {("prompts.jsonl", "empty"), *(("config.yaml", name) for name in MAPPINGS)}
+"""Contents that are what the reader reads: no prompts, and a mapping with an unknown key, which is an entry."""
 
 
-def test_lines_of_requests_beside_an_aiperf_export_that_are_cut_short_do_not_count(tmp_path):
-    (tmp_path / "profile_export_aiperf.json").write_text((WRITTEN / "profile_export_aiperf.json").read_text())
-    line = json.dumps({"metrics": {"time_to_first_token": {"value": 12_000, "unit": "us"}}})
-    failed = json.dumps({"metrics": {"time_to_first_token": {"value": 1, "unit": "s"}}, "error": {"code": 500}})
-    (tmp_path / "profile_export.jsonl").write_text(f"{line}\n{failed}\n{line[:20]}\n")
-    (run,) = read_foreign(str(tmp_path))
-    assert run.latencies_ms == {"ttft": (12.0,)}
+@pytest.mark.parametrize("file", READERS)
+def test_a_hostile_file_is_named(tmp_path, file):
+    for name in HOSTILE:
+        path = write_hostile(tmp_path / name / file, name)
+        refusal = refusal_of(partial(READERS[file], path))
+        assert str(path) in refusal or (file, name) in EXPECTED, name
+        assert len(refusal) < 1500, name
+
+
+@pytest.mark.parametrize("table", [DENSE, PER_SEQUENCE, ATTENTION, CONFIG])
+def test_a_hostile_table_of_layers_is_named(tmp_path, table):
+    layer_tables.write_tables(tmp_path)
+    for name in HOSTILE:
+        path = write_hostile(next(tmp_path.rglob(table), tmp_path / table), name)
+        assert str(path) in refusal_of(lambda: read_layer_tables(tmp_path)), name
+
+
+@pytest.mark.parametrize("end", [".meta.json", ".timing.jsonl", ".gpu_samples.csv", ".responses.jsonl"])
+def test_a_hostile_file_of_a_lenvm_directory_is_named_or_left_out(tmp_path, end):
+    source = tmp_path / "source"
+    lenvm_results.write_directory(source, num_questions=2, num_samples=2)
+    path = next(path for path in sorted(source.iterdir()) if path.name.endswith(end))
+    for number, name in enumerate(HOSTILE):
+        write_hostile(path, name)
+        out = tmp_path / f"out{number}"
+        refusal = refusal_of(partial(import_lenvm, source, out, model=None, value_model=None, argv=()))
+        assert not refusal or str(source) in refusal or path.name in refusal, (name, refusal)
+
+
+def test_a_link_in_a_lenvm_directory_is_refused(tmp_path):
+    source = tmp_path / "source"
+    lenvm_results.write_directory(source, num_questions=2, num_samples=2)
+    (tmp_path / "secret").write_text("secret")
+    (source / "server.other.log").symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match=r"server\.other\.log is a link"):
+        import_lenvm(source, tmp_path / "out", model=None, value_model=None, argv=())
+
+
+@pytest.mark.parametrize("file", ["vllm-0.json", "profile_export_aiperf.json", "guidellm.json"])
+def test_no_value_in_the_place_of_another_ends_in_a_traceback(tmp_path, file):
+    path = tmp_path / file
+    for changed in _replaced(json.loads((WRITTEN / file).read_text())):
+        path.write_text(json.dumps(changed))
+        refusal = refusal_of(lambda: read_foreign(str(path)))
+        assert not refusal or str(path) in refusal
+
+
+def _replaced(document, depth=4):
+    """The document with each value down to some depth replaced in turn; of a list the first alone."""
+    is_list = isinstance(document, list)
+    for key in [0] if is_list and document else document if isinstance(document, dict) else ():
+        inner = _replaced(document[key], depth - 1) if depth else ()
+        for value in (*WRONG_VALUES, *inner):
+            yield [value, *document[1:]] if is_list else document | {key: value}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-3", "1e300", "text"])
+def test_a_table_with_an_impossible_number_names_its_row(tmp_path, value):
+    path = tmp_path / "steps.csv"
+    path.write_text(STEPS + "qwen2.5-7b,h200,30000000,0,8,8,800\n" + f"qwen2.5-7b,h200,30000000,0,8,8,{value}\n")
+    with pytest.raises(UsageError, match=rf"steps\.csv: context_tokens is '{value}' in row 2"):
+        read_step_table(path, TableDefaults())
+
+
+def test_damaged_lines_of_latencies_are_left_out(tmp_path):
+    path = tmp_path / "profile_export.jsonl"
+    good = json.dumps({"metrics": {"time_to_first_token": {"value": 5, "unit": "ms"}}}).encode()
+    wrong = [b'{"metadata": []}', b'{"metrics": 5}', good.replace(b'"ms"', b"[]")]
+    hostile = [content.replace(b"\n", b" ") for content in HOSTILE.values()]
+    path.write_bytes(b"\n".join([good, *hostile, *wrong, good]))
+    assert aiperf_latencies(path) == {"ttft": (5.0, 5.0)}
+
+
+def test_rows_without_a_common_cell_make_no_grid(tmp_path):
+    layer_tables.write_tables(tmp_path)
+    path = next(tmp_path.rglob(ATTENTION))
+    header = path.read_text().splitlines()[0]
+    rows = [",".join([str(number)] * len(header.split(","))) for number in range(1, 2001)]
+    path.write_text("\n".join([header, *rows, ""]))
+    with pytest.raises(UsageError, match="cells of a grid"):
+        read_layer_tables(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["1e999", ".inf", ".nan", "-5", "[[]]", "null", "'7'", f"{'9' * 250}"])
+def test_lint_survives_every_number(tmp_path, value):
+    distribution = f"{{min: {value}, max: {value}, mean: {value}, std_dev: {value}}}"
+    load = f"load: {{stages: [{{rate: {value}, duration: {value}}}]}}"
+    (tmp_path / "config.yaml").write_text(f"{load}\ndata: {{type: random, input_distribution: {distribution}}}\n")
+    assert lint_config(tmp_path / "config.yaml")

@@ -28,7 +28,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.directory import makespan_s, read_gpu_samples, read_responses, sends_s
-from benchctl.interop.lenvm.import_directory import import_lenvm, request_of
+from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.lenvm.summary import RATIO_TAG, REPAIRS
 from benchctl.measure.directory import reopen_experiment
 from benchctl.records.loaded import load_results
@@ -133,23 +133,20 @@ def test_averages_of_a_v2_server_become_windows_and_no_steps(tmp_path):
 
 
 def test_what_cannot_be_trusted_is_told_with_the_arms_it_is_about(truth):
-    warnings = {warning.code: warning for warning in imported(truth).warnings}
+    warnings = {warning.code: str(warning) for warning in imported(truth).warnings}
     assert list(warnings) == [
         "usage-duplicated", "wall-holds-client", "value-model-load-measured", "greedy-records", "sections-async",
         "steps-are-samplers", "overlap-differs", "sends-reconstructed", "gpu-unattributed",
     ]  # fmt: skip
-    assert warnings["value-model-load-measured"].where == "lenvm"
-    assert "(2.5 s)" in warnings["value-model-load-measured"].message
-    assert "8 of 37 steps are greedy" in warnings["greedy-records"].message
-    assert "none is GPU time" in warnings["sections-async"].message
+    assert "(2.5 s)" in warnings["value-model-load-measured"]
+    assert "8 of 37 steps are greedy" in warnings["greedy-records"]
 
 
 def test_sampling_that_nothing_records_is_told_and_is_else_taken_from_requests_or_the_command_line(truth):
     responses_of(truth.path, "baseline").unlink()
-    config = {variant: run.record.effective_config for variant, run in runs_of(imported(truth)).items()}
-    assert (config["baseline"]["sampling.temperature"], config["baseline"]["sampling.min_p"]) == (1.0, 0.01)
-    assert (config["lenvm"]["sampling.top_k"], config["lenvm"]["guidance.value_scale"]) == (5, -10.0)
-    assert not any(key.startswith("server.") for of_run in config.values() for key in of_run)
+    baseline, guided = (run.record.effective_config for run in runs_of(imported(truth)).values())
+    assert baseline.items() >= {"sampling.temperature": 1.0, "sampling.min_p": 0.01}.items()
+    assert guided.items() >= {"sampling.top_k": 5, "guidance.value_scale": -10.0}.items()
     shutil.rmtree(truth.path.parent / "out")
     responses_of(truth.path, "lenvm").unlink()
     for tag in ("baseline", "lenvm"):
@@ -206,14 +203,11 @@ def test_only_what_the_log_tells_is_known_of_steps(truth):
     assert metrics["e2el_ms"] == pytest.approx(1000 * 0.2 * sum(20 + 3 * i for i in range(4)) / 4)
 
 
-def test_gpu_readings_lie_on_the_clock_of_the_run(truth):
+def test_gpu_readings_lie_on_the_clock_of_the_run_in_whose_zone_they_are_next_to_its_start(truth):
     gpu = runs_of(imported(truth))["baseline"].gpu
-    assert [sample.utilization_frac for sample in gpu] == [0.5, 0.51, 0.52]
-    assert gpu[0].memory_used_bytes == 1000 << 20
-    assert [sample.t_ns - gpu[0].t_ns for sample in gpu] == [0, 1_000_000_000, 2_000_000_000]
-
-
-def test_local_time_is_brought_into_the_zone_in_which_it_lies_next_to_the_start():
+    assert [(sample.t_ns - gpu[0].t_ns, sample.utilization_frac) for sample in gpu] == [
+        (0, 0.5), (10**9, 0.51), (2 * 10**9, 0.52)
+    ]  # fmt: skip
     header = "timestamp, index, utilization.gpu [%], memory.used [MiB]"
     lines = [header, "2025/10/09 16:23:21.250, 1, [N/A], 7", "2025/"]
     (sample,) = read_gpu_samples(lines, start_epoch_s=1_760_007_200.0, start_ns=5)
@@ -229,10 +223,8 @@ def test_the_files_themselves_lie_beside_the_records_and_such_an_import_cannot_b
         "gpu.raw.csv": truth.path / "lenvm.gpu_samples.csv",
     }.items():
         assert (result.path / "runs" / "001-b0-lenvm" / name).read_bytes() == path.read_bytes()
-    manifest = load_results(result.path).manifest
-    assert (manifest.imported.source, len(manifest.imported.sha256)) == (str(truth.path), 8)
-    assert (manifest.host.hostname, manifest.host.num_cores) == ("unknown", None)
-    assert manifest.engine == "sglang-lenvm"
+    imported_from = load_results(result.path).manifest.imported
+    assert (imported_from.source, len(imported_from.sha256)) == (str(truth.path), 8)
     with pytest.raises(UsageError, match=r"was imported from .*: there is nothing to resume"):
         reopen_experiment(result.path, None)
 
@@ -242,9 +234,7 @@ def test_a_report_can_be_made_of_it_and_draws_no_step_times(truth):
     files = write_report(result.path)
     assert not files.damage
     assert "the step log times the sampler alone" in " ".join(files.skipped)
-    analysis = analyze_directory(result.path)
-    assert analysis.sweep[0].values["step_ms_ratio"] is None
-    assert [finding.code for finding in analysis.findings] == ["lazy-load-measured"]
+    assert [finding.code for finding in analyze_directory(result.path).findings] == ["lazy-load-measured"]
 
 
 def test_their_columns_are_reproduced_by_their_definitions(truth):
@@ -314,12 +304,8 @@ def test_models_are_named_by_the_directory_by_the_user_or_assumed_aloud(tmp_path
 
 def test_what_is_no_such_directory_is_refused_and_leaves_nothing(truth, tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, message in (
-        ("empty", r"has neither baseline\.meta\.json nor baseline\.timing\.jsonl"),
-        ("absent", "is not a directory"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            import_lenvm(tmp_path / name, tmp_path / "out", model=None, value_model=None, argv=())
+    with pytest.raises(UsageError, match=r"has neither baseline\.meta\.json nor baseline\.timing\.jsonl"):
+        import_lenvm(tmp_path / "empty", tmp_path / "out", model=None, value_model=None, argv=())
     meta, responses = truth.path / "lenvm.meta.json", responses_of(truth.path, "lenvm")
     for path, content, message in (
         (meta, b'{"tag": "lenvm", "max_ques', r"lenvm\.meta\.json: .*copy it again, or remove it"),
@@ -370,23 +356,6 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length):
     assert damage.num_lines == 0
     assert [answered.first.idx for answered in questions] == list(range(-(-len(rows) // 2)))
     assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in questions)
-
-
-@pytest.mark.parametrize(
-    ("reason", "word", "kind"),
-    [
-        ({"type": "stop", "matched": 2}, "stop", None),
-        ({"type": "abort"}, "abort", "finish-abort"),
-        ("content_filter", "content_filter", "finish-content-filter"),
-    ],
-)
-def test_a_finish_reason_of_an_imported_answer_means_what_it_means_in_a_load(reason, word, kind):
-    row = rows_of(1, num_samples=1, top_k=5)[0]
-    row["choice"]["finish_reason"] = reason
-    ((answered,), _, _) = read_responses([as_lines([row])])
-    assert answered.choices[0].finish_reason == word
-    error = request_of(answered, 0).error
-    assert (error and error.kind) == kind
 
 
 def test_the_command_imports_and_comparing_the_arms_is_a_screening(truth):

@@ -1,27 +1,35 @@
-"""Forward passes as an experiment: what is on disk, what it means, and what happens when something goes wrong."""
+"""Forward passes as an experiment: what is on disk, what it means, measured floors, and what can go wrong."""
 
+import json
+import platform
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from support.fake_passes import A100, FakeWorkers
+from support import bonus_directory
+from support.bonus_directory import BOTH, LAUNCHES_US, LISTENER, ROW_US
+from support.cli import benchctl
+from support.fake_passes import A100, CPU, FakeWorkers, info_of
+from support.peaks import cpu_peaks, gpu_peaks
 
 from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.foreign import compare_paths
+from benchctl.costs.hardware import HARDWARE
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.directory import Origin, reopen_experiment
-from benchctl.measure.experiment import Listener
-from benchctl.measure.measured_run import ignore
 from benchctl.micro.experiment import measure_forward, resume_forward
+from benchctl.micro.peaks import peak_warnings, peaks_of_device
 from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory
-from benchctl.report.time_tables import launch_table
+from benchctl.records.peaks import PEAKS, hardware_of
+from benchctl.report.time_tables import launch_table, passes_table
 
-LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 EAGER_US, GRAPH_US = 900.0, 230.0
 
 
@@ -156,3 +164,135 @@ def test_points_of_backfill_get_the_context_and_the_new_tokens_of_their_own(run_
     workers = FakeWorkers(launch_bound)
     run_in((decode, backfill), workers.start, modes=("eager",), blocks=1, name="bonus")
     assert {point for _, point, _ in workers.measured} == {decode, backfill}
+
+
+HOST = platform.node()
+BELOW_US, ABOVE_US = 900.0, 2000.0
+"""Around the floor of llama-68m in 16 bits on the planted CPU: 87 MB at 49 GB/s, of which 70 % count."""
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
+
+
+def measured_decode(path, pass_us):
+    how = {"device": "cpu", "dtype": "float16", "modes": ("eager",), "blocks": 2, "replays": 4}
+    profile = forward_profile(grid_of_points(("decode",), (1,), (0,), ()), model="llama-68m", **how)
+    origin = Origin(output_root=path, argv=("benchctl", "micro", "forward"))
+    return measure_forward(profile, origin, LISTENER, FakeWorkers(lambda *_: pass_us).start)
+
+
+def test_a_pass_faster_than_the_measured_peaks_allow_is_refused_also_when_it_is_resumed_with_other_peaks(tmp_path):
+    PEAKS.add(cpu_peaks(host=HOST))
+    outcome = measured_decode(tmp_path / "r", BELOW_US)
+    slower = measured_decode(tmp_path / "s", ABOVE_US)
+    assert (len(outcome.below_floor), len(slower.below_floor)) == (2, 0)
+    title = passes_table(analyze_directory(slower.path)).title
+    assert "floor at the peaks of the fastest rounds of amd-epyc-2-threads (peaks measured 2026-11-22" in title
+    PEAKS.add(cpu_peaks(host=HOST, device="another", measured_at="2027-01-01T00:00:00Z"))
+    assert PEAKS.in_results(outcome.path) == cpu_peaks(host=HOST)
+    assert load_experiment(outcome.path).hardware == hardware_of(cpu_peaks())
+    start = FakeWorkers(lambda *_: BELOW_US).start
+    assert len(resume_forward(reopen_experiment(outcome.path, None), LISTENER, start).below_floor) == 2
+
+
+def test_the_fastest_round_of_measured_peaks_bounds_a_pass_and_a_data_sheet_better():
+    peaks = peaks_of_device(info_of(CPU), cpu_peaks())
+    assert (peaks.is_measured, peaks.cache_bytes) == (True, 32 * 2**20)
+    assert (peaks.hardware.peak_flops_per_s, peaks.hardware.bandwidth_bytes_per_s) == (0.81e12, 49e9)
+    of_gpu = peaks_of_device(info_of(A100), gpu_peaks())
+    assert (of_gpu.is_measured, of_gpu.hardware) == (False, HARDWARE["a100-sxm"])
+    assert peaks_of_device(info_of(CPU), None) is None
+
+
+def test_peaks_of_a_busy_machine_bound_nothing_and_the_directory_says_so(tmp_path):
+    busy = cpu_peaks(host=HOST, busy_frac=0.9)
+    PEAKS.add(cpu_peaks(host=HOST, busy_frac=0.9, warnings=peak_warnings(busy)))
+    outcome = measured_decode(tmp_path / "r", BELOW_US)
+    warnings = {warning.code: warning.message for warning in ResultDirectory(outcome.path).manifest().warnings}
+    assert outcome.below_floor == ()
+    assert "while the machine was quiet" in warnings["floor-unknown"]
+
+
+@pytest.fixture(name="both_modes", scope="module")
+def _both_modes(tmp_path_factory):
+    """Batches of 5 and 10, eager and as graphs."""
+    return bonus_directory.measured(tmp_path_factory.mktemp("bonus"))
+
+
+def row_of(comparison):
+    return comparison.decode_mode, comparison.prefill_mode, comparison.batch_size, comparison.bonus_tokens
+
+
+def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(both_modes):
+    bonus = measured_bonus(both_modes)
+    (verdict,) = bonus.verdicts
+    design = bonus_design((5, 10), verdict.context_tokens, BOTH)
+    assert list(map(row_of, verdict.comparisons)) == list(map(row_of, design))
+    assert len(verdict.comparisons) == 4 * (4 + 5)
+    for row in verdict.comparisons:
+        assert (row.num_blocks, row.cheaper) == (6, "expansion")
+        assert row.expansion_ns.value == pytest.approx(1000 * ROW_US * row.bonus_tokens, abs=10_000)
+        truth_us = LAUNCHES_US["prefill"][row.prefill_mode] + ROW_US * row.bonus_tokens
+        assert row.prefill_ns.value == pytest.approx(1000 * truth_us, rel=0.01)
+    assert bonus.is_decided
+    assert bonus.where.startswith("llama-68m, float16, on ")
+
+
+def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_path):
+    def too_fast(point, mode):
+        return 0.001 if point == backfill_point(10, 256) else bonus_directory.launch_bound(point, mode)
+
+    path = bonus_directory.measured(tmp_path, workers=FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB"))
+    bonus = measured_bonus(path)
+    (verdict,) = bonus.verdicts
+    assert {(row.batch_size, row.cheaper) for row in verdict.comparisons} == {(5, "expansion")}
+    assert not bonus.is_decided
+    (sentence,) = bonus.missing
+    assert sentence.startswith("20 of 36 comparisons behind 256 tokens in the cache are missing, at batch 10: ")
+    done = benchctl("micro", "bonus", path)
+    assert (done.returncode, sentence in done.stdout) == (3, True)
+
+
+def test_a_directory_of_requests_or_of_other_passes_is_refused_with_what_lacks(tmp_path):
+    with pytest.raises(UsageError, match=r"holds requests to engine 'sim'.*micro bonus"):
+        measured_bonus(Path("results/example"))
+    how = {
+        "model": "llama-68m",
+        "device": "cpu",
+        "dtype": "float32",
+        "modes": ("eager",),
+        "blocks": 1,
+        "replays": 4,
+    }
+    profile, origin = forward_profile([backfill_point(3, 64)], **how), Origin(output_root=tmp_path, argv=())
+    outcome = measure_forward(profile, origin, LISTENER, FakeWorkers(bonus_directory.launch_bound).start)
+    with pytest.raises(UsageError, match="no batch size B with decodes at B and 2B"):
+        measured_bonus(outcome.path)
+
+
+def test_the_command_judges_a_directory_again(both_modes):
+    done = benchctl("micro", "bonus", both_modes)
+    assert done.returncode == 0, done.stderr
+    assert "decode with graphs, prefill without graphs: batch expansion is cheaper from batch 5 on" in done.stdout
+    document = json.loads(benchctl("micro", "bonus", both_modes, "--json").stdout)
+    row = document["verdicts"][0]["comparisons"][0]
+    difference = row["difference_ns"]
+    assert row["cheaper"] == "expansion"
+    assert difference["low"] < difference["centre"] < difference["high"] < 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--batch-size", "0", "--batch-size '0': each must be from 1 up"),
+        ("--context", "x", "--context 'x': expected numbers separated by commas"),
+        ("--mode", "graph", "graph"),
+    ],
+)
+def test_an_option_that_makes_no_design_is_refused_before_anything_starts(tmp_path, option, value, message):
+    done = benchctl("micro", "bonus", option, value, "--device", "cpu", "-o", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -3,7 +3,6 @@
 
 import copy
 import itertools
-import re
 import textwrap
 from contextlib import suppress
 from functools import reduce
@@ -102,6 +101,9 @@ def with_line(line):
     return HEAD.replace("  arrival", f"  {line}\n  arrival")
 
 
+HUNDRED = list(range(1, 101))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -150,27 +152,108 @@ def with_line(line):
             HEAD.replace("{kind: sim}", "{kind: sim, preset: sim}"),
             "2: engine: has both preset and kind; a preset has its own kind, so remove one of the two",
         ),
+        *(
+            (HEAD + addition, message)
+            for addition, message in [
+                (
+                    "seed: !!int 5\nrequest: {extra_body: {a: !x 5}}\n",
+                    "9: request.extra_body.a: the tag !x is not supported; write the plain value",
+                ),
+                ("timeouts: !!set {}\n", "8: timeouts: the tag !!set is not supported; write the plain value"),
+                ("? [a]\n: 5\n", "8: a key is a list or a mapping; write plain text before the ':'"),
+                (
+                    "request: {extra_body: {a: !!int five}}\n",
+                    "8: request.extra_body.a: 'five' is not a number that can be stored; write another",
+                ),
+                (
+                    "request: {extra_body: {a: 1e999}}\n",
+                    "8: request.extra_body.a: '1e999' is not a number that can be stored",
+                ),
+                ("<<: {seed: 5}\n", "8: <<: unknown key; known keys here are name, description, seed, blocks,"),
+            ]
+        ),
+        *(
+            (f"{HEAD}  odd: {variant}\n", f"8: {message}")
+            for variant, message in [
+                (
+                    "{server: {max_num_sqs: 4}}",
+                    "variants.odd.server.max_num_sqs: unknown key; did you mean 'max_num_seqs'?",
+                ),
+                (
+                    "{server: {max_num_seqs: four}}",
+                    "variants.odd.server.max_num_seqs: expected a whole number, found 'four'",
+                ),
+                ("{server: 4}", "variants.odd.server: expected a mapping, found 4"),
+                ("{sampling: {topp: 1}}", "variants.odd.sampling.topp: unknown key; did you mean 'top_p'?"),
+                (
+                    "{sampling: {top_k: 0}}",
+                    "variants.odd.sampling.top_k: top_k is 0; write -1 for the whole vocabulary",
+                ),
+                (
+                    "{guidance: {}, sampling: {top_k: 3}}",
+                    "variants.odd.guidance: variant 'odd' is guided, but its server loads no value model; set variants.odd.server",
+                ),
+                (
+                    "{guidance: {mode: value_bias}, server: {value_model: m}, sampling: {top_k: -1}}",
+                    "variants.odd.sampling.top_k: variant 'odd' is guided with mode value_bias, which needs a finite top_k, and",
+                ),
+                (
+                    "{guidance: {}, server: {value_model: m}}",
+                    "variants.odd.guidance: variant 'odd' is guided with mode centered_exp, which needs a finite top_k, and has -1",
+                ),
+            ]
+        ),
+        *(
+            (f"{GUIDED}sweep: {sweep}\n", f"{11 if message.startswith('variants') else 12}: {message}")
+            for sweep, message in [
+                (
+                    "{top_q: [1]}",
+                    "sweep.top_q: no factor or setting has this name; factors are model, top_k, value_model,",
+                ),
+                (
+                    "{server.max_num_sqs: [1]}",
+                    "sweep.server.max_num_sqs: no factor or setting has this name; factors are ... did you mean 'server.max_num_seqs'",
+                ),
+                (
+                    "{zzz: [1]}",
+                    "sweep.zzz: no factor or setting has this name; ... name one such as server.max_num_seqs or sampling.min_p",
+                ),
+                ("{top_k: [1, 2, 1]}", "sweep.top_k: lists 1 twice; list each value once"),
+                (
+                    "{top_k: [1], sampling.top_k: [2]}",
+                    "sweep.sampling.top_k: sets what top_k sets already; sweep one of the two",
+                ),
+                ("{top_k: [2, x]}", "sweep.top_k[1]: expected a whole number, found 'x'"),
+                (
+                    "{top_k: [2, 0]}",
+                    "sweep.top_k[1]: top_k is 0; write -1 for the whole vocabulary or a positive count",
+                ),
+                (
+                    "{top_k: [5, -1]}",
+                    "sweep.top_k[1]: variant 'guided' is guided with mode centered_exp, which needs a finite",
+                ),
+                (
+                    "{value_model: [a, null]}",
+                    "variants.guided.guidance: variant 'guided' is guided, but its server loads no value",
+                ),
+                ("{top_k: 5}", "sweep.top_k: expected a list, found 5"),
+                ("[1]", "sweep: expected a mapping, found a list"),
+                (
+                    f"{{top_k: {HUNDRED}, max_num_seqs: {HUNDRED}, server.block_size: {HUNDRED}}}",
+                    "sweep: has 1,000,000 cells, more than 1,000; sweep fewer values, or split the profile",
+                ),
+            ]
+        ),
     ],
     ids=itertools.count(),
 )
 def test_an_error_is_named_at_its_line_with_its_remedy_and_nothing_else(text, message):
-    assert error_of(text).startswith(f"p.yaml:{message}")
-    assert len(error_of(text)) < 170
-
-
-@pytest.mark.parametrize(
-    ("addition", "message"),
-    [
-        ("seed: !!int 5\nblocks: !x 5\n", "p.yaml:9: blocks: the tag !x is not supported; write the plain value"),
-        ("timeouts: !!set {}\n", "p.yaml:8: timeouts: the tag !!set is not supported; write the plain value"),
-        ("? [a]\n: 5\n", "p.yaml:8: a key is a list or a mapping; write plain text before the ':'"),
-        ("seed: !!int five\n", "p.yaml:8: seed: 'five' is not a number that can be stored; write another"),
-        ("telemetry: {gpu_hz: 1e999}\n", "p.yaml:8: telemetry.gpu_hz: '1e999' is not a number that can be stored"),
-        ("<<: {seed: 5}\n", "p.yaml:8: <<: unknown key; known keys here are name, description, seed, blocks,"),
-    ],
-)
-def test_yaml_beyond_the_dialect_is_refused(addition, message):
-    assert any(line.startswith(message) for line in errors_of(HEAD + addition))
+    """A message is its beginning, and what follows after `` ... ``."""
+    begins, _, inside = f"p.yaml:{message}".partition(" ... ")
+    error = error_of(text)
+    assert error.startswith(begins)
+    assert inside in error
+    assert len(error) < 500
 
 
 def test_a_missing_key_says_what_belongs_there():
@@ -179,38 +262,6 @@ def test_a_missing_key_says_what_belongs_there():
         "p.yaml:1: engine: missing; add engine: Server software, shared by all variants: a preset's name, or kind and options",
         f"p.yaml:3: workload.dataset: missing; add dataset: one of {', '.join(DATASETS)}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("variant", "message"),
-    [
-        (
-            "{server: {max_num_sqs: 4}}",
-            "variants.odd.server.max_num_sqs: unknown key; did you mean 'max_num_seqs'?",
-        ),
-        (
-            "{server: {max_num_seqs: four}}",
-            "variants.odd.server.max_num_seqs: expected a whole number, found 'four'",
-        ),
-        ("{server: 4}", "variants.odd.server: expected a mapping, found 4"),
-        ("{sampling: {topp: 1}}", "variants.odd.sampling.topp: unknown key; did you mean 'top_p'?"),
-        ("{sampling: {top_k: 0}}", "variants.odd.sampling.top_k: top_k is 0; write -1 for the whole vocabulary"),
-        (
-            "{guidance: {}, sampling: {top_k: 3}}",
-            "variants.odd.guidance: variant 'odd' is guided, but its server loads no value model; set variants.odd.server",
-        ),
-        (
-            "{guidance: {mode: value_bias}, server: {value_model: m}, sampling: {top_k: -1}}",
-            "variants.odd.sampling.top_k: variant 'odd' is guided with mode value_bias, which needs a finite top_k, and",
-        ),
-        (
-            "{guidance: {}, server: {value_model: m}}",
-            "variants.odd.guidance: variant 'odd' is guided with mode centered_exp, which needs a finite top_k, and has -1",
-        ),
-    ],
-)
-def test_what_a_variant_sets_is_checked_as_the_run_would_use_it(variant, message):
-    assert error_of(HEAD + f"  odd: {variant}\n").startswith(f"p.yaml:8: {message}")
 
 
 def test_other_modes_of_guidance_take_the_whole_vocabulary_and_top_k_1_is_allowed_though_it_is_greedy():
@@ -229,50 +280,6 @@ def test_errors_in_options_of_all_variants_are_reported_once_at_their_own_line()
     ]
 
 
-HUNDRED = list(range(1, 101))
-
-
-@pytest.mark.parametrize(
-    ("sweep", "message"),
-    [
-        ("{top_q: [1]}", "sweep.top_q: no factor or setting has this name; factors are model, top_k, value_model,"),
-        (
-            "{server.max_num_sqs: [1]}",
-            "sweep.server.max_num_sqs: no factor or setting has this name; factors are .* did you mean 'server.max_num_seqs'",
-        ),
-        (
-            "{zzz: [1]}",
-            "sweep.zzz: no factor or setting has this name; .* name one such as server.max_num_seqs or sampling.min_p",
-        ),
-        ("{top_k: [1, 2, 1]}", "sweep.top_k: lists 1 twice; list each value once"),
-        (
-            "{top_k: [1], sampling.top_k: [2]}",
-            "sweep.sampling.top_k: sets what top_k sets already; sweep one of the two",
-        ),
-        ("{top_k: [2, x]}", r"sweep.top_k\[1\]: expected a whole number, found 'x'"),
-        ("{top_k: [2, 0]}", r"sweep.top_k\[1\]: top_k is 0; write -1 for the whole vocabulary or a positive count"),
-        (
-            "{top_k: [5, -1]}",
-            r"sweep.top_k\[1\]: variant 'guided' is guided with mode centered_exp, which needs a finite",
-        ),
-        (
-            "{value_model: [a, null]}",
-            "variants.guided.guidance: variant 'guided' is guided, but its server loads no value",
-        ),
-        ("{top_k: 5}", "sweep.top_k: expected a list, found 5"),
-        ("[1]", "sweep: expected a mapping, found a list"),
-        (
-            f"{{top_k: {HUNDRED}, max_num_seqs: {HUNDRED}, server.block_size: {HUNDRED}}}",
-            "sweep: has 1,000,000 cells, more than 1,000; sweep fewer values, or split the profile",
-        ),
-    ],
-    ids=itertools.count(),
-)
-def test_an_error_of_a_sweep_is_located_at_the_factor_or_value(sweep, message):
-    line = 11 if message.startswith("variants") else 12
-    assert re.match(f"p.yaml:{line}: {message}", error_of(GUIDED + f"sweep: {sweep}\n"))
-
-
 def test_a_sweep_of_guidance_does_not_guide_a_control_silently():
     text = GUIDED + "  forced-flags: {server: {overlap_schedule: false}}\nsweep: {value_scale: [0.0, -1.0]}\n"
     assert error_of(text) == (
@@ -289,29 +296,6 @@ def test_an_unknown_engine_preset_is_answered_with_the_nearest(engine):
         f"'simm' is neither an engine preset nor a kind of engine; presets are {presets}, kinds are sim," in message
     )
     assert message.endswith("did you mean 'sim'?")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("workload.num_promts=3", "--set: workload.num_promts: unknown key; did you mean 'num_prompts'?"),
-        ("workload.num_prompts=three", "--set: workload.num_prompts: expected a whole number, found 'three'"),
-        ("seed.x=3", "--set: seed: expected a whole number, found a mapping"),
-        ("sweep.top_k=[1, 1]", "--set: sweep.top_k: lists 1 twice; list each value once"),
-        ("sweep=5", "--set: sweep: expected a mapping, found 5"),
-        ("variants.guided.server.seqs=3", "--set: variants.guided.server.seqs: unknown key; known keys here are"),
-        ("seed", "--set: 'seed' is not of the form path=value, for example workload.num_prompts=3"),
-        ("=3", "--set: '=3' is not of the form path=value"),
-        ("a..b=3", "--set: 'a..b=3' is not of the form path=value"),
-        ("seed=[1", "--set: seed: '[1' is not readable as a YAML value: while parsing a flow sequence, expected"),
-        ("seed=!x 1", "--set: seed: the tag !x is not supported; write the plain value"),
-    ],
-)
-def test_an_error_of_an_assignment_is_located_there(override, message):
-    with pytest.raises(ProfileError) as error:
-        load_profile("topk-sweep", overrides=[override])
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
 
 
 def test_errors_of_command_line_options_name_the_option():
@@ -360,13 +344,6 @@ def test_a_missing_base_is_reported_with_the_errors_that_do_not_follow_from_it(t
     assert heading == "2 errors in the profile"
     assert seed == f"{path}:1: seed: expected a whole number, found 'x'"
     assert base.startswith(f"{path}:2: extends: {problem.format(here=tmp_path)}")
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "p.yaml"
-    path.write_bytes(b"name: \xff\n")
-    with pytest.raises(ProfileError, match=r"p\.yaml: not readable as UTF-8: invalid start byte at byte 6; save"):
-        load_profile(str(path))
 
 
 PLAIN = st.recursive(

@@ -1,13 +1,20 @@
-"""Fits to planted and simulated steps: exact without noise, honest about what the data cannot tell."""
+"""Fits to planted and simulated steps: exact without noise, honest about what is open, carried to other devices."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.datasets import DATA
 from support.step_time import MODELS, decoding, names_of, planted_run, planted_runs
 
+from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.steptime.calibrate import calibrate, parts_of, solve_scales
+from benchctl.steptime.design import Pull, open_directions, relative_rows, select_steps, solve
 from benchctl.steptime.diagnose import RunToAdd
 from benchctl.steptime.fit import FitOptions, anchor_of, fit_model
 from benchmarks.steptime.active_learning import PLANTED, Engine, active, learn, on_deployments
@@ -132,3 +139,135 @@ def test_the_loop_of_diagnosis_and_runs_comes_nearer_to_the_planted_coefficients
     assert rounds[-1].worst < 0.3 * rounds[0].worst
     assert rounds[-1].mape < 0.005
     assert [state.num_runs for state in rounds] == sorted({state.num_runs for state in rounds})
+
+
+SEEDS = st.integers(0, 10_000)
+BLOCKS = np.array_split(np.arange(80), 8)
+
+
+def design(seed, num_columns=5):
+    """Columns that matter alike, from one stream, and times that scatter around their sum."""
+    stream = np.random.default_rng(seed)
+    matrix = stream.gamma(2.0, 1.0, (80, num_columns))
+    return matrix, stream, matrix.sum(axis=1) * np.exp(stream.normal(0.0, 0.05, 80))
+
+
+def solved(matrix, measured, constraint="non-negative", **more):
+    return solve(relative_rows(matrix, measured, BLOCKS), pull(matrix.shape[1]), constraint=constraint, **more)
+
+
+def pull(num_columns, strength=0.0):
+    return Pull(values=np.ones(num_columns), spreads=np.full(num_columns, 0.5), strength=strength)
+
+
+@settings(max_examples=30)
+@given(SEEDS)
+def test_planted_coefficients_return_exactly_without_noise(seed):
+    matrix, stream, _ = design(seed)
+    planted = stream.uniform(0.2, 4.0, matrix.shape[1]) / matrix.mean(axis=0)
+    for constraint in ("non-negative", "none"):
+        np.testing.assert_allclose(solved(matrix, matrix @ planted, constraint), planted, rtol=1e-7)
+
+
+@settings(max_examples=30)
+@given(SEEDS)
+def test_both_constraints_agree_where_all_coefficients_are_positive(seed):
+    matrix, _, measured = design(seed)
+    free = solved(matrix, measured, "none")
+    if (free > 1e-6 / matrix.mean(axis=0)).all():
+        np.testing.assert_allclose(solved(matrix, measured), free, rtol=1e-7)
+
+
+@settings(max_examples=30)
+@given(SEEDS, st.floats(1e-3, 1e3))
+def test_the_unit_of_time_scales_every_coefficient_and_that_of_a_column_its_own(seed, factor):
+    matrix, _, measured = design(seed)
+    one, other = solved(matrix, measured), solved(matrix, measured * factor)
+    np.testing.assert_allclose(other, one * factor, rtol=1e-6, atol=1e-9 * np.abs(one * factor).max())
+    scales = np.array([factor, 1.0, 1.0, 1.0, 1.0])
+    scaled = solved(matrix * scales, measured, "none") * scales
+    np.testing.assert_allclose(scaled, solved(matrix, measured, "none"), rtol=1e-5, atol=1e-8)
+
+
+def test_the_cut_into_blocks_changes_nothing_and_weights_repeat_them():
+    matrix, _, measured = design(3)
+    whole = solve(relative_rows(matrix, measured, [np.arange(80)]), pull(5), constraint="non-negative")
+    np.testing.assert_allclose(solved(matrix, measured), whole, rtol=1e-8)
+    twice = relative_rows(matrix, measured, [*BLOCKS[1:], BLOCKS[2]])
+    repeated = solved(matrix, measured, "none", weights=np.array([0.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
+    np.testing.assert_allclose(solve(twice, pull(5), constraint="none"), repeated, rtol=1e-6)
+
+
+def test_a_direction_that_the_data_leave_open_is_decided_by_the_typical_values():
+    matrix, _, _ = design(5, num_columns=3)
+    matrix[:, 2] = matrix[:, 1]
+    rows = relative_rows(matrix, matrix @ np.array([1.0, 1.4, 0.0]), BLOCKS)
+    (direction,) = open_directions(rows)
+    np.testing.assert_allclose(np.abs(direction), [0.0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-9)
+    typical = Pull(values=np.array([1.0, 1.0, 0.2]), spreads=np.full(3, 0.5))
+    np.testing.assert_allclose(solve(rows, typical, constraint="non-negative"), [1.0, 1.1, 0.3], rtol=1e-5)
+
+
+def test_a_strong_ridge_returns_the_typical_values():
+    matrix, _, measured = design(7)
+    rows = relative_rows(matrix, measured, BLOCKS)
+    np.testing.assert_allclose(solve(rows, pull(5, 1e9), constraint="non-negative"), np.ones(5), rtol=1e-3)
+
+
+ORACLE = DATA.parent / "oracles/steptime.json"
+CARRIED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.0, "layers": 45.0, "requests": 10.0, "steps": 100.0}
+
+
+@pytest.mark.skipif(not ORACLE.is_file(), reason=f"the oracle is not at {ORACLE}")
+def test_the_published_few_shot_points_return_their_scalars():
+    few_shot = json.loads(ORACLE.read_text(encoding="utf-8"))["few_shot"]
+    compute, memory, overhead, measured = np.array(few_shot["rows(P_c,P_m,overhead,y)_us"]).T
+    scales = solve_scales(compute, memory, overhead, measured)
+    assert scales.compute == pytest.approx(few_shot["s_c"], rel=1e-6)
+    assert scales.memory == pytest.approx(few_shot["s_m"], rel=1e-6)
+
+
+def test_steps_that_do_not_determine_both_scales_are_refused_with_the_remedy():
+    memory = np.array([9000.0, 9100.0, 9200.0])
+    with pytest.raises(UsageError, match=r"do not determine how arithmetic scales .*add prompts of 512 tokens"):
+        solve_scales(np.array([0.0, 0.0, 0.0]), memory, np.zeros(3), memory)
+    with pytest.raises(UsageError, match="add decode steps of small batches"):
+        solve_scales(memory, memory * 1e-4, np.zeros(3), memory)
+
+
+def test_the_parts_of_a_price_add_up_and_answer_to_the_peaks():
+    run = planted_run("qwen2.5-7b", 1, CARRIED)
+    model = fit_model([run], FitOptions(num_draws=5))
+    compute, memory, rest = parts_of(model, run)
+    np.testing.assert_allclose(compute + memory + rest, model.predict_us(run.work, run.deployment), rtol=1e-9)
+    assert (compute[np.asarray(run.work.prefill_tokens) > 2000] > 0).all()
+    assert (memory[np.asarray(run.work.tokens) < 20] > 0).all()
+
+
+@pytest.fixture(scope="module")
+def source():
+    return fit_model([planted_run("qwen2.5-7b", 1, CARRIED, seed=i) for i in range(3)], FitOptions(num_draws=5))
+
+
+def twenty_steps(run):
+    return select_steps(run, np.arange(0, 300, 15))
+
+
+def test_a_model_that_was_carried_over_predicts_the_other_device(source):
+    scaled = CARRIED | {"compute": 1.25 * CARRIED["compute"], "memory": 0.9 * CARRIED["memory"]}
+    target = planted_run("qwen2.5-7b", 1, scaled, seed=7, hardware="a100-sxm")
+    carried, scales = calibrate(source, [twenty_steps(target)], fitted_on="2026-11-22")
+    assert (scales.compute, scales.memory) == (pytest.approx(1.25, rel=0.02), pytest.approx(0.9, rel=0.02))
+    errors = np.asarray(carried.predict_us(target.work, target.deployment)) / target.duration_us - 1.0
+    assert np.abs(errors).mean() < 0.02
+    assert (carried.hardware, carried.provenance.calibrated_from) == ("a100-sxm", "h100-sxm")
+    assert carried.provenance.most_query_tokens == source.provenance.most_query_tokens == 1
+    with pytest.raises(UsageError, match="of a100-sxm and the deployment of h100-sxm"):
+        carried.predict_us(target.work, replace(target.deployment, hardware=hardware_for("h100-sxm")))
+
+
+def test_steps_with_drafts_teach_no_verification_and_times_below_the_overhead_are_refused(source):
+    target = twenty_steps(planted_run("qwen2.5-7b", 1, CARRIED, hardware="a100-sxm", row_tokens=5))
+    assert calibrate(source, [target])[0].provenance.most_query_tokens == 1
+    with pytest.raises(UsageError, match=r"a time cannot shrink below 0.*fit a model of its own"):
+        calibrate(source, [replace(target, duration_us=np.full(20, 500.0))])

@@ -1,23 +1,41 @@
-"""The prepared request set: bytes, ids, seeds, lengths, arrivals, and the loud stand-in for a missing dataset."""
+"""The prepared request set: bytes, ids, seeds, lengths, arrivals, generated problems, and stand-ins for files."""
 
 import hashlib
 import json
+import math
 import os
+import random
+import re
+import statistics
 import subprocess
 import sys
-from itertools import islice
+from fractions import Fraction
+from itertools import islice, pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.datasets import GSM8K
 from support.prepared import prepare, profile_of
 from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError, ProfileError
+from benchctl.profile.arrival import (
+    Arrival,
+    arrival_offsets_ns,
+    constant_offsets_ns,
+    gamma_gaps_ns,
+    launch_offsets_ns,
+    trace_offsets_ns,
+)
+from benchctl.profile.model import LengthRange
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.datasets.base import FileDataset, names_of_datasets
+from benchctl.workload.datasets.made import STORIES, generated_prompts, problems, without_repeats
 from benchctl.workload.prepare import prepare_requests
-from benchctl.workload.seeded import distinct_seeds, named_stream
+from benchctl.workload.seeded import distinct_seeds, draw_length, draw_lengths, named_stream
 
 MIXED = {
     "dataset": "synthetic",
@@ -191,3 +209,142 @@ def test_every_request_says_who_counted_it():
     chats = [request.messages for request in prepared.requests]
     assert tuple(request.prompt_tokens for request in prepared.requests) == tokenizer.count_chats(chats)
     assert {request.prompt_tokens_from for request in prepare({}).requests} == {"estimate"}
+
+
+OPEN_LOOP = [
+    Arrival(kind="constant", request_rate=7.0),
+    Arrival(kind="poisson", request_rate=7.0),
+    Arrival(kind="gamma", request_rate=7.0, burstiness=0.3),
+]
+
+
+def test_bursts_come_at_once_and_constant_arrivals_are_evenly_spaced_and_never_drift():
+    for arrival in (Arrival(kind="closed-loop", max_concurrency=4), Arrival(kind="burst")):
+        assert arrival_offsets_ns(arrival, 5, random.Random(1)) == (0, 0, 0, 0, 0)
+    assert [*islice(constant_offsets_ns(4.0), 3)] == [250_000_000, 500_000_000, 750_000_000]
+    assert next(islice(constant_offsets_ns(3.0), 299_999, None)) == 10**14
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_have_the_rate_and_the_burstiness_that_are_asked_for(burstiness):
+    num = 20_000
+    gaps = list(islice(gamma_gaps_ns(20.0, burstiness, random.Random(f"3:{burstiness}")), num))
+    cv = 1 / math.sqrt(burstiness)
+    assert statistics.fmean(gaps) == pytest.approx(1e9 / 20, rel=4 * cv / math.sqrt(num))
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.06)
+
+
+def test_poisson_is_gamma_with_burstiness_one_and_depends_on_its_seed():
+    def offsets(seed, **settings):
+        return arrival_offsets_ns(Arrival(request_rate=3.0, **settings), 50, random.Random(seed))
+
+    poisson = offsets(5, kind="poisson", burstiness=9.0)
+    assert poisson == offsets(5, kind="gamma", burstiness=1.0)
+    assert poisson != offsets(6, kind="poisson", burstiness=9.0)
+
+
+@pytest.mark.parametrize("arrival", OPEN_LOOP, ids=lambda arrival: arrival.kind)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), num=st.integers(0, 60), more=st.integers(0, 60))
+def test_more_requests_extend_the_same_schedule_and_time_never_runs_back(arrival, seed, num, more):
+    offsets = arrival_offsets_ns(arrival, num + more, random.Random(seed))
+    assert offsets[:num] == arrival_offsets_ns(arrival, num, random.Random(seed))
+    assert all(earlier <= later for earlier, later in pairwise((0, *offsets)))
+
+
+@settings(max_examples=60)
+@given(gaps_ns=st.lists(st.integers(0, 10**9), min_size=1, max_size=50), limit_per_s=st.floats(0.1, 5000.0))
+def test_limited_launches_keep_order_and_distance_and_are_held_back_no_longer_than_that(gaps_ns, limit_per_s):
+    planned_ns = [sum(gaps_ns[: i + 1]) for i in range(len(gaps_ns))]
+    launches_ns = launch_offsets_ns(planned_ns, limit_per_s)
+    assert launches_ns[0] == planned_ns[0]
+    for (before, after), planned in zip(pairwise(launches_ns), planned_ns[1:], strict=True):
+        assert after - before >= 10**9 / limit_per_s - 1
+        assert after == planned or after - before == pytest.approx(10**9 / limit_per_s, abs=1)
+
+
+def test_a_limited_burst_and_a_trace_in_order_of_time_and_faster_on_demand():
+    assert launch_offsets_ns((0, 5, 5), None) == (0, 5, 5)
+    assert launch_offsets_ns((0, 0, 0, 0), 40.0) == (0, 25_000_000, 50_000_000, 75_000_000)
+    assert launch_offsets_ns(iter((0,) * 300_001), 3.0)[-1] == pytest.approx(10**14, abs=2**10)
+    assert trace_offsets_ns([30, 10, 20], 1.0) == (10, 20, 30)
+    assert trace_offsets_ns([10, 20, 30], 2.0) == (5, 10, 15)
+
+
+def test_lengths_have_the_mean_and_variation_that_are_asked_for_within_their_range():
+    stream = random.Random("lengths")
+    lengths = [draw_length(LengthRange(mean=200.0, cv=0.5), stream) for _ in range(20_000)]
+    assert statistics.fmean(lengths) == pytest.approx(200, rel=0.02)
+    assert statistics.pstdev(lengths) / statistics.fmean(lengths) == pytest.approx(0.5, rel=0.05)
+    bounded = {draw_length(LengthRange(mean=100.0, cv=5.0, min=90, max=130), stream) for _ in range(500)}
+    assert (min(bounded), max(bounded)) == (90, 130)
+    assert [draw_length(LengthRange(mean=99.6), stream), draw_length(17, stream)] == [100, 17]
+
+
+def test_lengths_of_a_list_come_in_turn_and_draw_nothing():
+    stream = random.Random(0)
+    assert [*islice(draw_lengths((5, 7, 9), stream), 5)] == [5, 7, 9, 5, 7]
+    assert stream.random() == random.Random(0).random()
+
+
+GSM8K_SIZE = 1319
+
+# Each rule reads the numbers of a problem in the order in which its text names them.
+RULES = {
+    "change_at_the_shop": lambda num, price, more, cheap, paid: paid - (num * price + more * cheap),
+    "weekly_savings": lambda earned, spent, weeks, cost: weeks * earned - weeks * spent - cost,
+    "bake_sale": lambda trays, each, burnt, box, price: Fraction(trays * each - burnt, box) * price,
+    "road_trip": lambda hours, speed, later, slower, total: total - hours * speed - later * slower,
+    "pooled_collection": lambda owned, times, children: Fraction(owned + times * owned, children),
+    "coat_on_sale": lambda price, percent, coupon: price - Fraction(price * percent, 100) - coupon,
+    "ages": lambda times, years, then: (then - years) * times,
+    "flower_beds": lambda rows, each, more, fewer, lost, price: (rows * each + more * fewer - lost) * price,
+    "overtime": lambda wage, limit, higher, hours: limit * wage + (hours - limit) * higher,
+    "reading_plan": lambda pages, per_day, days, left: Fraction(pages - per_day * days, left),
+    "leaking_tank": lambda full, held, inflow, leak: Fraction(full - held, inflow - leak),
+    "pizza_party": lambda pizzas, slices, guests, eaten: pizzas * slices - guests * eaten,
+    "sticker_album": lambda owned, packs, each: Fraction(owned, 2) + packs * each,
+    "two_machines": lambda first, second, minutes, bad: Fraction((first + second) * minutes * (100 - bad), 100),
+    "lending_library": lambda shelves, each, lent, returned: shelves * each - lent + returned,
+    "club_budget": lambda members, fee, rent, balls, price: members * fee - rent - balls * price,
+    "shell_hunt": lambda shells, more, times: shells + shells + more + times * (shells + more),
+    "gift_ribbon": lambda total, gifts, each, piece: Fraction(total - gifts * each, piece),
+}
+
+
+def test_every_answer_follows_from_the_numbers_of_its_sentence():
+    stories = set()
+    for problem in islice(problems(seed=11), 2000):
+        numbers = [int(digits) for digits in re.findall(r"\d+", problem.question)]
+        assert RULES[problem.story](*numbers) == problem.answer, problem.question
+        assert min(*numbers, problem.answer) > 0
+        assert problem.question.endswith("?")
+        assert not re.search(r"  |{", problem.question)
+        stories.add(problem.story)
+    assert stories == {story.__name__ for story in STORIES}
+    assert len(stories) >= 12
+
+
+def test_no_question_repeats_within_a_set_as_large_as_gsm8k():
+    questions = [problem.question for problem in islice(problems(1), GSM8K_SIZE)]
+    assert len(set(questions)) == GSM8K_SIZE
+    first, second = islice(problems(0), 2)
+    assert list(without_repeats([first, first, second])) == [first, second]
+
+
+def test_more_problems_extend_the_same_sequence_and_seeds_differ():
+    assert generated_prompts(30, 4)[:10] == generated_prompts(10, 4)
+    assert generated_prompts(10, 4) != generated_prompts(10, 5)
+
+
+def test_lengths_are_distributed_like_those_of_gsm8k():
+    words = word_counts(problem.question for problem in islice(problems(0), GSM8K_SIZE))
+    assert statistics.fmean(words) == pytest.approx(46.25, rel=0.1)
+    assert statistics.stdev(words) == pytest.approx(18.07, rel=0.2)
+    if GSM8K.is_file():
+        real = word_counts(json.loads(line)["question"] for line in GSM8K.read_text().splitlines())
+        assert statistics.quantiles(words, n=10) == pytest.approx(statistics.quantiles(real, n=10), rel=0.2)
+
+
+def word_counts(questions):
+    return [len(question.split()) for question in questions]

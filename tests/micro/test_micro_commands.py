@@ -1,0 +1,288 @@
+"""The commands of benchctl micro on the CPU: forward passes and measured peaks."""
+
+import json
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.cli import benchctl, only_result
+from support.fake_passes import A100, CPU, info_of
+from support.peaks import cpu_peaks, gpu_peaks, series
+
+from benchctl.errors import UsageError
+from benchctl.micro.peaks import (
+    best_of_each,
+    data_sheet_peaks,
+    default_buffer_bytes,
+    judged_peaks,
+    measure_roofline,
+    peak_warnings,
+    unit_of,
+)
+from benchctl.records.peaks import PEAKS, best_series
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+FEW = ("--blocks", 2, "--replays", 8, "--context", 16, "--prompt", 4)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def forward(tmp_path, tiny, torch_python):
+    """Runs ``benchctl micro forward`` of the tiny model on the CPU."""
+    named = ("--model", tiny, "--device", "cpu", "--python", torch_python, "--threads", 1, "--quiet")
+    return lambda *words, **env: benchctl("micro", "forward", *named, *words, cwd=tmp_path, **env)
+
+
+@pytest.mark.slow
+def test_passes_on_the_cpu_make_a_directory_that_every_reader_understands(tmp_path, forward):
+    run = forward("--batch-size", "1,2", *FEW)
+    assert run.returncode == 0, run.stderr
+    assert "Forward passes, ms" in run.stdout
+    path = only_result(tmp_path)
+    shown = benchctl("show", path, cwd=tmp_path).stdout
+    assert "engine micro · forward passes of" in shown
+    assert not [word for word in ("requests", "TTFT") if word in shown]
+    codes = [
+        benchctl(*words, path, cwd=tmp_path).returncode for words in (("verify",), ("compare", path), ("report",))
+    ]
+    assert codes in ([0, 0, 0], [0, 3, 0])
+    assert re.search(r"<h2[^>]*>Forward passes</h2>", (path / "report.html").read_text(encoding="utf-8"))
+    assert "8/8" in benchctl("list", "results", cwd=tmp_path).stdout
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in path.glob("runs/*/run.json")]
+    assert {run["effective_config"]["server.operators"] for run in runs} == {3 + 14 * TINY["num_hidden_layers"]}
+
+
+@pytest.mark.slow
+def test_a_pass_faster_than_its_device_ends_with_exit_code_4_and_no_table_has_it(tmp_path, forward, monkeypatch):
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
+    slow_memory = (series("matmul", 1e12, dtype="float32"), series("read", 1e3))
+    PEAKS.add(cpu_peaks(host=platform.node(), cache_bytes=1, series=slow_memory))
+    run = forward("--batch-size", 1, "--phase", "decode", *FEW)
+    assert run.returncode == 4
+    assert "2 runs took less time than their FLOPs and bytes allow, and count nowhere" in run.stderr
+    assert "Forward passes, ms" not in run.stdout
+    assert "below-floor" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "cpu", "--mode", "graph"), "a CPU has no graphs; leave --mode out"),
+        (("--device", "tpu"), "write cpu, or cuda:0 for the first GPU"),
+        (("--batch-size", "5,x"), "expected numbers separated by commas, such as 1,2,4"),
+        (("--phase", "train"), "choose of decode, prefill, separated by commas"),
+        (("--python", "/nowhere/python"), "name an interpreter, such as /path/to/venv/bin/python"),
+        (("--model", "nothing"), "unknown model 'nothing'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_written(tmp_path, arguments, message):
+    run = benchctl("micro", "forward", *arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_run_says_which_command_measures_passes(tmp_path, tiny):
+    profile = {"engine": {"kind": "micro"}, "model": str(tiny), "variants": {"eager": {}}, "baseline": "eager"}
+    profile["workload"] = {"dataset": "none", "arrival": {"kind": "burst"}}
+    (tmp_path / "passes.yaml").write_text(json.dumps(profile), encoding="utf-8")
+    run = benchctl("run", "--profile", "passes.yaml", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "'benchctl micro forward' measures such an experiment" in run.stderr
+
+
+SHORT = ("--device", "cpu", "--rounds", "3", "--size", "64,128", "--buffer-mb", "8", "--value-ms", "2")
+
+
+@pytest.fixture(scope="module")
+def peaks(torch_python):
+    return measure_roofline(
+        device="cpu", python=torch_python, rounds=3, sizes=(64, 128), buffer_bytes=2**23, least_s=0.002, threads=1,
+        dtypes=("bfloat16", "float32", "int4"), all_reduce_ranks=2,
+    )  # fmt: skip
+
+
+def test_every_kernel_has_a_value_of_each_round_at_each_size(peaks):
+    assert {len(each.values) for each in peaks.series} == {3}
+    memory = f"{2**23}"
+    assert {(each.quantity, each.dtype, each.setting) for each in peaks.series} == {
+        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in ("64", "128")),
+        ("copy", None, memory),
+        ("read", None, memory),
+        ("launch", None, "in a row"),
+        ("all-reduce-time", None, "8192 x 2"),
+        ("all-reduce", None, f"{2**23} x 2"),
+    }
+    assert best_series(peaks, "matmul", "int4") is None
+    assert peaks.unmeasured["int4"].endswith("has no int4")
+
+
+def test_the_command_files_what_it_measured_and_lists_it(torch_python, tmp_path):
+    env = {"BENCHCTL_PEAKS_DIR": str(tmp_path / "peaks")}
+    show = ("micro", "roofline", "--show")
+    empty = benchctl(*show, cwd=tmp_path, **env)
+    assert "contains no peaks yet; 'benchctl micro roofline' measures them" in empty.stdout
+    words = ("--python", torch_python, *SHORT, "--dtype", "float32")
+    unfiled = benchctl("micro", "roofline", *words, "--no-store", "--json", cwd=tmp_path, **env)
+    document = json.loads(unfiled.stdout)
+    assert (document["path"], (tmp_path / "peaks").exists()) == (None, False)
+    assert {each["peak"] for each in document["best"]} == {"matmul float32", "copy", "read", "launch"}
+    measured = benchctl("micro", "roofline", *words, cwd=tmp_path, **env)
+    assert measured.returncode == 0, measured.stderr
+    (entry,) = json.loads(benchctl(*show, "--json", cwd=tmp_path, **env).stdout)["peaks"]
+    assert f"as hardware: {entry['hardware']}\n" in measured.stdout
+    again = benchctl("flops", "--wall", "10", "--hardware", "measured", "--json", cwd=tmp_path, **env)
+    assert json.loads(again.stdout)["hardware"] == entry["hardware"]
+    assert entry["key"] in benchctl(*show, cwd=tmp_path, **env).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--size", "100"), "write multiples of 16"),
+        (("--device", "cuda:7"), "cuda:7"),
+        (("--python", "/nowhere/python"), "/nowhere/python"),
+        (("--device", "cpu", "--dtype", "int4"), "no product of bfloat16"),
+    ],
+)
+def test_what_cannot_be_measured_is_bad_input_with_one_message(torch_python, tmp_path, words, message):
+    short = ("--value-ms", "1", "--buffer-mb", "1", "--rounds", "2", "--python", torch_python)
+    process = benchctl("micro", "roofline", *short, *words, cwd=tmp_path)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"),
+    [
+        (cpu_peaks(), []),
+        (gpu_peaks(), []),
+        (gpu_peaks(bfloat16=1018e12), []),  # three percent above a data sheet are its rounding
+        (gpu_peaks(read=3.44e12), []),
+        (cpu_peaks(buffer_bytes=64 * 2**20), ["peak-of-cache"]),
+        (
+            cpu_peaks(
+                series=(*cpu_peaks().series[:4], series("read", 10e9, 48e9, 49e9, 60e9, 80e9, 20e9, 15e9, 16e9)),
+                busy_frac=0.4,
+            ),
+            ["peak-unsteady", "peak-on-busy-machine"],
+        ),
+    ],
+    ids=["cpu", "gpu", "arithmetic", "memory", "cache", "unsteady"],
+)
+def test_peaks_of_a_cache_rounds_that_differ_and_a_busy_machine_are_warnings(peaks, expected):
+    assert [warning.code for warning in peak_warnings(peaks)] == expected
+
+
+@pytest.mark.parametrize(
+    ("rates", "where"),
+    [({"bfloat16": 1020e12}, "matmul bfloat16"), ({"read": 3.5e12}, "read"), ({"fp8": 2.1e15}, "matmul fp8")],
+)
+def test_more_than_the_data_sheet_is_impossible_and_says_how_much_more(rates, where):
+    (warning,) = peak_warnings(gpu_peaks(**rates))
+    assert (warning.code, warning.where) == ("peak-above-data-sheet", where)
+    assert "% above the" in warning.message
+    assert "h100-sxm's data sheet" in warning.message
+
+
+def test_a_cpu_and_an_unknown_gpu_have_no_data_sheet():
+    assert data_sheet_peaks(cpu_peaks()) == {}
+    assert data_sheet_peaks(gpu_peaks(device="NVIDIA A10")) == {}
+    assert data_sheet_peaks(gpu_peaks())["matmul", "fp8"] == 1978.9e12
+
+
+def test_each_peak_is_one_row_and_every_way_of_launching_too():
+    launches = (series("launch", 5e-6, setting="in a row"), series("launch", 1e-6, setting="in a graph"))
+    peaks = cpu_peaks(series=(*cpu_peaks().series[:5], *launches))
+    rows = [(each.quantity, each.dtype, each.setting) for each in best_of_each(peaks)]
+    assert rows[:2] == [("matmul", "bfloat16", "1024"), ("matmul", "float32", "1024")]
+    assert [setting for _, _, setting in rows[-2:]] == ["in a row", "in a graph"]
+
+
+def test_rates_are_read_in_units_of_their_size():
+    assert unit_of(series("matmul", 2e12)) == ("TFLOP/s", 1e12)
+    assert unit_of(series("matmul", 2e11)) == ("GFLOP/s", 1e9)
+    assert unit_of(series("read", 2e11)) == ("GB/s", 1e9)
+    assert unit_of(series("launch", 2e-6)) == ("us", 1e-6)
+
+
+INFO = msgspec.structs.replace(info_of(CPU), num_threads=2, total_bytes=25_000_000_000, cache_bytes=32 * 2**20)
+
+
+def answer(**changes):
+    document = msgspec.to_builtins(cpu_peaks())
+    names = ("series", "buffer_bytes")
+    return {"num_devices": 1, "unmeasured": {}, **{name: document[name] for name in names}, **changes}
+
+
+def test_an_answer_of_a_worker_becomes_judged_peaks_of_this_machine():
+    peaks = judged_peaks(INFO, answer(), busy_frac=0.5)
+    assert (peaks.kind, peaks.device, peaks.threads) == ("cpu", "AMD EPYC", 2)
+    assert [warning.code for warning in peaks.warnings] == ["peak-on-busy-machine"]
+    assert peaks.series == cpu_peaks().series
+
+
+def test_a_device_without_any_product_has_no_peaks_and_the_error_says_why():
+    lacking = answer(series=answer()["series"][3:], unmeasured={"fp8": "not on this device"})
+    with pytest.raises(UsageError, match=r"no product of bfloat16, .* was measured; fp8: not on this device"):
+        judged_peaks(INFO, lacking, busy_frac=None)
+
+
+PROGRAM = Path(__file__).parent / "programs" / "peaks_without_device.py"
+
+
+@pytest.fixture(scope="module")
+def gpu_answer(torch_python):
+    process = subprocess.run([torch_python, PROGRAM], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def medians(gpu_answer, quantity):
+    series = (each for each in gpu_answer["peaks"]["series"] if each["quantity"] == quantity)
+    return {(each.get("dtype"), each["setting"]): sorted(each["values"])[1] for each in series}
+
+
+def test_a_rate_is_the_work_of_a_call_over_the_time_between_two_events(gpu_answer):
+    products = medians(gpu_answer, "matmul")
+    assert {dtype for dtype, _ in products} == {"bfloat16", "float16", "float32", "fp8", "int8"}
+    for (_, size), rate in products.items():
+        assert rate == pytest.approx(2 * int(size) ** 3 / 1e-6)
+    buffer_bytes = 2 * 2**30
+    assert medians(gpu_answer, "copy") == {(None, str(buffer_bytes)): pytest.approx(2 * buffer_bytes / 1e-6)}
+    assert medians(gpu_answer, "read") == {(None, str(buffer_bytes)): pytest.approx(buffer_bytes / 1e-6)}
+
+
+def test_launches_are_timed_by_the_host_in_a_row_waited_for_and_in_a_graph_that_is_captured_once(gpu_answer):
+    launches = medians(gpu_answer, "launch")
+    assert [setting for _, setting in launches] == ["in a row", "and wait", "in a graph"]
+    assert min(launches.values()) > 0
+    notes = gpu_answer["notes"]
+    assert notes.count("capture") == 1
+    assert notes[: notes.index("capture")].count("wait for stream") == 2  # after a warm-up on a side stream
+    peaks = gpu_answer["peaks"]
+    assert "all-reduce" not in {each["quantity"] for each in peaks["series"]}
+    assert peaks["unmeasured"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "buffer_bytes"), [({}, 2**31), ({"cache_bytes": 2**30}, 2**33), ({"free_bytes": 2**30}, 2**27)]
+)
+def test_buffers_are_well_beyond_the_cache_and_a_part_of_what_is_free(changes, buffer_bytes):
+    device = {"device": "cuda:0", "cache_bytes": 50 * 2**20, "free_bytes": 80 * 2**30}
+    assert default_buffer_bytes(msgspec.structs.replace(info_of(A100), **device | changes)) == buffer_bytes
