@@ -1,37 +1,29 @@
-"""SGLang as an engine: command line, dialect, what it tells of itself, and how its failures read.
+"""SGLang as an engine: command line, dialect, what it tells of itself, and the steps that its plugin writes.
 
-No real server takes part: the log lines are examples of its messages, and what it serves is played by a small one.
+No real server takes part: a process stands in for its scheduler, and what it serves of itself is played.
 """
 
 import asyncio
 import json
 import os
+import subprocess
 import sys
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support import engine_settings
 from support.engine_settings import asked, interpreter_with, model_in
-from support.servers.handler_server import handled_by
 
+from benchctl.engines import sglang
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.sglang import SglangEngine
-from benchctl.errors import ServerStartError, UnsupportedError
-from benchctl.load.client import StreamClient
-from benchctl.measure.server.process import choose_port
-from benchctl.measure.server.server import Launch, ServerProcess
+from benchctl.errors import RecordError, UnsupportedError
 from benchctl.profile.model import Guidance, Sampling
-from benchctl.profile.sections import Timeouts
 
 ENGINE = SglangEngine()
-BIND_ERROR = (
-    "[2026-01-01 00:00:00] ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1): "
-    "address already in use"
-)
 INFO = {
     "version": "0.5.23", "model_path": "/m", "dtype": "bfloat16", "quantization": None, "context_length": 4096,
     "max_running_requests": 64, "tp_size": 1, "disable_radix_cache": True, "disable_overlap_schedule": False,
@@ -45,24 +37,6 @@ settings_of = partial(engine_settings.settings_of, "sglang")
 @pytest.fixture
 def model(tmp_path):
     return model_in(tmp_path / "model", max_position_embeddings=100)
-
-
-@contextmanager
-def telling(pages):
-    """A server that answers each path with its page, and others with 404."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            page = pages.get(self.path)
-            self.send_response(404 if page is None else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps(page).encode())
-
-        def log_message(self, *_):
-            """Nothing on the test's output."""
-
-    with handled_by(Handler) as url:
-        yield url
 
 
 def test_options_that_are_given_reach_the_command_line_and_what_is_left_open_is_left_to_the_server(model, tmp_path):
@@ -127,11 +101,9 @@ def test_the_plugin_reaches_the_server_what_the_profile_lists_stays_and_a_model_
     assert theirs["PYTHONPATH"] == f"{env['PYTHONPATH']}{os.pathsep}/theirs"
     assert theirs["SGLANG_PLUGINS"] == "benchctl-steps,one,two"
     assert not {"PYTHONPATH", "BENCHCTL_STEP_LOG"} & env_of(step_log=False).keys()
-    for options, has_steps in (({}, True), ({"step_log": False}, False), ({"data_parallel_size": 2}, False)):
-        assert ENGINE.has_steps(settings_of(**options)) is has_steps
-    assert not ENGINE.has_steps(engine_settings.settings_of("attach", url="http://127.0.0.1:1"))
+    expected = [({}, True), ({"step_log": False}, False), ({"data_parallel_size": 2}, False)]
+    assert [ENGINE.has_steps(settings_of(**options)) for options, _ in expected] == [has for _, has in expected]
     assert env_of(model)["HF_HUB_OFFLINE"] == "1"
-    assert env_of(model, env={"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
     assert "HF_HUB_OFFLINE" not in env_of("Qwen/Qwen2.5-7B-Instruct")
 
 
@@ -144,45 +116,147 @@ def test_requests_that_the_server_would_refuse_are_refused_before_it_starts(mode
         ENGINE.check_requests([asked()], settings_of(guidance=Guidance()))
 
 
-def told_by(pages, **options):
-    async def ask(url):
-        async with httpx.AsyncClient(base_url=url) as client:
-            return await ENGINE.effective_config(
-                client, settings_of(**options), LaunchSite(port=1, directory=Path())
-            )
-
-    with telling(pages) as url:
-        return asyncio.run(ask(url))
-
-
 def test_what_counts_of_the_server_s_account_is_kept_and_secrets_are_not():
+    def told_at(path, *extra_args):
+        def page(request):
+            return httpx.Response(200, json=INFO) if request.url.path == path else httpx.Response(404)
+
+        async def ask():
+            async with httpx.AsyncClient(base_url="http://s", transport=httpx.MockTransport(page)) as client:
+                settings = settings_of(enforce_eager=True, extra_args=extra_args)
+                return await ENGINE.effective_config(client, settings, LaunchSite(port=1, directory=Path()))
+
+        return asyncio.run(ask())
+
     for path in ("/server_info", "/get_server_info"):
-        assert told_by({path: INFO}, enforce_eager=True, extra_args=("--page-size", "1")) == {
+        assert told_at(path, "--page-size", "1") == {
             "version": "0.5.23", "model_path": "/m", "dtype": "bfloat16", "max_model_len": 4096, "max_num_seqs": 64,
             "tensor_parallel_size": 1, "enable_prefix_caching": False, "overlap_schedule": True,
             "enforce_eager": True, "request_seed": "ignored", "extra_args": "--page-size 1",
         }  # fmt: skip
-    deterministic = told_by({"/server_info": INFO}, extra_args=("--enable-deterministic-inference",))
-    assert deterministic["request_seed"] == "honoured"
+    assert told_at("/server_info", "--enable-deterministic-inference")["request_seed"] == "honoured"
 
 
-def test_a_server_that_cannot_have_its_port_and_lives_on_is_given_up_at_once(tmp_path):
-    """SGLang says that the port is taken, and neither serves nor ends."""
-    script = f"import sys, time; print({BIND_ERROR!r}, file=sys.stderr, flush=True); time.sleep(60)"
-    launch = Launch(
-        argv=(sys.executable, "-c", script),
-        env={},
-        port=choose_port(None),
-        health_path=ENGINE.health_path(settings_of()),
-        log=tmp_path / "server.log",
-        timeouts=Timeouts(ready_s=30, stop_s=3),
-        diagnose=ENGINE.diagnose,
+SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "sglang_scheduler.py"
+INSIDE = Path(sglang.__file__).parent / "inside" / "sglang"
+REQUESTS = {"a": [10, 3], "b": [20, 2]}
+LOAD = [
+    {"rows": ["a", "b"], "extend": 30, "prefixes": [0, 0]},
+    {"rows": ["a", "b"]},
+    {"rows": ["a"]},
+]
+"""Two prompts at once, and the decoding of both: five tokens in three steps."""
+
+
+def scheduled(script: Any, log: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """A scheduler that ran ``script`` with the plugin and served every request of it."""
+    done = subprocess.run(
+        [sys.executable, str(SCHEDULER)],
+        input=json.dumps({"requests": REQUESTS, **script}),
+        env={"PYTHONPATH": str(INSIDE), **({"BENCHCTL_STEP_LOG": str(log)} if log else {}), "PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    num_plugins, got, _ = json.loads(done.stdout)
+    assert num_plugins == 1
+    assert got == {name: limit for name, (_, limit) in script.get("requests", REQUESTS).items()}
+    return done
 
-    async def wait(server):
-        async with StreamClient(launch.base_url, launch.timeouts) as client, asyncio.timeout(15):
-            await server.wait_ready(client.control)
 
-    with ServerProcess(launch) as server, pytest.raises(ServerStartError) as caught:
-        asyncio.run(wait(server))
-    assert caught.value.cause == "port-taken"
+def steps_of(tmp_path: Path, script: Any) -> list[Any]:
+    done = scheduled(script, tmp_path / "steps.raw.jsonl")
+    assert done.stderr == ""
+    return list(SglangEngine().read_steps(tmp_path))
+
+
+def test_each_batch_is_one_step_with_its_rows_and_tokens_and_parts_and_follows_the_last_without_a_gap(tmp_path):
+    done = scheduled({"turns": [None, *LOAD, None, None]}, tmp_path / "steps.raw.jsonl")
+    assert done.stderr == ""
+    *_, over_ns = json.loads(done.stdout)
+    steps = list(SglangEngine().read_steps(tmp_path))
+    assert [(s.phase, s.num_seqs, s.num_prefill_tokens, s.num_decode_tokens, s.output_tokens) for s in steps] == [
+        ("prefill", 2, 30, 0, 2),
+        ("decode", 2, 0, 2, 2),
+        ("decode", 1, 0, 1, 1),
+    ]
+    assert [step.context_tokens for step in steps] == [30, 11 + 21, 12]
+    assert [(step.step, step.preempted, step.is_greedy) for step in steps] == [(i, 0, False) for i in range(3)]
+    ends = [step.start_ns + step.dur_ns for step in steps]
+    assert [step.start_ns for step in steps[1:]] == ends[:-1]
+    # What is done after tokens were sent belongs to the next step, and to none after the last: it sleeps 20 ms.
+    assert min(*(step.dur_ns for step in steps[1:]), over_ns - ends[-1]) >= 20_000_000
+    for step in steps:
+        assert step.sections_ns.keys() == {"schedule", "model_forward", "sampler_total"}
+        assert step.sections_ns["sampler_total"] >= 1_000_000  # it sleeps that long
+        assert step.sections_ns["model_forward"] >= 2_000_000
+        assert sum(step.sections_ns.values()) <= step.dur_ns
+    # Another process that goes through the same batches does not record; a damaged line is named.
+    assert scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl").stderr == ""
+    assert list(SglangEngine().read_steps(tmp_path)) == steps
+    with (tmp_path / "steps.raw.jsonl").open("a") as file:
+        file.write('{"began_ns": 1')
+    read = SglangEngine().read_steps(tmp_path)
+    assert [next(read) for _ in steps] == steps
+    with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4"):
+        next(read)
+
+
+def test_a_step_after_a_pause_starts_when_its_batch_was_chosen(tmp_path):
+    turns = [LOAD[0], None, None, {"rows": ["a", "b"]}, {"rows": ["a"]}]
+    first, second, third = steps_of(tmp_path, {"turns": turns, "device": "cuda"})
+    pause_ns = second.start_ns - (first.start_ns + first.dur_ns)
+    assert pause_ns > 2_000_000  # two turns without work
+    assert third.start_ns == second.start_ns + second.dur_ns
+    assert second.sections_ns.keys() == {"schedule"}, "on a device only the scheduler's part is known"
+
+
+def test_an_overlapping_scheduler_hands_each_batch_out_one_turn_late_and_loses_no_token(tmp_path):
+    turns = [*LOAD[:2], {"rows": ["a", "b"]}]  # that b has ended is not known yet
+    steps = steps_of(tmp_path, {"turns": turns, "overlap": True})
+    assert [(step.num_seqs, step.output_tokens) for step in steps] == [(2, 2), (2, 2), (2, 1)]
+    assert [step.sections_ns for step in steps] == [{}, {}, {}]
+    ends = [step.start_ns + step.dur_ns for step in steps]
+    assert [step.start_ns for step in steps[1:]] == ends[:-1]
+
+
+def test_a_prompt_in_parts_gives_its_token_with_the_last_and_may_share_a_step_with_decoding(tmp_path):
+    turns = [
+        {"rows": ["a"], "extend": 10},
+        {"rows": ["b"], "extend": 12, "is_part": True},
+        {"rows": ["a", "b"], "extend": 9, "prefixes": [10, 12], "decoding": 1},
+        {"rows": ["a", "b"], "greedy": True},
+    ]
+    _, part, mixed, last = steps_of(tmp_path, {"turns": turns})
+    assert (part.num_prefill_tokens, part.output_tokens) == (12, 0)
+    assert (mixed.phase, mixed.num_prefill_tokens, mixed.num_decode_tokens) == ("mixed", 8, 1)
+    assert (mixed.context_tokens, mixed.output_tokens) == (31, 2)
+    assert last.is_greedy
+
+
+def test_requests_that_lose_their_place_are_counted_in_the_next_step(tmp_path):
+    turns = [LOAD[0], {"rows": ["a"], "extend": 11, "retracted": ["a"]}, {"rows": ["a", "b"]}]
+    assert [step.preempted for step in steps_of(tmp_path, {"turns": turns})] == [0, 1, 0]
+
+
+def test_what_cannot_be_written_or_is_otherwise_costs_one_warning_and_never_the_server(tmp_path):
+    odd = [LOAD[0], {"rows": ["a", "b"], "extend": "many"}, {"rows": ["a"]}]
+    for script, log, said in (
+        ({"turns": LOAD}, Path("/nowhere/steps"), "records no more steps of this server: FileNotFoundError"),
+        ({"turns": odd}, tmp_path / "steps.raw.jsonl", "records no more steps of this server"),
+        ({"turns": LOAD, "lacks": "retract_decode"}, tmp_path / "no", "cannot record the steps of this version"),
+    ):
+        done = scheduled(script, log)
+        assert done.stderr.count("WARNING") == 1
+        assert said in done.stderr
+    assert len(list(SglangEngine().read_steps(tmp_path))) == 1
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("script", [{"turns": LOAD}, {"turns": LOAD, "schedules": False}])
+def test_a_process_that_is_not_measured_or_does_not_schedule_is_left_alone(tmp_path, script):
+    log = tmp_path / "steps" if "schedules" in script else None
+    assert scheduled(script, log).stderr == ""
+    assert list(tmp_path.iterdir()) == []

