@@ -100,9 +100,9 @@ def test_the_program_is_looked_for_where_it_is_installed_and_what_cannot_be_the_
 ):
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "engines"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    for name in ("two/a.gguf", "two/b.gguf", "one/m.gguf", "none/model.safetensors", "script"):
+    for name in ("two/a.gguf", "two/b.gguf", "one/m.gguf", "none/model.safetensors"):
         program_at(tmp_path / name, b"GGUF")
-    binary = str(program_at(tmp_path / "bin/llama-server"))
+    binary, script = program_at(tmp_path / "bin/llama-server"), program_at(tmp_path / "script", b"#!/bin/sh\n")
     for model, options, message in (
         ("one", {}, r"neither on PATH nor in .*run 'benchctl engines install llamacpp'"),
         (
@@ -111,11 +111,15 @@ def test_the_program_is_looked_for_where_it_is_installed_and_what_cannot_be_the_
             r"engine\.python is '/no/bin/python', whose environment has no llama",
         ),
         ("one", {"binary": "/no/server"}, "binary is '/no/server', which cannot be executed"),
-        ("one", {"binary": str(tmp_path / "script")}, "which is a script"),
-        ("absent.gguf", {"binary": binary}, r"model is .*not one GGUF file; name a \.gguf file or a directory"),
-        ("none", {"binary": binary}, r"model is .*a directory with 0 GGUF files.*convert_hf_to_gguf"),
-        ("two", {"binary": binary}, r"model is .*a directory with 2 GGUF files.*name a \.gguf file"),
-        ("none/model.safetensors", {"binary": binary}, r"model is .*and not one GGUF file"),
+        ("one", {"binary": str(script)}, "which is a script"),
+        (
+            "absent.gguf",
+            {"binary": str(binary)},
+            r"model is .*not one GGUF file; name a \.gguf file or a directory",
+        ),
+        ("none", {"binary": str(binary)}, r"model is .*a directory with 0 GGUF files.*convert_hf_to_gguf"),
+        ("two", {"binary": str(binary)}, r"model is .*a directory with 2 GGUF files.*name a \.gguf file"),
+        ("none/model.safetensors", {"binary": str(binary)}, r"model is .*and not one GGUF file"),
     ):
         with pytest.raises(EngineUnavailableError, match=message):
             ENGINE.check_available(settings_of(tmp_path / model, **options))

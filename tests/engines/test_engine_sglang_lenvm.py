@@ -4,32 +4,26 @@ The stand-in (``servers/lenvm_server.py``) is a real process behind the real lau
 """
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from support.engine_settings import asked
 from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 from support.steps import records_of
 
-from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.sglang_lenvm import (
-    SglangLenvmEngine,
-    SglangLenvmOptions,
-    custom_params,
-    fork_interpreter,
-    value_checkpoint,
-)
+from benchctl.engines.sglang_lenvm import SglangLenvmEngine, custom_params, fork_interpreter
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.model import Guidance, Sampling
 from benchctl.records.directory import RunDirectory
-from benchctl.records.loaded import load_run
-from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.loaded import LoadedRun, load_run
+from benchctl.records.record import PlannedRun
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()
@@ -41,13 +35,6 @@ def _python(tmp_path: Path) -> str:
     for known in (installed_versions, package_directory, fork_interpreter):
         known.cache_clear()
     return lenvm_fork.environment(tmp_path)
-
-
-def asked(*, n: int = 1) -> PreparedRequest:
-    return PreparedRequest(
-        request_id="r", index=0, arrival_ns=0, prompt="Hi", prompt_tokens=5, max_tokens=8, ignore_eos=True, n=n,
-        seed=3, source="test",
-    )  # fmt: skip
 
 
 def problem(guidance: Guidance | None, sampling: Sampling | None = None, *, n: int = 1, **options: Any) -> str:
@@ -93,7 +80,6 @@ def test_a_guided_server_is_started_as_the_fork_s_authors_start_it(python: str, 
     [
         ({"revision": "V0"}, {}),
         ({"revision": "V1"}, {"SGLANG_LVM_TIMING_LOG": "/results/000-b0-guided/steps.pipe"}),
-        ({"revision": "V2"}, {}),
         (
             {"revision": "V2", "synchronised_timing_interval": 50},
             {"SGLANG_LVM_TIMING": "1", "SGLANG_LVM_TIMING_INTERVAL": "50"},
@@ -127,13 +113,6 @@ def test_custom_params_are_sent_with_guidance_a_target_takes_the_place_of_mode_a
     assert "custom_params" not in json.loads(ENGINE.request_call(asked(), settings_of()).body)
     target = {"target_length": 300.0, "target_length_mode": "total", "value_constraint": "le"}
     assert custom_params(Guidance(**target)) == {"gamma": 0.997, **target}
-
-
-def test_options_that_no_revision_has_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="stride is 2 with revision V2; only some commits of V1 and V3 know"):
-        SglangLenvmOptions(revision="V2", stride=2)
-    with pytest.raises(ValueError, match="only V2 prints averages"):
-        SglangLenvmOptions(revision="V3", synchronised_timing_interval=10)
 
 
 ALL, FEW = Sampling(top_k=-1), Sampling(top_k=15)
@@ -173,28 +152,32 @@ def test_what_the_server_dies_of_ignores_or_computes_otherwise_is_refused_and_no
         assert message in problem(guidance, sampling, **{"revision": "V1", **options}), message
     for guidance, sampling, options in SERVED:
         assert not problem(guidance, sampling, **{"revision": "V1", **options}), options
+    with pytest.raises(ValueError, match="stride is 2 with revision V2; only some commits of V1 and V3 know"):
+        settings_of(revision="V2", stride=2)
+    with pytest.raises(ValueError, match="only V2 prints averages"):
+        settings_of(revision="V3", synchronised_timing_interval=10)
 
 
-def test_published_value_models_go_by_their_size_and_others_by_directory_or_repository(tmp_path: Path) -> None:
-    assert value_checkpoint("qwen2.5-0.5b") == "namezz/lvm-a-qwen2.5-7b-instruct-b-qwen2.5-0.5b-instruct"
-    assert value_checkpoint("owner/other") == "owner/other"
-    assert value_checkpoint(lenvm_fork.model(tmp_path, "value")) == str(tmp_path / "value")
-    with pytest.raises(EngineUnavailableError, match=r"no value model is published for 'qwen2\.5-3b', only for"):
-        value_checkpoint("qwen2.5-3b")
-
-
-def test_the_class_of_a_value_model_follows_its_backbone_unless_it_is_named(python: str, tmp_path: Path) -> None:
+def test_published_value_models_go_by_their_size_and_the_class_of_others_follows_their_backbone(
+    python: str, tmp_path: Path
+) -> None:
     base = lenvm_fork.model(tmp_path, "base")
 
-    def classes(family: str, **named: str) -> list[str]:
-        value_model = str(tmp_path / family)
-        argv = ENGINE.argv(settings_of(model=base, python=python, value_model=value_model, **named), SITE)
-        return [word for word in argv if "architectures" in word]
+    def said(value_model: str, **options: str) -> tuple[str, str]:
+        """The checkpoint and the class on the command line."""
+        argv = ENGINE.argv(settings_of(model=base, python=python, value_model=value_model, **options), SITE)
+        words = dict(pairwise(argv))
+        architectures = json.loads(words["--lvm-guided-inproc-json-model-override-args"])["architectures"]
+        return words["--lvm-guided-inproc-model-path"], *architectures
 
+    published = "namezz/lvm-a-qwen2.5-7b-instruct-b-qwen2.5-0.5b-instruct"
+    assert said("qwen2.5-0.5b") == (published, "Qwen2ForLengthValueModel")
+    with pytest.raises(EngineUnavailableError, match=r"no value model is published for 'qwen2\.5-3b', only for"):
+        said("qwen2.5-3b")
     for family, prefix in (("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("qwen2_5_vl", "Qwen2_5_VL")):
-        lenvm_fork.model(tmp_path, family, model_type=family)
-        assert classes(family) == [f'{{"architectures": ["{prefix}ForLengthValueModel"]}}']
-    assert classes("qwen3", value_architecture="Qwen2ForLengthValueModel") == classes("qwen2")
+        value_model = lenvm_fork.model(tmp_path, family, model_type=family)
+        assert said(value_model) == (value_model, f"{prefix}ForLengthValueModel")
+    assert said(value_model, value_architecture="Qwen2ForLengthValueModel")[1] == "Qwen2ForLengthValueModel"
 
 
 def test_stock_sglang_is_not_taken_for_the_fork_and_no_environment_is_refused_with_what_brings_it(
@@ -210,97 +193,60 @@ def test_stock_sglang_is_not_taken_for_the_fork_and_no_environment_is_refused_wi
         ENGINE.check_available(settings_of(model="qwen2.5-7b"))
 
 
-class Forked:
-    """Runs on the stand-in: what it was, what it was asked, and what is on disk afterwards."""
+Measured = tuple[LoadedRun, list[dict[str, Any]]]
 
-    def __init__(self, directory: Path, python: str) -> None:
-        self.directory, self.python = directory, python
-        self.base, self.value = lenvm_fork.model(directory, "base"), lenvm_fork.model(directory, "value")
 
-    def run(self, how: dict[str, Any], *, variant: str = "guided", **changes: Any) -> "Forked":
-        truth = self.directory / "truth.jsonl"
-        profile = lenvm_fork.profile(self.python, self.base, self.value, {"truth": str(truth), **how}, **changes)
+@pytest.fixture(name="measured")
+def _measured(tmp_path: Path, python: str) -> Callable[..., Measured]:
+    """Measures a run on the stand-in, and gives it as it is on disk and the bodies of its requests."""
+    base, value, truth = lenvm_fork.model(tmp_path, "base"), lenvm_fork.model(tmp_path, "value"), tmp_path / "truth"
+
+    def measure(declared: str, variant: str = "guided", **how: Any) -> Measured:
+        how = {"truth": str(truth), "revision": declared, **how}
+        profile = lenvm_fork.profile(python, base, value, how, options={"revision": declared})
         planned = PlannedRun(index=0, run_id=f"000-b0-{variant}", block=0, position=0, variant=variant)
-        path = RunDirectory(self.directory / planned.run_id)
-        context = RunContext(profile=profile, requests=prepare_requests(profile).requests)
-        self.record = measure_run(context, planned, path)
-        self.loaded = load_run(path)
-        self.codes = [warning.code for warning in self.record.warnings]
-        self.bodies = [msgspec.json.decode(line) for line in truth.read_bytes().splitlines()]
-        return self
+        path = RunDirectory(tmp_path / planned.run_id)
+        record = measure_run(
+            RunContext(profile=profile, requests=prepare_requests(profile).requests), planned, path
+        )
+        assert (record.state, record.failure) == ("done", None), record.warnings
+        return load_run(path), [json.loads(line) for line in truth.read_bytes().splitlines()]
 
-
-@pytest.fixture(name="forked")
-def _forked(tmp_path: Path, python: str) -> Forked:
-    return Forked(tmp_path, python)
+    return measure
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("revision", ["V1", "V4"])
 def test_a_guided_run_has_the_fork_s_steps_each_with_its_time_and_loads_its_value_model_in_the_warm_up(
-    forked: Forked, revision: str
+    measured: Callable[..., Measured], revision: str
 ) -> None:
-    run = forked.run({"revision": revision, "load_s": 0.5}, options={"revision": revision})
-    assert (run.record.state, run.record.failure) == ("done", None), run.codes
+    run, bodies = measured(revision, load_s=0.5)
     assert run.record.effective_config["server.revision"] == revision
-    steps = [step for step in records_of(run.loaded) if not step.is_warmup]
+    steps = [step for step in records_of(run) if not step.is_warmup]
     assert len(steps) >= 12
     assert sum(step.num_seqs for step in steps) == 2 * 12
-    for before, after in pairwise(steps):
-        assert after.start_ns >= before.start_ns + before.dur_ns
+    assert all(after.start_ns >= before.start_ns + before.dur_ns for before, after in pairwise(steps))
     assert all(step.dur_ns >= step.sections_ns["sampler_total"] for step in steps)
     assert all(step.clock == "host" and step.guided_rows == step.num_seqs for step in steps)
-    assert {step.fused for step in steps} == {{"V1": None, "V4": True}[revision]}
-    assert {step.candidates is None for step in steps} == {revision != "V4"}
-    assert all(body["custom_params"]["mode"] == TILT for body in run.bodies)
-    loads = [step for step in records_of(run.loaded) if "value_model_load" in step.sections_ns]
-    assert [step.is_warmup for step in loads] == [True]
-    assert loads[0].sections_ns["value_model_load"] >= 490_000_000
+    told = {"V1": (None, True), "V4": (True, False)}[revision]
+    assert {(step.fused, step.candidates is None) for step in steps} == {told}
+    assert all(body["custom_params"]["mode"] == TILT for body in bodies)
+    (load,) = (step for step in records_of(run) if "value_model_load" in step.sections_ns)
+    assert load.is_warmup
+    assert load.sections_ns["value_model_load"] >= 490_000_000
 
 
 @pytest.mark.slow
-def test_a_baseline_run_asks_for_no_guidance_and_a_revision_that_writes_no_lines_has_no_steps(
-    forked: Forked,
+def test_a_baseline_run_asks_for_no_guidance_and_a_server_that_is_not_what_was_declared_is_noticed(
+    measured: Callable[..., Measured],
 ) -> None:
-    run = forked.run({"revision": "V1"}, variant="baseline", options={"revision": "V1"})
-    assert run.record.state == "done", run.codes
-    assert not any("custom_params" in body for body in run.bodies)
-    assert {step.guided_rows for step in records_of(run.loaded)} == {0}
+    run, bodies = measured("V1", "baseline")
+    assert not any("custom_params" in body for body in bodies)
+    assert {step.guided_rows for step in records_of(run)} == {0}
     assert not any("lvm" in word for word in run.record.argv)
-    run = forked.run({"revision": "V2"}, options={"revision": "V2", "synchronised_timing_interval": 5})
-    assert run.record.state == "done", run.codes
-    assert "steps-unknown" in run.codes
-    log = RunDirectory(forked.directory / "000-b0-guided").server_log.read_text()
-    assert "[sampler_timing] calls=5 " in log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "declared", "message"),
-    [
-        ({"revision": "V1"}, "V4", "the server is not V4: its output fits V1 or V3"),
-        ({"revision": "V1", "told": "/elsewhere"}, "V1", "reports the value model /elsewhere"),
-    ],
-)
-def test_a_server_that_is_not_what_was_declared_is_found_out(
-    forked: Forked, how: dict[str, Any], declared: str, message: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        forked.run(how, options={"revision": declared})
-
-
-def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: str, tmp_path: Path) -> None:
-    base = lenvm_fork.model(tmp_path, "base")
-    launches = []
-    for guidance in (None, tilted()):
-        settings = settings_of(guidance, model=base, python=python, revision="V1", overlap_schedule=False)
-        run = RunRecord(
-            schema_version=3, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
-            argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
-        )  # fmt: skip
-        launches.append(launch_settings(run))
-    plain, guided = launches
-    assert not [key for key in plain if "lvm" in key]
-    differing = [key for key in plain.keys() | guided.keys() if plain.get(key) != guided.get(key)]
-    assert len(differing) == 5
-    assert all("server.value_model" in names_of(key) for key in differing)
+    for declared, how, message in (
+        ("V4", {"revision": "V1"}, "the server is not V4: its output fits V1 or V3"),
+        ("V1", {"told": "/elsewhere"}, "reports the value model /elsewhere"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            measured(declared, **how)

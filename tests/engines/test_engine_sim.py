@@ -4,20 +4,21 @@ import asyncio
 import json
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import msgspec
 import pytest
+from support import engine_settings
+from support.engine_settings import asked
 from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.sim.engine import SimEngine
-from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import RecordError, UsageError
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.record import Message, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 from benchctl.sim.__main__ import parser, read_config
 from benchctl.sim.virtual import config_of
@@ -28,35 +29,13 @@ if TYPE_CHECKING:
 ENGINE = SimEngine()
 
 
-def settings_of(*, guidance: Guidance | None = None, **options: Any) -> VariantSettings:
-    return VariantSettings(
-        variant="v",
-        model="qwen2.5-7b",
-        server=SimOptions(**options),
-        sampling=Sampling(top_k=5, min_p=0.01),
-        guidance=guidance,
-    )
-
-
+settings_of = partial(engine_settings.settings_of, "sim", "qwen2.5-7b", sampling=Sampling(top_k=5, min_p=0.01))
 GUIDED = settings_of(guidance=Guidance(), value_model=VALUE_MODEL, time_scale=200.0)
 
 
-def prepared(
-    num_requests: int, *, gap_ns: int = 0, max_tokens: int = 10, n: int = 2
-) -> tuple[PreparedRequest, ...]:
+def prepared(num_requests: int, max_tokens: int = 10) -> tuple[PreparedRequest, ...]:
     return tuple(
-        PreparedRequest(
-            request_id=f"r{i:03d}",
-            index=i,
-            arrival_ns=i * gap_ns,
-            messages=(Message(role="user", content=f"What is {i} + {i}?"),),
-            prompt_tokens=15,
-            max_tokens=max_tokens + i % 3,
-            ignore_eos=True,
-            n=n,
-            seed=100 + i,
-            source=f"generated:{i}",
-        )
+        asked(chat=True, request_id=f"r{i:03d}", index=i, max_tokens=max_tokens + i % 3, n=2, seed=100 + i)
         for i in range(num_requests)
     )
 
@@ -69,25 +48,11 @@ async def send(client: httpx.AsyncClient, request: PreparedRequest, settings: Va
     return response.text
 
 
-async def load(
-    server: SimServer,
-    requests: Sequence[PreparedRequest],
-    *,
-    max_concurrency: int | None = None,
-    delays_s: Sequence[float] = (),
-) -> list[str]:
-    """Announce and send all requests, each after its delay, at most ``max_concurrency`` open at a time."""
-    limit = asyncio.Semaphore(max_concurrency or len(requests))
+async def load(server: SimServer, requests: Sequence[PreparedRequest]) -> None:
+    """Announce and send all requests at once."""
     async with httpx.AsyncClient(base_url=server.client.base_url, timeout=20) as client:
-        await ENGINE.announce(client, requests, max_concurrency=max_concurrency, is_warmup=False)
-
-        async def one(index: int) -> str:
-            if delays_s:
-                await asyncio.sleep(delays_s[index])
-            async with limit:
-                return await send(client, requests[index], GUIDED)
-
-        return await asyncio.gather(*(one(i) for i in range(len(requests))))
+        await ENGINE.announce(client, requests, max_concurrency=None, is_warmup=False)
+        await asyncio.gather(*(send(client, request, GUIDED) for request in requests))
 
 
 @pytest.mark.parametrize(
@@ -115,26 +80,20 @@ def test_a_request_is_asked_for_in_the_dialect_of_the_fork() -> None:
     call = ENGINE.request_call(request, GUIDED)
     assert (call.path, call.headers) == ("/v1/chat/completions", {"X-Request-Id": "r000"})
     assert json.loads(call.body).items() >= {
-        "messages": [{"role": "user", "content": "What is 0 + 0?"}],
+        "messages": [{"role": "user", "content": "Hello there"}],
         "custom_params": {"mode": "centered_exp", "value_scale": 0.0, "gamma": 0.997},
         "n": 2, "seed": 100, "max_tokens": 10, "ignore_eos": True,
         "top_k": 5, "top_p": 1.0, "min_p": 0.01, "temperature": 1.0,
         "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
     }.items()  # fmt: skip
-    plain = ENGINE.request_call(msgspec.structs.replace(request, messages=None, prompt="Hi"), settings_of())
-    assert plain.path == "/v1/completions"
-    assert json.loads(plain.body)["prompt"] == "Hi"
-    assert "custom_params" not in json.loads(plain.body)
+    plain = ENGINE.request_call(asked(), settings_of())
+    body = json.loads(plain.body)
+    assert (plain.path, body["prompt"], "custom_params" in body) == ("/v1/completions", "Hello there", False)
 
 
-def ask(server: SimServer, what: str) -> Any:
-    async def call() -> Any:
-        async with httpx.AsyncClient(base_url=server.client.base_url, timeout=20) as client:
-            if what == "effective_config":
-                return await ENGINE.effective_config(client, GUIDED, LaunchSite(port=1, directory=Path()))
-            return await getattr(ENGINE, what)(client)
-
-    return asyncio.run(call())
+async def warnings_of(server: SimServer) -> "tuple[ResultWarning, ...]":
+    async with httpx.AsyncClient(base_url=server.client.base_url, timeout=20) as client:
+        return await ENGINE.after_load_warnings(client)
 
 
 def test_a_warm_up_is_marked_and_refused_lost_and_torn_things_are_told(tmp_path: Path) -> None:
@@ -155,7 +114,7 @@ def test_a_warm_up_is_marked_and_refused_lost_and_torn_things_are_told(tmp_path:
 
     with sim_server(tmp_path, value_model=VALUE_MODEL, schedule_patience_s=0.2) as server:
         texts, status, late = asyncio.run(drive(server))
-        warnings: tuple[ResultWarning, ...] = ask(server, "after_load_warnings")
+        warnings = asyncio.run(warnings_of(server))
         for requests, message in BAD_ANNOUNCEMENTS:
             response = server.client.post("/sim/schedule", json={"requests": requests})
             assert response.status_code == 400
@@ -194,19 +153,17 @@ def test_a_simulator_that_was_stopped_or_falls_behind_says_so_and_how_far(tmp_pa
 
     with sim_server(tmp_path / "stopped", value_model=VALUE_MODEL, time_scale=4.0) as server:
         asyncio.run(stopped_meanwhile(server))
-        (warning,) = ask(server, "after_load_warnings")
-    assert warning.code == "sim-far-behind"
-    assert warning.code in SUSPECT_CODES & CLIENT_SUSPECT_CODES
+        (far_behind,) = asyncio.run(warnings_of(server))
+    assert far_behind.code in {"sim-far-behind"} & SUSPECT_CODES & CLIENT_SUSPECT_CODES
     with sim_server(tmp_path / "fast", value_model=VALUE_MODEL, time_scale=1e6) as server:
         asyncio.run(load(server, prepared(4, max_tokens=200)))
-        (warning,) = ask(server, "after_load_warnings")
-    assert warning.code == "sim-lag"
-    assert "tokens come in bunches; lower time_scale or free the machine" in warning.message
+        (lag,) = asyncio.run(warnings_of(server))
+    assert lag.code == "sim-lag"
+    assert "tokens come in bunches; lower time_scale or free the machine" in lag.message
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_settings_that_the_simulator_cannot_serve_are_refused() -> None:
+    for options, message in (
         ({"value_model": "tiny"}, "variant 'v': unknown model 'tiny'"),
         (
             {"cost_model": "layer-profile", "layer_profile": "absent"},
@@ -214,8 +171,6 @@ def test_a_simulator_that_was_stopped_or_falls_behind_says_so_and_how_far(tmp_pa
         ),
         ({"cost_model": "fitted", "step_time_model": "absent.json"}, "absent.json: cannot be read"),
         ({"hardware": "abacus"}, "variant 'v': unknown hardware 'abacus'"),
-    ],
-)
-def test_settings_that_the_simulator_cannot_serve_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ENGINE.check_available(settings_of(**options))
+    ):
+        with pytest.raises(UsageError, match=message):
+            ENGINE.check_available(settings_of(**options))

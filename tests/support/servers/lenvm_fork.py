@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchctl.engines.sglang_lenvm import SglangLenvmOptions
+from support import engine_settings
+from support.engine_settings import model_in
+
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
@@ -31,10 +33,7 @@ def environment(directory: Path, *, has_fork: bool = True) -> str:
 
 def model(directory: Path, name: str, **config: Any) -> str:
     """A model on disk, as far as anybody looks."""
-    path = directory / name
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096, **config}))
-    return str(path)
+    return model_in(directory / name, max_position_embeddings=4096, **config)
 
 
 def settings_of(
@@ -43,13 +42,8 @@ def settings_of(
     """Settings of a run; a guided one has its scheduler as guidance needs it."""
     if guidance is not None:
         options = {"overlap_schedule": False, "value_model": "qwen2.5-1.5b", **options}
-    return VariantSettings(
-        variant="guided",
-        model=model,
-        server=SglangLenvmOptions(**options),
-        sampling=sampling or Sampling(top_k=5),
-        guidance=guidance,
-    )
+    sampling = sampling or Sampling(top_k=5)
+    return engine_settings.settings_of("sglang-lenvm", model, sampling=sampling, guidance=guidance, **options)
 
 
 def profile(python: str, base: str, value_model: str, how: dict[str, Any], **changes: Any) -> Profile:
@@ -58,7 +52,7 @@ def profile(python: str, base: str, value_model: str, how: dict[str, Any], **cha
     guided = {
         "server": {"value_model": value_model, "overlap_schedule": False},
         "sampling": {"top_k": 5},
-        "guidance": {"mode": "centered_exp", "value_scale": -10.0, **changes.pop("guidance", {})},
+        "guidance": {"mode": "centered_exp", "value_scale": -10.0},
     }
     return Profile.model_validate(
         {

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import safetensors
-from support.cli import benchctl
+from support.cli import printed, refusal
 from support.waiting import wait_until
 from tokenizers import Tokenizer
 
@@ -56,9 +56,7 @@ def recipe(arch="qwen2", *, dtype="bfloat16", seed=0, tied=True, vocab=400):
     return Recipe(arch=arch, shape=shape, context=256, dtype=dtype, seed=seed)
 
 
-def make_tiny(directory, *options):
-    made = benchctl("models", "make-tiny", directory, *options)
-    assert made.returncode == 0, made.stderr
+make_tiny = partial(printed, "models", "make-tiny")
 
 
 def contents(directory):
@@ -88,35 +86,30 @@ def test_a_model_has_the_shape_and_the_parameters_that_benchctl_reads_from_it(tm
 
 def test_bfloat16_is_the_nearest_and_a_tie_goes_to_the_even_one():
     bits = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0xBF818000], dtype=np.uint32)
-    assert [hex(half) for half in bfloat16_bits(bits.view(np.float32))] == [
-        *("0x3f80", "0x3f80", "0x3f82", "0x3f81", "0x3f80", "0xbf82"),
-    ]
-
-
-def rotated(vectors, angles, pairs):
-    """Each pair of dimensions turned by its angle."""
-    turned = vectors.copy()
-    for (i, j), angle in zip(pairs, angles, strict=True):
-        turned[:, i] = vectors[:, i] * np.cos(angle) - vectors[:, j] * np.sin(angle)
-        turned[:, j] = vectors[:, j] * np.cos(angle) + vectors[:, i] * np.sin(angle)
-    return turned
+    nearest = [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0x3F80, 0xBF82]
+    assert bfloat16_bits(bits.view(np.float32)).tolist() == nearest
 
 
 def test_rows_for_llama_cpp_give_the_scores_of_the_rows_that_they_were():
+    """llama.cpp turns neighbours where the models turn the two halves of a head."""
     draw = np.random.default_rng(0)
     heads, size, hidden = 3, 8, 5
-    query, key = draw.normal(size=(2, heads * size, hidden))
-    state, angles = draw.normal(size=hidden), draw.uniform(size=size // 2)
-    halves = [(i, i + size // 2) for i in range(size // 2)]
-    neighbours = [(2 * i, 2 * i + 1) for i in range(size // 2)]
+    weights, state = draw.normal(size=(2, heads * size, hidden)), draw.normal(size=hidden)
+    angles = np.exp(1j * draw.uniform(size=size // 2))
 
     def scores(query, key, pairs):
-        q, k = (weight @ state for weight in (query, key))
-        return (rotated(q.reshape(heads, size), angles, pairs) * k.reshape(heads, size)).sum(axis=1)
+        q, k = (pairs((weight @ state).reshape(heads, size)) for weight in (query, key))
+        return (q * angles * k.conj()).real.sum(axis=1)
 
-    moved = [interleave_rotary_rows(weight, heads) for weight in (query, key)]
-    assert np.allclose(scores(*moved, neighbours), scores(query, key, halves))
-    assert not np.allclose(scores(query, key, neighbours), scores(query, key, halves))
+    def halves(head):
+        return head[:, : size // 2] + 1j * head[:, size // 2 :]
+
+    def neighbours(head):
+        return head[:, ::2] + 1j * head[:, 1::2]
+
+    moved = [interleave_rotary_rows(weight, heads) for weight in weights]
+    assert np.allclose(scores(*moved, neighbours), scores(*weights, halves))
+    assert not np.allclose(scores(*weights, neighbours), scores(*weights, halves))
 
 
 def test_a_tokenizer_has_exactly_the_tokens_asked_for_and_gives_any_text_back():
@@ -144,7 +137,8 @@ def test_the_gguf_file_has_the_values_of_the_safetensors_the_tokenizer_and_the_e
         copy = stored[names.get_name(name, try_suffixes=(".weight", ".bias"))]
         assert list(copy.shape[::-1]) == tensor["shape"]
         values = gguf.dequantize(copy.data, copy.tensor_type).reshape(tensor["shape"])
-        original = as_float32(tensor)
+        kind = gguf.GGMLQuantizationType[tensor["dtype"]]
+        original = gguf.dequantize(np.frombuffer(tensor["data"], copy.data.dtype), kind).reshape(tensor["shape"])
         if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             assert not np.array_equal(values, original)
             values, original = np.sort(values, axis=0), np.sort(original, axis=0)
@@ -155,13 +149,9 @@ def test_the_gguf_file_has_the_values_of_the_safetensors_the_tokenizer_and_the_e
     assert tokens[reader.fields["tokenizer.ggml.eos_token_id"].contents()] == "<|im_end|>"
     config = json.loads((tmp_path / "tiny/tokenizer_config.json").read_text())
     assert reader.fields["tokenizer.chat_template"].contents() == config["chat_template"]
-
-
-def as_float32(tensor):
-    data, dims = bytes(tensor["data"]), tensor["shape"]
-    if tensor["dtype"] == "BF16":
-        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(dims)
-    return np.frombuffer(data, {"F16": np.float16, "F32": np.float32}[tensor["dtype"]]).reshape(dims)
+    assert shape_for(str(tmp_path / "tiny/tiny.gguf")) == made.shape, (
+        "it is that of the configuration beside the file"
+    )
 
 
 def test_a_directory_that_holds_anything_else_is_never_replaced_and_a_place_without_room_is_named(tmp_path):
@@ -208,9 +198,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_options_that_make_no_model_are_refused_with_a_remedy(tmp_path, options, message):
-    made = benchctl("models", "make-tiny", tmp_path / "tiny", *options)
-    assert made.returncode == 2
-    assert message in " ".join(made.stderr.replace("│", " ").split())
+    assert message in " ".join(
+        refusal("models", "make-tiny", tmp_path / "tiny", *options).replace("│", " ").split()
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -244,9 +234,9 @@ def test_a_full_disk_leaves_neither_half_of_a_pair_and_what_was_to_be_replaced_a
         written(path, *given)
 
     monkeypatch.setattr(make, "write_safetensors", full)
-    for place in ("pair", "new/pair"):
+    for name in ("pair", "new/pair"):
         with pytest.raises(UsageError, match="No space left on device"):
-            write(tmp_path / place, replace=True)
+            write(tmp_path / name, replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
@@ -276,17 +266,16 @@ def test_a_value_model_and_its_base_are_made_as_a_pair_with_one_tokenizer(tmp_pa
         (2, 64, 400, "lm_head"),
         (1, 64, 400, "value_head"),
     ]
-    head = dict(safetensors.deserialize(value["value_head.safetensors"]))
+    head = tensors_of(tmp_path / "a/value/value_head.safetensors")
     assert {name: tensor["shape"] for name, tensor in head.items()} == {
         "v_head.fc.weight": [64, 64],
         "v_head.fc.bias": [64],
         "v_head.summary.weight": [1, 64],
         "v_head.summary.bias": [1],
     }
-    again = benchctl("models", "make-tiny", "--value-model", tmp_path / "a", *options, "--seed", 5)
-    assert again.returncode == 2
-    assert "base: exists and is not empty" in " ".join(again.stderr.split())
-    make_tiny(tmp_path / "a", "--value-model", *options, "--seed", 5, "--force")
+    again = ("models", "make-tiny", "--value-model", tmp_path / "a", *options, "--seed", 5)
+    assert "base: exists and is not empty" in " ".join(refusal(*again).split())
+    printed(*again, "--force")
     assert contents(tmp_path / "a/value") != value
 
 
@@ -304,18 +293,13 @@ def test_a_draft_is_the_first_layers_of_its_base(tmp_path):
 
 
 def test_a_lora_adapter_has_two_matrices_of_the_rank_that_is_asked_for_in_every_linear_layer(tmp_path):
-    for name in ("pair", "again/pair"):
+    pairs = ("pair", "again/pair")
+    for name in pairs:
         make_tiny(tmp_path / name, "--lora", "--lora-rank", 4)
     assert contents(tmp_path / "pair/adapter").keys() == {"adapter_config.json", "adapter_model.safetensors"}
     config = json.loads((tmp_path / "pair/adapter/adapter_config.json").read_text())
-    base, adapter, again = (
-        tensors_of(tmp_path / path)
-        for path in (
-            "pair/base/model.safetensors",
-            "pair/adapter/adapter_model.safetensors",
-            "again/pair/adapter/adapter_model.safetensors",
-        )
-    )
+    base = tensors_of(tmp_path / "pair/base/model.safetensors")
+    adapter, again = (tensors_of(tmp_path / name / "adapter/adapter_model.safetensors") for name in pairs)
     adapted = {name: tensor["shape"] for name, tensor in base.items() if name.endswith("_proj.weight")}
     assert {name.split(".")[-2] for name in adapted} == set(config["target_modules"])
     expected = {}
