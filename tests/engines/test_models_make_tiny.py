@@ -138,7 +138,8 @@ def test_the_gguf_file_has_the_values_of_the_safetensors_the_tokenizer_and_the_e
         assert list(copy.shape[::-1]) == tensor["shape"]
         values = gguf.dequantize(copy.data, copy.tensor_type).reshape(tensor["shape"])
         kind = gguf.GGMLQuantizationType[tensor["dtype"]]
-        original = gguf.dequantize(np.frombuffer(tensor["data"], copy.data.dtype), kind).reshape(tensor["shape"])
+        numbers = np.frombuffer(tensor["data"], {"BF16": np.uint8, "F16": np.float16}.get(kind.name, np.float32))
+        original = gguf.dequantize(numbers, kind).reshape(tensor["shape"])
         if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             assert not np.array_equal(values, original)
             values, original = np.sort(values, axis=0), np.sort(original, axis=0)
