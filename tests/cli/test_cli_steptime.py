@@ -1,4 +1,4 @@
-"""``benchctl steptime`` and what uses its models: fit, judge, predict, carry over, diagnose, plan, explain."""
+"""``benchctl steptime``, ``benchctl speculation`` and what uses step-time models: plans and comparisons."""
 
 import json
 import platform
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, document, printed, refusal
 from support.peaks import gpu_peaks
+from support.results.comparing import compare
+from support.servers.simulator import sim_server
 from support.step_time import MODELS, fitted_model, planted_run, write_table
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.costs.roofline import LAYER_OPERATIONS, STEP_OPERATIONS
 from benchctl.records.peaks import PEAKS
 from benchctl.report.page.plots import cell_waterfalls
@@ -57,6 +57,8 @@ def test_fit_evaluate_and_diagnose_have_the_planted_coefficients_and_errors_on_u
     assert (values["memory"], values["compute"]) == pytest.approx((1.2, 1.6), rel=0.05)
     assert stored["provenance"]["held_out"][0]["mape_frac"] < 0.03
     assert stored["provenance"]["num_steps"] == 600
+    alone = document("steptime", "fit", *tables, "--structure", "original")
+    assert alone["held_out"][0] == document("steptime", "evaluate", *tables)["evaluations"][1]
     judged = document("steptime", "evaluate", *tables, "--hold-out", "model")
     assert [each["structure"] for each in judged["evaluations"]] == ["overlap", "original", "roofline"]
     assert set(judged["buckets"]) == {"model", "tensor parallel", "phase", "batch", "context"}
@@ -64,45 +66,24 @@ def test_fit_evaluate_and_diagnose_have_the_planted_coefficients_and_errors_on_u
     assert "original" not in printed("steptime", "evaluate", *tables, "--fitted", model)
 
 
-def test_predict_states_a_step_with_its_interval_and_says_what_lies_outside_of_the_fit(model: Path) -> None:
+def test_predict_adds_a_step_up_with_its_interval_and_says_what_lies_outside_of_the_fit(model: Path) -> None:
     step = ("steptime", "predict", model, "--model", "qwen2.5-7b", "--context", 2000, "--batch")
-    inside = printed(*step, 8)
-    assert inside.startswith("qwen2.5-7b, TP1 on h100-sxm, 8 rows at context 2000: ")
-    assert "outside" not in inside
+    assert printed(*step, 8).startswith("qwen2.5-7b, TP1 on h100-sxm, 8 rows at context 2000: ")
     assert "outside of what was fitted: 2000 sequences, fitted 1 to " in printed(*step, 2000).splitlines()[0]
     near, far = (document(*step, batch) for batch in (32, 2000))
     assert (near["outside"], len(far["outside"])) == ([], 1)
     assert near["low_us"] < near["step_us"] < near["high_us"]
-
-
-def test_predict_adds_a_step_up_from_its_features_and_takes_a_prompt_that_is_partly_in_the_cache(
-    model: Path,
-) -> None:
-    step = ("steptime", "predict", model, "--model", "qwen2.5-7b", "--batch", 4, "--prefill", 512)
-    behind = (*step, "--prompt-context", 4096)
-    whole, rest = (document(*words) for words in (step, behind))
+    prompt = ("steptime", "predict", model, "--model", "qwen2.5-7b", "--batch", 4, "--prefill", 512)
+    cached = (*prompt, "--prompt-context", 4096)
+    whole, rest = document(*prompt), document(*cached)
     assert rest["features"]["compute"] > whole["features"]["compute"]
     values = {each["name"]: each["value"] for each in json.loads(model.read_text(encoding="utf-8"))["coefficients"]}
     assert rest["step_us"] == pytest.approx(sum(values[name] * rest["features"][name] for name in values))
-    first, *parts = printed(*behind).splitlines()
+    first, *parts = printed(*cached).splitlines()
     assert "4 rows at context 1024 and a prompt of 512 tokens behind 4096: " in first
-    printed_us = {
-        part.split(":")[0].strip(): float(part.split(" is ")[1].split()[0]) for part in parts[: len(values)]
-    }
-    assert list(printed_us) == list(values)
-    assert sum(printed_us.values()) == pytest.approx(rest["step_us"], rel=1e-3)
-
-
-def test_the_published_form_has_the_same_errors_by_itself_and_beside_another(tables: list[Path]) -> None:
-    alone = document("steptime", "fit", *tables, "--structure", "original")
-    assert alone["held_out"][0] == document("steptime", "evaluate", *tables)["evaluations"][1]
-
-
-def test_a_diagnosis_without_warnings_does_not_call_determined_what_it_notes_as_typical(tables: list[Path]) -> None:
-    diagnosed = printed("steptime", "diagnose", tables[0])
-    assert "is a typical value and not measured" in diagnosed
-    assert "Runs to add" in diagnosed
-    assert not any(text in diagnosed for text in ("nothing to add", "coefficients are determined"))
+    summands = [re.match(r" *(\w+): .* is ([\d.]+)", part).groups() for part in parts[: len(values)]]
+    assert [name for name, _ in summands] == list(values)
+    assert sum(float(part_us) for _, part_us in summands) == pytest.approx(rest["step_us"], rel=1e-3)
 
 
 def test_calibrate_writes_a_model_of_the_other_device(model: Path, tmp_path: Path) -> None:
@@ -125,9 +106,7 @@ def test_bad_input_gets_one_message_with_the_remedy(tables: list[Path], model: P
         (("fit", tables[0], "--shape", "qwen"), "write NAME=DIR"),
         (("evaluate", tables[0]), "only one run"),
     ):
-        told = refusal("steptime", *args)
-        assert message in told
-        assert told.startswith("benchctl: ")
+        assert message in refusal("steptime", *args)
 
 
 OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS
@@ -153,21 +132,15 @@ def test_the_table_of_floors_has_a_line_for_each_batch_and_top_k_and_says_what_i
     output = printed("steptime", "guided", "--batch", "8,64", "--top-k", "5,2")
     lines = [line.split() for line in output.splitlines()]
     assert [line[:2] for line in lines[2:6]] == [["8", "2"], ["8", "5"], ["64", "2"], ["64", "5"]]
-    for text in (
-        *("h200-sxm, context 300, scoring reuse", "a floor and no prediction"),
-        f"without graphs the host launches {OPERATIONS} operations, which --launch-us prices",
-    ):
-        assert text in output
-    assert "--launch-us prices" not in printed("steptime", "guided", *ONE_ROW, "--launch-us", "5")
+    assert "h200-sxm, context 300, scoring reuse" in output
+    assert f"without graphs the host launches {OPERATIONS} operations, which --launch-us prices" in output
 
 
 def test_launches_and_peaks_count_as_they_are_stated_or_measured(tmp_path: Path, monkeypatch) -> None:
-    replayed, eager = floor_of(*ONE_ROW), floor_of(*ONE_ROW, "--launch-us", "5")
-    assert replayed["launches_s"] == 0
+    eager = floor_of(*ONE_ROW, "--launch-us", "5")
     assert eager["step_s"] == pytest.approx(eager["base_s"] + OPERATIONS * 5e-6)
     slow = floor_of("--hardware", "own:100:1000", "--value-model", "Qwen2.5-1.5B-FP8", *ONE_ROW)
     assert slow["base_s"] == pytest.approx(14.16e9 / 1000e9, rel=0.001)
-    assert slow["parts"]["weights"] == pytest.approx(0.0927, abs=0.001)
     monkeypatch.setenv(PEAKS.variable, str(tmp_path))
     PEAKS.add(gpu_peaks(host=platform.node(), read=3.1e12))
     row = floor_of(*ONE_ROW, "--launch-us", "measured", "--hardware", "measured")
@@ -231,12 +204,9 @@ def test_a_fitted_model_predicts_a_plan_and_says_how_far_it_has_been_off(tmp_pat
 def test_step_times_of_a_plan_are_unknown_without_hardware_and_those_of_the_simulator_for_it(
     tmp_path: Path,
 ) -> None:
-    said = planned(tmp_path)
-    assert "duration unknown" in said
-    assert "step times unknown: this machine has no GPU and the profile states no hardware" in said
+    assert "step times unknown: this machine has no GPU and the profile states no hardware" in planned(tmp_path)
     said = planned(tmp_path, engine="sim")
-    assert "step times are those of the simulator without its noise" in said
-    assert "server start" not in said
+    assert ("step times are those of the simulator without" in said, "server start" in said) == (True, False)
 
 
 def test_a_plan_tells_saturation_and_sequences_that_wait_for_a_row(tmp_path: Path, h100: Path) -> None:
@@ -245,21 +215,17 @@ def test_a_plan_tells_saturation_and_sequences_that_wait_for_a_row(tmp_path: Pat
         for rate in (2, 2000)
     )
     assert re.search(r"load: \d\.\d+ requests/s offered, \d\.\d+% of the \d+\.?\d* that the server completes", few)
-    assert "in the server on average" in few
     assert "load: saturated: " in many
-    assert "so the queue grows while the load lasts" in many
     limited = planned(tmp_path, "--step-time-model", h100, engine="{kind: vllm, options: {max_num_seqs: 2}}")
     assert "sequences in the server, so that some wait for a row" in limited
     assert "2 at most" in limited
 
 
-@pytest.mark.parametrize(
-    ("more", "engine"), [("hardware: a100-sxm", "vllm"), ("", "{kind: sim, options: {hardware: a100-sxm}}")]
-)
-def test_a_model_of_another_hardware_is_refused_with_the_remedy(tmp_path: Path, h100: Path, more, engine) -> None:
-    told = planned(tmp_path, "--step-time-model", h100, engine=engine, more=more, code=2)
-    assert f"{h100}: a step-time model of h100-sxm, and this experiment runs on a100-sxm" in told
-    assert "benchctl steptime calibrate" in told
+def test_a_model_of_another_hardware_is_refused_with_the_remedy(tmp_path: Path, h100: Path) -> None:
+    for more, engine in (("hardware: a100-sxm", "vllm"), ("", "{kind: sim, options: {hardware: a100-sxm}}")):
+        told = planned(tmp_path, "--step-time-model", h100, engine=engine, more=more, code=2)
+        assert f"{h100}: a step-time model of h100-sxm, and this experiment runs on a100-sxm" in told
+        assert "benchctl steptime calibrate" in told
 
 
 BATCHES = """
@@ -297,15 +263,10 @@ def test_a_comparison_explains_the_change_by_the_model_by_which_the_steps_were_m
     assert abs(model["parts"][-1]["added_s"]) < 0.05 * abs(model["whole"]["added_s"])
     output = printed("compare", *sides, "--all", "--step-time-model", planted, code=3)
     rows = "\n".join(line for line in output.splitlines() if "of the step (step-time model)" in line)
-    assert "prompts" in rows
-    assert "not explained by the work" in rows
-    assert "a step-time model explains" in output
-    comparison = compare_sides(*map(parse_side, sides), CompareOptions(step_time_model=planted))
-    falls = list(cell_waterfalls(comparison.cells[0]))
-    assert [fall.unit for fall in falls[:2]] == ["s", "ms"]
-    for fall in falls:
+    for words in ("prompts", "not explained by the work"):
+        assert words in rows
+    for fall in cell_waterfalls(compare(*sides, step_time_model=planted).cells[0]):
         assert fall.start + sum(part.added for part in fall.falls) == pytest.approx(fall.end, rel=1e-6)
-    assert fall.title.endswith("by its work")
     assert "3.4% off on steps left out of its fit" in fall.sentence
     assert {"batch", "prompts"} & {part.label for part in fall.falls}
 
@@ -313,11 +274,168 @@ def test_a_comparison_explains_the_change_by_the_model_by_which_the_steps_were_m
 def test_a_comparison_without_a_model_that_fits_says_why_and_stops_only_for_one_that_was_named(
     sides, tmp_path: Path
 ) -> None:
-    decomposition = document("compare", *sides, code=3)["cells"][0]["decomposition"]
-    assert decomposition["model"] is None
-    assert "the step-time model of the profile cannot be used: gone.json" in decomposition["model_missing"]
+    missing = document("compare", *sides, code=3)["cells"][0]["decomposition"]["model_missing"]
+    assert "the step-time model of the profile cannot be used: gone.json" in missing
     path = tmp_path / "a100.json"
     write_model(path, replace(MODEL, hardware="a100-sxm"))
     told = refusal("compare", *sides, "--step-time-model", path)
     assert f"{path}: a step-time model of a100-sxm" in told
-    assert "benchctl steptime calibrate" in told
+
+
+SERVER = ("--model", "qwen2.5-7b", "--hardware", "h100-sxm")
+
+
+def law(*options: object) -> dict:
+    return document("speculation", *options)
+
+
+def test_the_table_has_the_law_at_every_draft_length_and_says_what_is_best_and_what_slower(tmp_path: Path) -> None:
+    options = ("--acceptance", "0.8", "--draft-tokens", "1..5", "--draft-cost", "0.05")
+    output = printed("speculation", *options, "--plot", tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+    (line,) = [line for line in output.splitlines() if line.lstrip().startswith("5 ")]
+    assert line.split()[:7] == ["5", "0.8000", "0.3277", "3.689", "3.362", "1.097", "2.951"]
+    assert "8 draft tokens are best: 3.092 times as fast" in output
+    output = printed("speculation", "--acceptance", "0.9", "--no-bonus", "--draft-tokens", "1,2")
+    assert "without bonus tokens, a step with 1 draft token yields 4.76% less per second" in output
+
+
+def test_a_backfill_that_costs_its_limit_makes_bonus_tokens_worth_nothing() -> None:
+    limit = law("--acceptance", "0.8")["lengths"][1]["backfill_limit"]["value"]
+    length = law("--acceptance", "0.8", "--backfill-cost", limit)["lengths"][1]
+    assert length["speed_up"]["value"] == pytest.approx(length["speed_up_without_bonus"]["value"])
+
+
+def test_counters_and_fractions_give_the_same_intervals() -> None:
+    of_counters = law("--drafts", "100", "--accepted", "80,60")
+    assert of_counters == law("--acceptance", "80/100,60/80")
+    assert of_counters["lengths"][0]["tokens"]["low"] < 1.8 < of_counters["lengths"][0]["tokens"]["high"]
+
+
+def test_step_times_of_two_models_replace_the_constants_and_a_rate_of_requests_adds_latency() -> None:
+    both = law("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,64,1024")
+    (single, _, large) = both["load"]["batches"]
+    assert both["draft_cost"] == pytest.approx(0.0705, abs=5e-4)
+    of_law = [length["speed_up"]["value"] for length in both["lengths"]]
+    assert [point["speed_up"]["value"] for point in single["points"][1:]] == pytest.approx(of_law, rel=0.01)
+    assert large["best_num_draft_tokens"] < single["best_num_draft_tokens"]
+    loads = law("--acceptance", "0.8", *SERVER, "--rate", "1,40")["load"]["rates"][0]["loads"]
+    assert loads[0]["e2el_s"] > loads[4]["e2el_s"]
+
+
+def fitted_file(directory: Path, num_draft_tokens: int = 0) -> Path:
+    """A model fitted to planted steps in which each decoding row verifies so many drafts."""
+    size = {"noise": 0.02, "num_steps": 60, "row_tokens": num_draft_tokens + 1}
+    runs = [planted_run(*deployment, PLANTED, seed=i, **size) for i, deployment in enumerate(MODELS)]
+    tables = [write_table(directory / f"{i}.csv", run) for i, run in enumerate(runs)]
+    printed("steptime", "fit", *tables, "-o", directory / "m.json")
+    return directory / "m.json"
+
+
+def test_a_fitted_model_prices_target_and_draft_and_is_said_not_to_know_drafts_that_it_never_saw(
+    tmp_path: Path,
+) -> None:
+    target = ("--acceptance", "0.8", "--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path))
+    server = (*target, "--batch-size", "1,8", "--draft-tokens", "1,4")
+    (warning,) = law(*server)["warnings"]
+    assert warning["code"] == "drafts-not-fitted"
+    assert "at most 1 query token for each decoding sequence" in warning["message"]
+    assert "a verification of 4 draft tokens has 5" in warning["message"]
+    assert f"warning: {warning['message']}" in printed("speculation", *server)
+    load = law(*target, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,8")["load"]
+    # Launches of its 24 layers make a pass of the small draft dear: fewer drafts are best than at the roofline.
+    roofline = law("--acceptance", "0.8", *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1")
+    assert load["batches"][0]["best_num_draft_tokens"] < roofline["load"]["batches"][0]["best_num_draft_tokens"]
+    server = (*target[:-1], fitted_file(tmp_path, 4), "--batch-size", "8", "--draft-tokens")
+    assert law(*server, "1,4")["warnings"] == []
+    assert "at most 5 query tokens" in law(*server, "1,5")["warnings"][0]["message"]
+
+
+SWEEP = """
+engine: {kind: sim, options: {cost_model: roofline, max_num_seqs: 16, acceptance: [0.85, 0.8, 0.75, 0.7],
+  draft_model: qwen2.5-0.5b, backfill: prefill}}
+model: qwen2.5-7b
+hardware: h100-sxm
+blocks: 3
+workload:
+  dataset: synthetic
+  input_len: 100
+  output_len: 120
+  num_prompts: 16
+  arrival: {kind: closed-loop, max_concurrency: 8}
+variants:
+  baseline: {}
+  drafts: {server: {num_speculative_tokens: 1}}
+sweep:
+  num_speculative_tokens: [1, 2, 4]
+  bonus_token: [true, false]
+allowed_differences: [server.num_speculative_tokens, server.bonus_token]
+"""
+
+
+def test_a_simulated_sweep_agrees_with_the_law_and_has_the_planted_acceptance_and_costs(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    results = tmp_path / "r"
+    printed("simulate", "--profile", "sweep.yaml", "--quiet", "-o", "r", cwd=tmp_path)
+    whole = law(results)
+    arms = {(arm["num_draft_tokens"], arm["bonus"]): arm for arm in whole["measured"]["arms"]}
+    assert set(arms) == {(num, bonus) for num in (1, 2, 4) for bonus in (True, False)}
+    assert all(arm["tokens_agree"] and arm["speed_up_agrees"] for arm in arms.values())
+    assert arms[1, False]["measured_speed_up"]["high"] < 1 < arms[1, True]["measured_speed_up"]["low"]
+    for planted, length in zip((0.85, 0.8, 0.75, 0.7), whole["lengths"], strict=False):
+        assert length["acceptance"]["low"] - 0.01 <= planted <= length["acceptance"]["high"] + 0.01
+    assert whole["draft_cost"] == pytest.approx(0.072, abs=0.005)
+    assert whole["measured"]["backfill_cost"]["low"] > 0.02
+    assert whole["lengths"][4]["is_extrapolated"]
+    output = printed("speculation", results, "--draft-tokens", "1..4", "--plot", results / "law.png")
+    assert "speed-up: law and measurement agree within their intervals, or 0.5%, in 6 of 6 arms" in output
+    assert (results / "law.png").read_bytes().startswith(b"\x89PNG")
+    load = law(results, *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,512")["load"]
+    assert load["batches"][0]["points"][1]["speed_up"]["low"] is not None
+    assert "DIR has the acceptance that was measured" in refusal("speculation", results, "--acceptance", "0.8")
+
+
+PROFILE = """
+engine: {{kind: sim, options: {{cost_model: fitted, step_time_model: {file}, acceptance: 0.8, draft_cost: 0.05}}}}
+model: qwen2.5-7b
+blocks: 1
+workload:
+  dataset: synthetic
+  input_len: 50
+  output_len: 20
+  num_prompts: 8
+  arrival: {{kind: closed-loop, max_concurrency: 4}}
+variants:
+  baseline: {{}}
+  drafts: {{server: {{num_speculative_tokens: 1}}}}
+sweep:
+  num_speculative_tokens: [1, 4]
+allowed_differences: [server.num_speculative_tokens]
+"""
+
+
+def profile_with(directory: Path, most_query_tokens: int | None = 1) -> tuple[object, ...]:
+    provenance = Provenance(num_steps=50, most_query_tokens=most_query_tokens)
+    write_model(directory / "m.json", fitted_model(steps_us=900.0, provenance=provenance))
+    (directory / "p.yaml").write_text(PROFILE.format(file=directory / "m.json"), encoding="utf-8")
+    return "--profile", directory / "p.yaml"
+
+
+def has_warning(warnings: list[dict]) -> bool:
+    return [warning["code"] for warning in warnings].count("drafts-not-fitted") == 1
+
+
+def test_every_command_with_a_simulator_of_a_model_fitted_without_drafts_says_so_once(tmp_path: Path) -> None:
+    profile = profile_with(tmp_path)
+    plan = benchctl("run", *profile, "--dry-run", cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stderr.count("fitted to steps of at most 1 query token for each decoding sequence") == 1
+    swept = document("simulate", "sweep", *profile, "--max-concurrency", "1,2", cwd=tmp_path)
+    assert has_warning(swept["warnings"])
+    fitted = {"cost_model": "fitted", "step_time_model": str(tmp_path / "m.json")}
+    with sim_server(tmp_path, **fitted, num_speculative_tokens=2, acceptance=0.8, draft_cost=0.1) as server:
+        assert "a verification of 2 draft tokens has 3" in server.log.read_text(encoding="utf-8")
+    for most, is_told in ((1, True), (None, True), (5, False)):
+        shown = document("simulate", *profile_with(tmp_path, most), cwd=tmp_path)
+        manifest = json.loads(Path(tmp_path, shown["directory"], "manifest.json").read_text(encoding="utf-8"))
+        assert (has_warning(shown["warnings"]), has_warning(manifest["warnings"])) == (is_told, is_told)
