@@ -1,21 +1,91 @@
 """The inside of a worker: the order in which a device is asked for passes, captures and replays."""
 
+import contextlib
 import gc
-import importlib
+import itertools
 import math
-import sys
-from itertools import pairwise
+import types
+from functools import partial
 
 import pytest
 import torch
-from fake_device import WORK_NS, FakeDevice
-from fake_torch import FakeTorch
 
 from benchctl.micro.inside import WorkerError, is_out_of_memory
 from benchctl.micro.inside.model import PassPoint
 from benchctl.micro.inside.passes import Passes
-from benchctl.micro.inside.replays import timed_replays
+from benchctl.micro.inside.replays import open_device, timed_replays
 from benchctl.micro.worker import cpu_cache_bytes
+
+COUNTS = {"warmups": 2, "replays": 3}
+
+
+class FakeTorch(types.ModuleType):
+    """A torch that notes the calls of its CUDA part in order, without a device; work takes a millisecond.
+
+    ``fails`` are the calls that raise.
+    """
+
+    def __init__(self, *, num_devices=1, fails=None):
+        super().__init__("torch")
+        self.calls, self.fails, self.ms, self.current = [], fails or {}, 0.0, "ordinary"
+        self.__version__ = "2.99.0+fake"
+        self.device = lambda kind, index=None: kind if index is None else f"{kind}:{index}"
+        self.version = types.SimpleNamespace(cuda="99.0")
+        allocations = itertools.count(3, 2)
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: num_devices > 0,
+            device_count=lambda: num_devices,
+            set_device=lambda device: self.note(f"set device {device}"),
+            synchronize=partial(self.note, "synchronize"),
+            empty_cache=partial(self.note, "empty cache"),
+            current_stream=lambda: self.stream(self.current),
+            stream=self.on_stream,
+            Stream=lambda: self.stream("side"),
+            Event=lambda enable_timing: FakeEvent(self),
+            CUDAGraph=lambda: types.SimpleNamespace(
+                capture_begin=partial(self.note, "capture begins"),
+                capture_end=partial(self.note, "capture ends"),
+                replay=partial(self.work, "launch"),
+            ),
+            memory_stats=lambda: {"num_device_alloc": next(allocations)},
+            mem_get_info=lambda: (1_000, 9_000),
+            get_device_properties=lambda _: types.SimpleNamespace(
+                name="Fake 100", total_memory=9_000, major=9, minor=0, multi_processor_count=132, uuid="0-1-2"
+            ),
+        )
+
+    def note(self, call):
+        self.calls.append(f"{call} on {self.current}" if self.current != "ordinary" else call)
+        if call in self.fails:
+            raise self.fails[call]
+
+    def work(self, name="work"):
+        self.note(name)
+        self.ms += 1
+
+    def stream(self, name):
+        waits = lambda other: self.note(f"{name} waits for {other.name}")  # noqa: E731
+        return types.SimpleNamespace(name=name, wait_stream=waits)
+
+    @contextlib.contextmanager
+    def on_stream(self, stream):
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+class FakeEvent:
+    def __init__(self, fake):
+        self.fake = fake
+
+    def record(self):
+        self.fake.note("record")
+        self.ms = self.fake.ms
+
+    def elapsed_time(self, end):
+        return end.ms - self.ms
 
 
 class FakePass:
@@ -23,101 +93,91 @@ class FakePass:
 
     tolerance = 1e-3
 
-    def __init__(self, device, point, output=1.0):
-        self.point, self.logits, self._work = point, torch.tensor([output]), device.work("eager")
+    def __init__(self, work, point, output):
+        self.point, self.logits, self._work = point, torch.tensor([output]), work
 
     def run(self):
         self.logits.neg()
-        self._work()
+        self._work("eager")
 
     def difference(self, logits):
         return float(((self.logits - logits) / self.logits).abs())
 
 
-class FakeModel:
-    name = "tiny in float32 on fake:0"
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a device over a torch of the given sort."""
 
-    def __init__(self, device, *, failure=None, output=1.0):
-        self.device, self.failure, self.output = device, failure, output
-        self.points = []
+    def opened(name="cuda:0", **options):
+        fake = FakeTorch(**options)
+        monkeypatch.setattr("benchctl.micro.inside.replays.torch", fake)
+        device = open_device(name)
+        fake.calls.clear()
+        return device, fake
 
-    def make(self, point):
-        if self.failure is not None:
-            raise self.failure
-        self.points.append(point)
-        return FakePass(self.device, point, self.output)
+    return opened
 
 
-def passes_of(device, **options):
-    model = FakeModel(device, **options)
-    return Passes(device, model), model
+@pytest.fixture
+def prepared(opened):
+    """Passes on a device, its torch, and the model, whose ``points`` were made."""
+
+    def prepared(*, failure=None, output=1.0, **options):
+        device, fake = opened(**options)
+        model = types.SimpleNamespace(name="tiny in float32 on fake:0", points=[], failure=failure)
+
+        def make(point):
+            if model.failure is not None:
+                raise model.failure
+            model.points.append(point)
+            return FakePass(fake.work, point, output)
+
+        model.make = make
+        return Passes(device, model), fake, model
+
+    return prepared
 
 
 def decode(batch_size):
     return PassPoint(phase="decode", batch_size=batch_size, context_tokens=8)
 
 
-COUNTS = {"warmups": 2, "replays": 3}
-
-
-def test_a_pass_is_prepared_once_and_serves_both_modes_until_another_point_takes_its_place():
-    device = FakeDevice()
-    passes, model = passes_of(device)
+def test_a_pass_is_prepared_once_and_serves_both_modes_until_another_point_takes_its_place(prepared):
+    passes, fake, model = prepared()
     answers = [passes.measure(decode(1), mode, **COUNTS) for mode in ("eager", "graph", "eager", "graph")]
-    assert model.points == [decode(1)]
-    assert device.calls.count("capture after 2") == 1
+    assert (model.points, fake.calls.count("capture begins on side")) == ([decode(1)], 1)
     assert {answer["num_operators"] for answer in answers} == {1}
     assert all(len(answer["duration_ns"]) == len(answer["start_ns"]) == 3 for answer in answers)
     for batch_size in (5, 1):
         passes.measure(decode(batch_size), "graph", **COUNTS)
     assert [point.batch_size for point in model.points] == [1, 5, 1]
-    assert device.calls.count("capture after 2") == 3
+    assert fake.calls.count("capture begins on side") == 3
 
 
-def test_every_measurement_warms_up_in_its_own_mode_before_its_first_mark():
-    device = FakeDevice()
-    passes, _ = passes_of(device)
+def test_every_measurement_warms_up_in_its_own_mode_before_its_first_mark(prepared):
+    passes, fake, _ = prepared()
     passes.measure(decode(1), "graph", **COUNTS)
     for mode, call in (("eager", "eager"), ("graph", "launch")):
-        device.calls.clear()
+        fake.calls.clear()
         passes.measure(decode(1), mode, **COUNTS)
-        assert device.calls[: device.calls.index("record anchor")] == [call, call, "synchronize", "synchronize"]
-        assert {"eager", "launch"} & set(device.calls) == {call}
+        assert fake.calls[:4] == [call, call, "synchronize", "record"]
+        assert {"eager", "launch"} & set(fake.calls) == {call}
 
 
-def test_a_capture_that_fails_is_one_message_and_the_next_measurement_succeeds():
-    device = FakeDevice(fails_to_capture=RuntimeError("operation not permitted when stream is capturing\nmore"))
-    passes, _ = passes_of(device)
-    with pytest.raises(WorkerError, match="measure mode eager alone") as caught:
+def test_a_capture_that_fails_is_one_message_and_the_next_measurement_succeeds(prepared):
+    error = RuntimeError("operation not permitted when stream is capturing\nmore")
+    passes, _, _ = prepared(fails={"capture begins": error})
+    message = "decode of 2 sequences.*operation not permitted when stream is capturing.*measure mode eager alone"
+    with pytest.raises(WorkerError, match=message) as caught:
         passes.measure(decode(2), "graph", **COUNTS)
-    assert caught.value.kind == "capture"
-    for words in ("decode of 2 sequences", "operation not permitted when stream is capturing"):
-        assert words in str(caught.value)
-    assert "more" not in str(caught.value)
+    assert (caught.value.kind, "more" in str(caught.value)) == ("capture", False)
     assert passes.measure(decode(2), "eager", **COUNTS)["duration_ns"]
 
 
-def test_outputs_of_a_graph_that_differ_from_the_eager_ones_are_refused():
-    device = FakeDevice()
-    passes, model = passes_of(device)
-    prepared = FakePass(device, decode(1))
-    model.make = lambda point: prepared
-
-    def capture(work, warmups):
-        work()
-        return lambda: setattr(prepared, "logits", torch.tensor([1.01]))
-
-    device.capture = capture
-    with pytest.raises(WorkerError, match=r"differ by 0\.0099 of the largest") as caught:
-        passes.measure(decode(1), "graph", **COUNTS)
-    assert caught.value.kind == "outputs"
-
-
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_outputs_that_are_not_finite_are_refused_in_either_mode(mode):
-    passes, _ = passes_of(FakeDevice(), output=math.nan)
+def test_outputs_that_are_not_finite_are_refused_in_either_mode(prepared, mode):
     with pytest.raises(WorkerError) as caught:
-        passes.measure(decode(1), mode, **COUNTS)
+        prepared(output=math.nan)[0].measure(decode(1), mode, **COUNTS)
     assert caught.value.kind == "outputs"
 
 
@@ -135,41 +195,37 @@ class OutOfMemoryError(RuntimeError):
     ],
     ids=["cuda", "cpu", "system", "other"],
 )
-def test_after_memory_that_runs_out_the_next_measurement_succeeds(error, is_memory):
+def test_after_memory_that_runs_out_the_next_measurement_succeeds(prepared, error, is_memory):
     assert is_out_of_memory(error) is is_memory
-    passes, model = passes_of(FakeDevice(), failure=error)
+    passes, _, model = prepared(failure=error)
     with pytest.raises(type(error)):
         passes.measure(decode(1), "eager", **COUNTS)
     model.failure = None
     assert passes.measure(decode(1), "eager", **COUNTS)["clock"] == "device"
 
 
-def test_memory_that_runs_out_in_a_capture_is_no_failure_of_the_capture():
-    passes, _ = passes_of(FakeDevice(fails_to_capture=OutOfMemoryError("CUDA out of memory.")))
+def test_memory_that_runs_out_in_a_capture_is_no_failure_of_the_capture(prepared):
+    passes, _, _ = prepared(fails={"capture begins": OutOfMemoryError("CUDA out of memory.")})
     with pytest.raises(OutOfMemoryError):
         passes.measure(decode(1), "graph", **COUNTS)
 
 
-def test_every_replay_lies_between_marks_of_its_own_and_one_synchronisation_follows_the_last():
-    device = FakeDevice()
-    timed_replays(device, device.work(), 2)
-    replays = ["record start 0", "work", "record end 0", "record start 1", "work", "record end 1"]
-    assert device.calls[:9] == ["synchronize", "record anchor", *replays, "synchronize"]
-    assert all(call.startswith("elapsed") for call in device.calls[9:]), "times are asked for after the last replay"
-
-
-def test_durations_are_those_between_the_marks_of_a_replay_and_starts_are_on_the_clock_of_the_host():
-    device = FakeDevice(allocations=[3, 5])
-    times = timed_replays(device, device.work(), 3)
-    assert times["duration_ns"] == [WORK_NS] * 3
-    first, *others = times["start_ns"]
-    assert [start - first for start in others] == [WORK_NS, 2 * WORK_NS]
-    assert (times["clock"], times["num_allocations"], times["wall_ns"] > 0) == ("device", 2, True)
+def test_replays_are_event_record_launch_event_record_and_one_synchronisation(opened):
+    device, fake = opened()
+    times = timed_replays(device, fake.work, 2)
+    made = ["record"] * 5 + ["synchronize"]  # events exist on the device from their first record
+    replay = ["record", "work", "record"]
+    assert fake.calls == [*made, "synchronize", "record", *replay, *replay, "synchronize"]
+    assert (times["clock"], times["num_allocations"], times["duration_ns"]) == ("device", 2, [10**6, 10**6])
+    first, second = times["start_ns"]
+    assert second - first == 10**6
+    names = ("free_bytes", "device_uuid", "compute_capability")
+    assert [device.describe()[name] for name in names] == [1_000, "GPU-0-1-2", "9.0"]
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_no_garbage_is_collected_during_the_replays_and_all_is_as_before_afterwards(is_enabled):
-    device, states = FakeDevice(), []
+def test_no_garbage_is_collected_during_the_replays_and_all_is_as_before_afterwards(opened, is_enabled):
+    device, states = opened()[0], []
     was_enabled = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
@@ -183,43 +239,10 @@ def test_no_garbage_is_collected_during_the_replays_and_all_is_as_before_afterwa
         (gc.enable if was_enabled else gc.disable)()
 
 
-DEVICES = "benchctl.micro.inside.replays"
-
-
-@pytest.fixture
-def fake_devices(monkeypatch):
-    """Makes the module of devices over a torch of the given sort."""
-
-    def make(**options):
-        torch = FakeTorch(**options)
-        monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.delitem(sys.modules, DEVICES, raising=False)
-        return importlib.import_module(DEVICES), torch
-
-    yield make
-    sys.modules.pop(DEVICES, None)
-
-
-def test_replays_are_event_record_launch_event_record_and_one_synchronisation(fake_devices):
-    devices, torch = fake_devices()
-    device = devices.open_device("cuda:0")
-    torch.calls.clear()
-    times = timed_replays(device, lambda: torch.note("launch"), 2)
-    made = ["record"] * 5 + ["synchronize"]  # events exist on the device from their first record
-    replay = ["record", "launch", "record"]
-    assert torch.calls == [*made, "synchronize", "record", *replay, *replay, "synchronize"]
-    assert (times["clock"], times["num_allocations"], len(times["duration_ns"])) == ("device", 0, 2)
-    described = device.describe()
-    names = ("free_bytes", "device_uuid", "compute_capability")
-    assert [described[name] for name in names] == [1_000, "GPU-0-1-2", "9.0"]
-
-
-def test_the_stream_of_the_warm_up_is_the_one_of_the_capture_and_waits_for_the_ordinary_one(fake_devices):
-    devices, torch = fake_devices()
-    device = devices.open_device("cuda")
-    torch.calls.clear()
-    launch = device.capture(lambda: torch.note("work"), 1)
-    assert torch.calls == [
+def test_the_stream_of_the_warm_up_is_the_one_of_the_capture_and_waits_for_the_ordinary_one(opened):
+    device, fake = opened("cuda")
+    launch = device.capture(fake.work, 1)
+    assert fake.calls == [
         "side waits for ordinary",
         *["work on side"] * 3,
         "ordinary waits for side",
@@ -230,26 +253,17 @@ def test_the_stream_of_the_warm_up_is_the_one_of_the_capture_and_waits_for_the_o
         "capture ends on side",
         "synchronize",
     ]
-    torch.calls.clear()
+    fake.calls.clear()
     launch()
-    assert torch.calls == ["launch"], "the graph is launched on the ordinary stream"
+    assert fake.calls == ["launch"], "the graph is launched on the ordinary stream"
 
 
-@pytest.mark.parametrize(
-    ("fails", "num_ends"),
-    [
-        ({"capture begins": "first"}, 0),
-        ({"work": "first", "capture ends": "second"}, 1),
-        ({"capture ends": "first"}, 1),
-    ],
-)
-def test_after_a_capture_that_fails_first_the_ordinary_stream_is_the_current_one(fake_devices, fails, num_ends):
-    devices, torch = fake_devices(fails=fails)
-    with pytest.raises(RuntimeError, match="first"):
-        devices.open_device("cuda:0").capture(lambda: torch.note("work"), 3)
-    assert torch.current == "ordinary"
-    is_begun = "capture begins on side" in torch.calls
-    assert torch.calls.count("capture ends on side") == (num_ends if is_begun else 0)
+@pytest.mark.parametrize("failing", [["capture begins"], ["work", "capture ends"], ["capture ends"]])
+def test_after_a_capture_that_fails_first_the_ordinary_stream_is_the_current_one(opened, failing):
+    device, fake = opened(fails={call: RuntimeError(call) for call in failing})
+    with pytest.raises(RuntimeError, match=failing[0]):
+        device.capture(fake.work, 3)
+    assert fake.current == "ordinary"
 
 
 @pytest.mark.parametrize(
@@ -261,10 +275,9 @@ def test_after_a_capture_that_fails_first_the_ordinary_stream_is_the_current_one
         (1, "tpu", "it must be cpu, cuda or cuda:N"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_by_name(fake_devices, num_devices, name, message):
-    devices, _ = fake_devices(num_devices=num_devices)
+def test_a_device_that_is_not_there_is_refused_by_name(opened, num_devices, name, message):
     with pytest.raises(WorkerError, match=message) as caught:
-        devices.open_device(name)
+        opened(name, num_devices=num_devices)
     assert caught.value.kind in {"device", "settings"}
 
 
@@ -278,14 +291,3 @@ def test_a_cache_that_cores_share_counts_once(tmp_path):
     assert [cpu_cache_bytes(cores, tmp_path) for cores in ([0, 1], [0, 1, 3], [7])] == [32 << 20, 64 << 20, None]
     (tmp_path / "cpu0" / "cache" / "index3" / "size").unlink()
     assert cpu_cache_bytes([0], tmp_path) is None
-
-
-def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
-    devices, torch = fake_devices()
-    device = devices.open_device("cpu")
-    times = timed_replays(device, lambda: None, 5)
-    assert (times["clock"], torch.calls) == ("host", [])
-    spans = list(zip(times["start_ns"], times["duration_ns"], strict=True))
-    assert all(start <= start + duration <= later for (start, duration), (later, _) in pairwise(spans))
-    with pytest.raises(WorkerError, match="mode graph needs a CUDA device"):
-        device.capture(lambda: None, 3)
