@@ -1,27 +1,43 @@
-"""Ladders of controls, whose prices add up; the declared rule for ending early: its looks and what they cost."""
+"""Ladders of controls, whose prices add up; the declared rule for ending early: its looks and what they cost.
 
+The metrics that decide, where servers do not record all of them.
+"""
+
+import json
 import math
+import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cli import benchctl
-from support.results.builders import edit_manifest, edit_run, write_results
+from support.cli import printed
+from support.results.builders import (
+    edit_manifest,
+    edit_run,
+    run_ids,
+    write_results,
+)
 from support.results.comparing import compare, compare_arms, messages
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.estimate import logarithmic_mean
+from benchctl.analysis.compare.words import reasons_of, unrecorded_lines, verdict_sentence
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.ladder import describe_difference, num_looks_of, take_look, widest_interval
+from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_interval
+from benchctl.analysis.experiment.pairing import deciding_in_plan
+from benchctl.analysis.planning import power_lines
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.stopping_rule import look_blocks, stopping_rule
+from benchctl.engines.engine import engine_for
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
-from benchctl.report.documents import summary_document
+from benchctl.records.schema import ResultWarning
+from benchctl.report.comparison_tables import footnotes_of
+from benchctl.report.documents import document_of, summary_document
 from benchctl.report.experiment_tables import headline, ladder_table, runs_table
 from benchctl.report.export import list_directories
 
@@ -38,29 +54,22 @@ def _path(tmp_path_factory):
     """Two blocks of the profile ``controls`` over two value models, in virtual time."""
     path = tmp_path_factory.mktemp("ladder") / "r"
     words = [word for override in OVERRIDES for word in ("--set", override)]
-    simulated = benchctl("simulate", "--profile", "controls", "--blocks", 2, "--jobs", 1, *words, "-o", path)
-    assert simulated.returncode == 0, simulated.stdout + simulated.stderr
+    printed("simulate", "--profile", "controls", "--blocks", 2, "--jobs", 1, *words, "-o", path)
     return path
 
 
 def test_prices_add_up_to_the_whole_in_every_cell_which_is_what_compare_says_of_its_two_ends(path):
     ladders = analyze_directory(path).ladders
-    assert [ladder.label for ladder in ladders] == [
-        "guided value_model=qwen2.5-0.5b",
-        "guided value_model=qwen2.5-1.5b",
-    ]
-    compared = compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms", "wall_s"))
-    for ladder in ladders:
-        assert ladder.num_blocks == 2
-        (cell,) = [cell for cell in compared.cells if ladder.label.endswith(cell.label)]
+    cells = compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms", "wall_s")).cells
+    assert [ladder.label for ladder in ladders] == [f"guided {cell.label}" for cell in cells]
+    for ladder, cell in zip(ladders, cells, strict=True):
+        assert (ladder.num_blocks, len(cell.deciding)) == (2, 2)
         for metric in cell.deciding:
             quantity, whole = metric.metric.name, ladder.whole.differences[metric.metric.name]
             parts = [price.differences[quantity].mean for price in ladder.prices]
-            assert math.isclose(math.fsum(parts), whole.mean, rel_tol=1e-9)
-            assert whole.mean == pytest.approx(metric.b - metric.a, rel=1e-12)
             half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
-            assert whole.half_width == pytest.approx(half, rel=1e-12)
-    assert {metric.metric.name for metric in cell.deciding} == {"step_ms", "wall_s"}
+            assert math.isclose(math.fsum(parts), whole.mean, rel_tol=1e-9)
+            assert (whole.mean, whole.half_width) == pytest.approx((metric.b - metric.a, half), rel=1e-12)
 
 
 def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell_table_and_summary(path):
@@ -72,15 +81,13 @@ def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell_table_
         ("sampling + value-model compute", "guided-neutral value_model=qwen2.5-1.5b"),
         ("changed tokens", "guided value_model=qwen2.5-1.5b"),
     ]
-    compute = prices[2].differences["step_ms"].mean
-    assert compute > 5 * max(abs(p.differences["step_ms"].mean) for p in prices if p is not prices[2])
+    *others, compute = sorted(prices, key=lambda price: abs(price.differences["step_ms"].mean))
+    assert compute is prices[2]
+    assert compute.differences["step_ms"].mean > 5 * abs(others[-1].differences["step_ms"].mean)
     names = [row["what"] for row in ladder_table(analysis).rows]
     assert names == [*(price.what for price in prices), "all of it"] * 2
-    stored = summary_document(analysis)["ladders"]
-    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in analysis.ladders]
-    settings = variant_settings(load_profile("aa"), "again", {})
-    assert describe_difference(settings, settings) == "nothing"
-    assert describe_difference(None, settings) == "unknown"
+    labels = [ladder["label"] for ladder in summary_document(analysis)["ladders"]]
+    assert labels == [ladder.label for ladder in analysis.ladders]
 
 
 def test_a_block_with_an_unusable_step_takes_no_part(path):
@@ -111,9 +118,7 @@ def look_at(results, num_blocks, *metrics, rule=RULE, **options):
 def test_every_plan_of_looks_increases_and_ends_at_the_last_block(most, num_looks):
     looks = look_blocks(most, num_looks)
     assert list(looks) == sorted(set(looks))
-    assert looks[-1] == most
-    assert looks[0] >= 6
-    assert 1 <= len(looks) <= num_looks
+    assert (looks[-1], looks[0] >= 6, len(looks) <= num_looks) == (most, True, True)
 
 
 def test_looks_are_even_from_six_blocks_to_the_most_and_each_has_its_share_of_alpha():
@@ -147,7 +152,7 @@ def test_a_look_sees_half_the_interval_of_its_share_of_alpha_over_the_blocks_bef
         assert (width.cell, width.metric, width.num_blocks) == ("guided top_k=5", "step_ms", num_blocks)
     worst = widest_interval(look_at(results, 8, "step_ms", "wall_s")).half_width_frac
     for factor, ends in ((1.01, True), (0.99, False)):
-        rule = StoppingRecord(precision_frac=factor * worst, confidence=0.9875, look_blocks=(6, 8, 10, 12))
+        rule = msgspec.structs.replace(RULE, precision_frac=factor * worst)
         assert look_at(results, 8, "step_ms", "wall_s", rule=rule).is_precise is ends
 
 
@@ -165,10 +170,8 @@ def test_a_block_with_a_run_that_is_not_done_does_not_count_and_what_no_block_ca
     results = measured(tmp_path / "r")
     for state in ("suspect", "failed"):
         edit_run(results, results.plan().runs[5].run_id, state=state)
-        look = look_at(results, 6)
-        (width,) = look.half_widths
-        assert (width.num_blocks, width.half_width_frac, look.is_precise) == (5, None, False)
-        assert look_at(results, 8).half_widths[0].num_blocks == 7
+        early, late = (look_at(results, num_blocks) for num_blocks in (6, 8))
+        assert (early.half_widths[0].num_blocks, early.is_precise, late.half_widths[0].num_blocks) == (5, False, 7)
     still = measured(tmp_path / "still", scatter=(0.0,) * 6)
     assert look_at(still, 6, "step_ms", "gpu_energy_j").is_precise
     assert not look_at(still, 6, "gpu_energy_j").is_precise
@@ -178,27 +181,22 @@ def test_a_block_with_a_run_that_is_not_done_does_not_count_and_what_no_block_ca
 def test_blocks_that_the_rule_made_unnecessary_are_no_gaps_and_one_before_the_end_is(tmp_path):
     """Twelve planned blocks, of which the rule made six unnecessary."""
     results = measured(tmp_path, scatter=(*SCATTER, 0.0, 0.001, 0.002, 0.003))
-    rule = {"precision_frac": 0.5, "confidence": 0.9875, "look_blocks": (6, 8, 10, 12)}
-    look = look_at(results, 6, rule=StoppingRecord(**rule))
-    assert look.is_precise
+    rule = msgspec.structs.replace(RULE, precision_frac=0.5)
+    look = look_at(results, 6, rule=rule)
     for planned in results.plan().runs:
         if planned.block >= 6:
-            for file in sorted(results.run(planned.run_id).path.iterdir()):
-                file.unlink()
-    edit_manifest(results, stopping=StoppingRecord(**rule, looks=(look,)))
-    comparison = compare_arms(results)
+            shutil.rmtree(results.run(planned.run_id).path)
+    edit_manifest(results, stopping=msgspec.structs.replace(rule, looks=(look,)))
+    comparison, analysis = compare_arms(results), analyze_directory(tmp_path)
     codes = {warning.code for warning in comparison.warnings}
     assert not codes & {"excluded-block", "experiment-unfinished", "unmatched"}
-    assert comparison.cells[0].num_blocks == 6
+    assert (comparison.cells[0].num_blocks, len(runs_table(analysis).rows), analysis.runs_not_begun) == (6, 12, ())
     (entry,) = list_directories(tmp_path)
-    assert (entry["num_done"], entry["num_planned"]) == (12, 12)
-    analysis = analyze_directory(tmp_path)
-    assert analysis.runs_not_begun == ()
+    assert (look.is_precise, entry["num_done"], entry["num_planned"]) == (True, 12, 12)
     confidences = {estimate.confidence for row in analysis.sweep for estimate in row.estimates.values()}
     assert list(confidences) == [pytest.approx(0.9875)]
     assert "12 of 12 runs done" in headline(analysis)
     assert "6 of at most 12 blocks" in headline(analysis)
-    assert len(runs_table(analysis).rows) == 12
     lost = results.plan().runs[3]
     (results.run(lost.run_id).path / "run.json").unlink()
     assert messages(compare_arms(results), "excluded-block")
@@ -210,11 +208,10 @@ def test_a_comparison_pays_for_every_look_that_could_have_been_taken(tmp_path):
     fixed = compare_arms(results, metrics=("step_ms",))
     edit_manifest(results, stopping=RULE)
     declared = compare_arms(results, metrics=("step_ms",))
-    assert (fixed.num_looks, declared.num_looks) == (1, 4)
-    assert declared.rules.confidence == pytest.approx(0.9875)
     (before,), (after,) = fixed.cells[0].deciding, declared.cells[0].deciding
+    assert (fixed.num_looks, declared.num_looks) == (1, 4)
     assert after.estimate.log_interval == pytest.approx(before.estimate.interval_at(0.9875))
-    assert after.judged_confidence == pytest.approx(0.9875)
+    assert declared.rules.confidence == after.judged_confidence == pytest.approx(0.9875)
     edit_manifest(other, stopping=RULE, label="another")
     assert num_looks_of(results.manifest(), other.manifest()) == 16, "each end of one may meet each of the other"
     assert num_looks_of(results.manifest(), results.manifest()) == 4
@@ -226,11 +223,104 @@ def test_a_rule_about_widths_alone_makes_intervals_too_narrow_and_its_correction
     for _ in range(400):
         blocks = stream.normal(0.0, 0.01, size=12).tolist()
         for confidence in covered:
-            for look in look_blocks(12, 4):
-                low, high = estimate_paired(blocks[:look], confidence).log_interval
-                if (high - low) / 2 <= 0.006:
-                    break
+            intervals = (estimate_paired(blocks[:look], confidence).log_interval for look in look_blocks(12, 4))
+            low, high = next(((a, b) for a, b in intervals if (b - a) / 2 <= 0.006), (-1.0, 1.0))
             covered[confidence] += low <= 0.0 <= high
     plain, corrected = (hits / 400 for hits in covered.values())
     assert plain < 0.945
     assert corrected > 0.955
+
+
+ALL = ["step_ms", "tpot_ms", "wall_s"]
+
+
+def equal_servers(path):
+    """Two arms whose times differ by nothing but scatter."""
+    factors = [{"baseline": 1.0, "guided": math.exp(e)} for e in (0.001, -0.001, 0.002, -0.002, 0.001, 0.0)]
+    return write_results(path, block_factors=factors, cells=({"top_k": 1},))
+
+
+def lose_steps(results, *variants, code="steps-unknown", most=99):
+    """Leave no step of at most ``most`` runs of each variant, and say why."""
+    for variant in variants:
+        for run_id in run_ids(results, variant)[:most]:
+            (results.run(run_id).path / "steps.jsonl").unlink()
+            edit_run(results, run_id, warnings=(ResultWarning(code=code, message="no steps"),))
+
+
+def compared(results, *metrics, primary=None):
+    """The comparison, and the names of the metrics that decide it."""
+    if primary is not None:
+        results.write_profile(f"{results.profile_yaml()}primary_metrics: {primary}\n")
+    comparison = compare_arms(results, metrics=metrics)
+    return comparison, [metric.metric.name for metric in comparison.cells[0].deciding]
+
+
+@pytest.mark.parametrize("variants", [("baseline", "guided"), ("baseline",), ("guided",)])
+def test_a_metric_that_a_server_never_records_decides_nothing_and_the_verdict_names_it(tmp_path, variants):
+    results = equal_servers(tmp_path / "r")
+    comparison, deciding = compared(results)
+    assert (comparison.verdict, deciding, unrecorded_lines(comparison)) == ("equivalent", ALL, ())
+    lose_steps(results, *variants)
+    comparison, deciding = compared(results)
+    assert (comparison.verdict, deciding, comparison.num_tests) == ("equivalent", ["tpot_ms", "wall_s"], 2)
+    assert verdict_sentence(comparison).startswith("equivalent: guided against baseline: 2 of 2 comparisons inside")
+    line = "step_ms is not recorded by this server; tpot_ms and wall_s decide"
+    assert unrecorded_lines(comparison) == (line,)
+    assert line in list(footnotes_of(comparison))
+    assert json.loads(msgspec.json.encode(document_of(comparison)["cells"]))[0]["unrecorded_metrics"] == ["step_ms"]
+    without, _ = compared(results, primary="[tpot_ms, wall_s]")
+    levels = [[m.judged_confidence for m in each.cells[0].deciding] for each in (comparison, without)]
+    assert levels[0] == levels[1], "as if the profile did not list it"
+
+
+@pytest.mark.parametrize(("most", "code"), [(1, "steps-unknown"), (99, "steps-missing")])
+def test_a_metric_that_should_be_there_and_is_missing_leaves_no_verdict_of_equivalence(tmp_path, most, code):
+    results = equal_servers(tmp_path)
+    lose_steps(results, "guided", code=code, most=most)
+    comparison, deciding = compared(results)
+    assert (comparison.verdict, deciding) == ("inconclusive", ALL)
+
+
+def test_a_metric_that_is_named_stays_and_where_no_primary_one_is_recorded_that_is_the_reason(tmp_path):
+    results = equal_servers(tmp_path)
+    lose_steps(results, "baseline", "guided")
+    comparison, deciding = compared(results, "step_ms", "wall_s")
+    assert (comparison.verdict, deciding) == ("inconclusive", ["step_ms", "wall_s"])
+    assert reasons_of(comparison) == ("top_k=1: step_ms ? unknown: needs a step log",)
+    comparison, _ = compared(results, primary="[step_ms, p95_step_ms]")
+    assert verdict_sentence(comparison) == (
+        "inconclusive: guided against baseline: nothing to judge: step_ms and p95_step_ms are not recorded by this "
+        "server, and no other primary metric is left; name one with --metrics, such as wall_s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variants", "lost", "is_precise", "widths"),
+    [
+        (["guided"], {"most": 1}, False, {"step_ms": False, "tpot_ms": True, "wall_s": True}),
+        (["baseline", "guided"], {}, True, {"tpot_ms": True, "wall_s": True}),
+        (
+            ["baseline", "guided"], {"code": "steps-missing"}, False,
+            {"step_ms": False, "tpot_ms": True, "wall_s": True},
+        ),
+    ],
+)  # fmt: skip
+def test_a_look_waits_for_the_metrics_that_decide_and_for_no_other(tmp_path, variants, lost, is_precise, widths):
+    results = equal_servers(tmp_path)
+    lose_steps(results, *variants, **lost)
+    look = take_look(load_experiment(results.path), RULE, 6, ALL)
+    assert {width.metric: width.half_width_frac is not None for width in look.half_widths} == widths
+    assert look.is_precise is is_precise
+
+
+def test_a_plan_corrects_for_the_metrics_that_will_decide():
+    profile = load_profile("aa", engine="attach", overrides=["engine.options.url=http://host:1"], blocks=8)
+    has_steps = engine_for("attach").has_steps
+    deciding = deciding_in_plan(profile.primary_metrics, profile, has_steps)
+    assert set(profile.primary_metrics) - set(deciding) == {"step_ms"}
+    power, assumed = power_lines(profile, None, has_steps), power_lines(profile, None)
+    changes = [float(lines[0].partition("±")[2].partition("%")[0]) for lines in (power, assumed)]
+    assert changes[0] < changes[1]
+    assert ("2 corrected tests" in power[0], "3 corrected tests" in assumed[0]) == (True, True)
+    assert power[-1] == "step_ms is not recorded by this server; tpot_ms and wall_s decide"
