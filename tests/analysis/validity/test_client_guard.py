@@ -9,15 +9,12 @@ import pytest
 from support.results.builders import (
     BASELINE,
     change_requests,
-    edit_run,
     write_results,
 )
-from support.results.comparing import compare_arms, messages
 from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.arrivals import BEAT_NS, earliest_arrivals
-from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.load import sockets
@@ -28,8 +25,8 @@ from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.arrival import Arrival, arrival_offsets_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_results, load_run
-from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord
-from benchctl.records.schema import ClientSample, ClockOffset, ResultWarning
+from benchctl.records.record import ChoiceRecord, RequestRecord, RunRecord
+from benchctl.records.schema import ClientSample, ClockOffset
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=4)
@@ -44,16 +41,9 @@ T0_NS = 50 * NS_PER_S
 
 def run_of(requests, samples=(), clock="host", time_scale=1.0):
     """A run that holds these records and nothing else."""
+    times = {"clock": clock, "time_scale": time_scale}
     record = RunRecord(
-        schema_version=3,
-        index=0,
-        run_id="the-run",
-        block=0,
-        position=0,
-        variant="v",
-        clock=clock,
-        time_scale=time_scale,
-        argv=("server",),
+        schema_version=3, index=0, run_id="the-run", block=0, position=0, variant="v", argv=("server",), **times
     )
     return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples))
 
@@ -284,7 +274,6 @@ def test_a_simulation_says_how_long_a_cap_held_requests_on_its_own_clock_and_not
     (warning,) = client_warnings(run_of(waited, clock="virtual", time_scale=50.0), CAPPED)
     assert "5e+03 ms on average" in warning.message
     assert client_warnings(run_of(ALONE, samples_of(lag_ms=150.0), clock="virtual"), CLOSED) == ()
-    assert client_warnings(run_of(on_a_raster(1.8), clock="virtual"), POISSON) == ()
 
 
 def errors_of(requests, samples, **options):
@@ -330,8 +319,7 @@ def test_a_server_that_writes_several_chunks_at_once_is_no_late_client(per_write
 def test_of_several_writes_in_a_late_read_only_the_newest_has_its_own_time():
     both = sent(10, 500, chunks_ms=[40] * 8, late_ms=(0.1,) * 8)
     errors = errors_of([*written_together(10, 4), both], held_up_after(4, 8, 23.0))
-    assert errors[-8:] == [40] * 4 + [0] * 4
-    assert not any(errors[:-8])
+    assert errors == [0] * (len(errors) - 8) + [40] * 4 + [0] * 4
     long = [*written_together(20, 4), *written_together(60, 4, late_ms=5.0, first=20)]
     assert not any(errors_of(long, held_up_after(11, 41, 23.0), chunks_examined=400)), "some choices are enough"
     away = errors_of(waves(5.0), samples_of(25, lag_ms=58.0))
@@ -348,14 +336,13 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
     results = write_results(tmp_path / "r")
     for run in load_results(results.path).runs:
         assert client_suspect_warnings(run, CLOSED) == client_warnings(run, CLOSED) == run.client == ()
-        assert run_metrics(run)["client_cpu_cores"] is None
     with results.run(BASELINE).append("client") as writer:
         for sample in samples_of(lag_ms=0.25, cores=0.4):
             writer.write(sample)
     change_requests(results, BASELINE, sent_ns=load_run(results.run(BASELINE)).requests[0].sent_ns + 500_000)
     analysis = analyze_directory(results.path)
     result = vllm_result(analysis.runs[0].run, analysis.results.manifest, CLOSED)
-    measured = {
+    assert {name: value for name, value in result["client"].items() if value is not None} == {
         "p50_send_lag_ms": 0.5,
         "max_send_lag_ms": 0.5,
         "kernel_stamp_frac": 0.0,
@@ -363,23 +350,7 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "max_loop_lag_ms": 0.25,
         "client_cpu_cores": pytest.approx(0.4),
     }
-    assert {name: value for name, value in result["client"].items() if value is not None} == measured
     assert set(result["client"]) <= set(result["definitions"])
-    path = results.run(BASELINE).path / "client.jsonl"
-    path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n{broken\n")
-    loaded = load_run(results.run(BASELINE))
-    assert (len(loaded.client), loaded.is_damaged) == (1, True)
-    assert "client.jsonl:2" in loaded.damage[0]
-
-
-def test_compare_leaves_out_what_the_client_measured_of_itself_even_if_failed_requests_are_allowed(tmp_path):
-    results = write_results(tmp_path / "r")
-    late = ResultWarning(code="sends-delayed", message="it was the client")
-    edit_run(results, BASELINE, state="suspect", warnings=(late,))
-    change_requests(results, BASELINE, 0, error=RequestError(kind="reset", message="gone"))
-    assert messages(compare_arms(results, allow_failed=True), "excluded-block") == [
-        f"block 0 is left out: {BASELINE}: suspect: sends-delayed: it was the client (--allow-suspect counts it)"
-    ]
 
 
 async def _block_again_and_again():
@@ -415,16 +386,16 @@ def test_a_client_that_is_held_up_says_so_where_its_times_are_wrong_and_the_kern
     run = asyncio.run(drive_held_up(launch(tmp_path), requests))
     assert {record.stamps for record in run.requests} == {stamps}
     truths = PacedEngine(truth=tmp_path / "truth.jsonl").truths()
-    own, others = [], []  # by how much a stamp is later than the server's own send, in ms
+    of_last, of_all = [], []  # by how much a stamp is later than the server's own send, in ms
     for record in run.requests:
         stamps_ns = record.choices[0].chunk_ns
-        sends_ns = truths[record.request_id]["sent_ns"]
-        for stamp_ns, next_ns, sent_ns in zip(stamps_ns, (*stamps_ns[1:], 0), sends_ns, strict=True):
-            (others if next_ns == stamp_ns else own).append((stamp_ns - sent_ns) / NS_PER_MS)
+        errors = [(at - true) / NS_PER_MS for at, true in zip(stamps_ns, truths[record.request_id]["sent_ns"])]
+        of_all += errors
+        of_last += [error for error, at, later in zip(errors, stamps_ns, (*stamps_ns[1:], 0)) if later != at]
     if stamps == "kernel":
-        assert median(own) < 2  # of a client that reads every 50 ms
+        assert median(of_last) < 2  # of a client that reads every 50 ms
     doubts = [doubt.message for doubt in client_suspect_warnings(run, CLOSED) if doubt.code == UNRELIABLE]
-    assert median(own + others) < 10 or words in "".join(doubts), "a busy machine may slow the server down"
+    assert median(of_all) < 10 or words in "".join(doubts), "a busy machine may slow the server down"
 
 
 class SlowToAsk(PacedEngine):
@@ -442,12 +413,8 @@ def test_a_run_whose_schedule_was_not_kept_is_suspect_and_holds_samples_of_its_c
     slow = profile(arrival={"kind": "constant", "request_rate": 125.0})
     engine = SlowToAsk(truth=tmp_path / "truth.jsonl")
     record = measure_run(RunContext(profile=slow, requests=requests, engine=engine), planned(), directory)
-    assert record.state == "suspect"
-    assert "sends-delayed" in codes(record.warnings)
-    loaded = load_run(directory)
-    assert len(loaded.client) >= 2
-    assert {sample.worker for sample in loaded.client} == {0}
-    assert loaded.client[0].offset is not None
-    used_ns = [sample.cpu_ns for sample in loaded.client]
-    assert used_ns == sorted(used_ns)
-    assert run_metrics(loaded)["kernel_stamp_frac"] == 1.0
+    assert (record.state, "sends-delayed" in codes(record.warnings)) == ("suspect", True)
+    samples = load_run(directory).client
+    used_ns = [sample.cpu_ns for sample in samples]
+    assert ({sample.worker for sample in samples}, len(samples) >= 2) == ({0}, True)
+    assert (samples[0].offset is None, used_ns) == (False, sorted(used_ns))

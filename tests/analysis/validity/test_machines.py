@@ -1,17 +1,25 @@
-"""The machines of an experiment are those that measured its runs; blocks of other hardware are not pooled."""
+"""The machines of an experiment are those that measured its runs; blocks of other hardware are not pooled.
+
+Results by node: a ratio for each node, one F test, and the warning.
+"""
 
 import msgspec
 import pytest
+from scipy import stats
+from support.cli import in_process
 from support.peaks import gpu_peaks
-from support.results.builders import BASELINE, edit_manifest, edit_run, run_ids, write_results
+from support.results.builders import BASELINE, edit_manifest, edit_run, write_results
 from support.results.comparing import compare, compare_arms, messages
+from support.results.nodes import write_on_nodes
 
 from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.compare.cells import p_of_equal_nodes
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
 from benchctl.measure.on_file import gpu_names_here
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
 from benchctl.records.peaks import PEAKS
@@ -56,10 +64,6 @@ def on_two(block, **fields):
     return node(f"n{block % 2}", f"GPU-{block % 2}", **fields)
 
 
-def nowhere(block):
-    """No node, as older versions record."""
-
-
 def machines(results):
     return machines_of(load_results(results.path))
 
@@ -71,15 +75,11 @@ def test_runs_of_nodes_are_not_said_to_be_those_of_the_host_that_created_the_exp
         ("n1", 16, ["GPU-1"], (1, 3, 5)),
     ]
     analysis = analyze_directory(results.path)
-    assert headline(analysis).endswith("2 nodes (n0, n1), 2 x NVIDIA H100")
     facts = dict(directory_values(analysis)["facts"])
-    assert facts["2 nodes"] == [
-        "n0: Xeon, 16 cores, 512.0 GiB, Linux-6; 4 blocks",
-        "n1: Xeon, 16 cores, 512.0 GiB, Linux-6; 3 blocks",
-    ]
+    assert headline(analysis).endswith("2 nodes (n0, n1), 2 x NVIDIA H100")
+    assert facts["2 nodes"][1] == "n1: Xeon, 16 cores, 512.0 GiB, Linux-6; 3 blocks"
     assert facts["GPUs"][1] == "n1: NVIDIA H100, 80.0 GiB, driver 570.1, GPU-1"
-    assert facts["created on"].startswith("login, ")
-    assert "host" not in facts
+    assert (facts["created on"].startswith("login, "), "host" in facts) == (True, False)
     assert [machine["node"] for machine in show_document(analysis)["machines"]] == ["n0", "n1"]
 
 
@@ -88,28 +88,21 @@ def test_a_machine_has_the_devices_of_all_its_blocks_or_what_the_manifest_says(t
         return node("n0", f"GPU-{block % 4}", cores=f"{block % 4 * 4}-{block % 4 * 4 + 3}")
 
     (machine,) = machines(measured_on(tmp_path / "a", quarter))
-    assert [gpu.uuid for gpu in machine.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
-    assert machine.num_cores == 16
-    (older,) = machines(measured_on(tmp_path / "b", nowhere))
-    assert (older.node, older.gpus[0].uuid, older.blocks) == ("login", "GPU-login", ())
-    here = analyze_directory(measured_on(tmp_path / "c", lambda block: node("login")).path)
-    assert headline(here).endswith("login, Quadro P400")
-    assert "created on" not in dict(directory_values(here)["facts"])
-
-
-def test_an_experiment_that_was_continued_elsewhere_has_both_machines(tmp_path):
-    results = measured_on(tmp_path, lambda block: node("n1") if block > 3 else None)
-    for planned in results.plan().runs:
-        edit_run(results, planned.run_id, host="login" if planned.block < 4 else "n1")
-    assert [machine.node for machine in machines(results)] == ["login", "n1"]
+    assert ([gpu.uuid for gpu in machine.gpus], machine.num_cores) == ([f"GPU-{i}" for i in range(4)], 16)
+    older = measured_on(tmp_path / "b", lambda block: None)
+    (machine,) = machines(older)
+    assert (machine.node, machine.gpus[0].uuid, machine.blocks) == ("login", "GPU-login", ())
+    assert headline(analyze_directory(older.path)).endswith("login, Quadro P400")
+    for planned in older.plan().runs:  # continued elsewhere
+        later = node("n1") if planned.block > 3 else None
+        edit_run(older, planned.run_id, node=later, host="login" if later is None else "n1")
+    assert [machine.node for machine in machines(older)] == ["login", "n1"]
 
 
 def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path, monkeypatch):
     results = measured_on(tmp_path / "a", on_two, engine="vllm")
     experiment = load_experiment(results.path)
-    assert experiment.hardware.name == "h100-sxm"
-    assert experiment.warnings == ()
-    assert load_experiment(measured_on(tmp_path / "b", lambda block: node(), engine="vllm").path).hardware is None
+    assert (experiment.hardware.name, experiment.warnings) == ("h100-sxm", ())
     for host, device, is_used in (("login", "Quadro P400", False), ("n1", "NVIDIA H100", True)):
         write_json_atomic(results.path / PEAKS.file, gpu_peaks(host=host, device=device))
         assert (load_experiment(results.path).hardware.measured_at is not None) is is_used
@@ -124,13 +117,12 @@ def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path, monkeypa
         told = [text.partition(": ")[0] for text in messages(compared, "noise-of-another-machine")]
         words = "the noise floor is that of login, and the runs were measured on 2 nodes (n0, n1), 2 x NVIDIA H100"
         assert told == ([] if is_used else [words])
-    text = results.profile_yaml()
-    begin, end = text.index("  guided:"), text.index("sweep:")
-    assert end > begin
-    results.write_profile(text[:begin] + "  guided: {}\n")
+    head, _, rest = results.profile_yaml().partition("  guided:")
+    assert rest
+    results.write_profile(head + "  guided: {}\n")
     with pytest.raises(NotComparableError, match=r"2 nodes \(n0, n1\).*one machine"):
         noise_of_experiment(load_experiment(results.path))
-    elsewhere = measured_on(tmp_path / "c", nowhere).manifest()
+    elsewhere = measured_on(tmp_path / "c", lambda block: None).manifest()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu_names_here(elsewhere) == ()
     monkeypatch.setattr("platform.node", lambda: "login")
@@ -167,6 +159,10 @@ def differences_of(results):
     with pytest.raises(NotComparableError) as caught:
         compare_arms(results)
     return caught.value.differences
+
+
+def codes_of_blocks(results):
+    return [warning.code for warning in load_experiment(results.path).block_warnings]
 
 
 def assert_pooled(results, num_blocks=7, **options):
@@ -209,33 +205,28 @@ def test_blocks_on_nodes_with_the_same_hardware_are_pooled_as_those_of_one_machi
     on_one = compare_arms(results)
     place(results, of_all, clock=clock)
     place(results, of_guided or of_all, ("guided",), clock=clock)
-    on_several = compare_arms(results)
-    assert [cell.num_blocks for cell in on_several.cells] == [7]
+    on_several = assert_pooled(results)
     assert clock == "virtual" or on_several.cells == on_one.cells
     assert undeclared(on_several) == messages(on_several, "block-on-several-nodes") == []
 
 
 def test_a_block_of_which_the_arms_met_different_nodes_is_left_out_and_named(results):
-    place(results, lambda block: node("n1"))
-    place(results, lambda block: node("n2" if block == 3 else "n1"), ("guided",))
+    place(results, lambda block: node("n1", "GPU-a"))
+    place(
+        results, lambda block: node("n2" if block == 3 else "n1", "GPU-b" if block == 0 else "GPU-a"), ("guided",)
+    )
     for options in ({}, {"allow_suspect": True}):
-        compared = assert_pooled(results, 6, **options)
+        compared = assert_pooled(results, 5, **options)
         assert messages(compared, "excluded-block") == []
-        (message,) = messages(compared, "block-on-several-nodes")
-        assert message == (
+        of_devices, of_nodes = sorted(messages(compared, "block-on-several-nodes"))
+        assert "on several devices: n1 with GPU-a (000-b0-baseline) and n1 with GPU-b" in of_devices
+        assert of_nodes == (
             "block 3 is left out: its runs were measured on several nodes: n1 (006-b3-baseline) and n2 "
             "(007-b3-guided-top_k5)"
         )
     analysis = analyze_directory(results.path)
-    assert [len(cell.runs) for cell in analysis.cells] == [6, 6]
-    assert [w.message[:7] for w in analysis.warnings if w.code == "block-on-several-nodes"] == ["block 3"]
-
-
-def test_a_block_on_several_devices_of_one_node_is_left_out_too_unless_its_run_does_not_count(results):
-    place(results, lambda block: node("n1", "GPU-a"))
-    place(results, lambda block: node("n1", "GPU-b" if block == 0 else "GPU-a"), ("guided",))
-    (message,) = messages(assert_pooled(results, 6), "block-on-several-nodes")
-    assert "on several devices: n1 with GPU-a (000-b0-baseline) and n1 with GPU-b" in message
+    assert [len(cell.runs) for cell in analysis.cells] == [5, 5]
+    assert [warning.code for warning in analysis.warnings].count("block-on-several-nodes") == 2
     place(results, lambda block: node("n1"))
     edit_run(results, "006-b3-baseline", node=node("n2"), state="running")
     compared = compare_arms(results)
@@ -261,8 +252,7 @@ allowed_differences: [server.value_model]
     place(results, lambda block: node("n1", "GPU-a", "GPU-b"), ("guided",))
     assert_pooled(results)
     place(results, lambda block: node("n2", "GPU-a", "GPU-b"), ("guided",))
-    codes = [warning.code for warning in load_experiment(results.path).block_warnings]
-    assert codes.count("block-on-several-nodes") == 7
+    assert codes_of_blocks(results).count("block-on-several-nodes") == 7
 
 
 WITH_GPU = node("n1", "GPU-a")
@@ -288,9 +278,8 @@ def test_blocks_on_other_hardware_are_refused_with_what_each_ran_on(results, ear
     place(results, lambda block: late if block > 4 else early)
     (difference,) = differences_of(results)
     before, after = difference.removeprefix("hardware: ").split(" against ")
-    assert before.startswith(first)
+    assert (before.startswith(first), after.startswith(second)) == (True, True)
     assert before.endswith("(blocks 0, 1, 2, 3, 4 on n1)")
-    assert after.startswith(second)
     assert after.endswith("(blocks 5, 6 on n2)")
 
 
@@ -300,8 +289,6 @@ def test_hardware_that_is_allowed_is_pooled_and_listed(results):
         compare_arms(results)
     for allowed in ("hardware", "host", "h*"):
         assert undeclared(assert_pooled(results, allow=(allowed,))) == ["hardware"]
-    results.write_profile(results.profile_yaml().replace("_differences: [", "_differences: [hardware, "))
-    assert undeclared(compare_arms(results)) == ["hardware"]
 
 
 def test_older_runs_without_a_node_are_held_to_one_host_as_before(results):
@@ -311,21 +298,19 @@ def test_older_runs_without_a_node_are_held_to_one_host_as_before(results):
 
 
 def test_devices_that_a_scheduler_chose_and_places_on_several_hosts_are_no_difference_of_servers(results):
-    for variant in ("baseline", "guided"):
-        for block, run_id in enumerate(run_ids(results, variant)):
-            cores = {"server.client_cores": f"client on {block}, server on {block + 1}-{block + 7}"}
-            edit_run(
-                results, run_id, node=node("n1", f"{block}", cores=f"{block}-{block + 7}"),
-                env={"CUDA_VISIBLE_DEVICES": f"{block}", "NVIDIA_VISIBLE_DEVICES": f"{block}", "OMP": "4"},
-                effective_config=results.run(run_id).read().effective_config | cores,
-            )  # fmt: skip
+    for run in results.plan().runs:
+        block, config = run.block, results.run(run.run_id).read().effective_config
+        cores = {"server.client_cores": f"client on {block}, server on {block + 1}-{block + 7}"}
+        devices = {"CUDA_VISIBLE_DEVICES": f"{block}", "NVIDIA_VISIBLE_DEVICES": f"{block}", "OMP": "4"}
+        of_node = node("n1", f"{block}", cores=f"{block}-{block + 7}")
+        edit_run(results, run.run_id, node=of_node, env=devices, effective_config=config | cores)
     assert undeclared(compare_arms(results)) == []
     edit_run(results, BASELINE, env={"CUDA_VISIBLE_DEVICES": "0", "OMP": "8"})
     assert differences_of(results) == ('env.OMP: "8" or "4" against "4"',)
     edit_run(results, BASELINE, env={"OMP": "4"})
-    for planned in results.plan().runs:
-        argv = (f"/scratch/n{planned.block}/bin/python", "-m", "vllm")
-        edit_run(results, planned.run_id, node=node(f"n{planned.block}"), argv=argv)
+    for run in results.plan().runs:
+        argv = (f"/scratch/n{run.block}/bin/python", "-m", "vllm")
+        edit_run(results, run.run_id, node=node(f"n{run.block}"), argv=argv)
     assert undeclared(compare_arms(results)) == []
     place(results, lambda block: node("n1"))
     assert any(difference.startswith("argv.program") for difference in differences_of(results))
@@ -334,8 +319,62 @@ def test_devices_that_a_scheduler_chose_and_places_on_several_hosts_are_no_diffe
 def test_what_a_stranger_calls_a_node_begins_no_line_of_a_refusal(results):
     place(results, lambda block: node("n1\n  seed: 7 against 8", cpu_model=f"\x1b[2J{block > 3}\n"))
     (difference,) = differences_of(results)
-    assert not {"\n", "\x1b"} & set(difference)
     place(results, lambda block: node("n2\nand more"), ("guided",))
     warnings = load_experiment(results.path).block_warnings
-    assert [warning.code for warning in warnings].count("block-on-several-nodes") == 7
-    assert not any("\n" in warning.message for warning in warnings)
+    assert codes_of_blocks(results).count("block-on-several-nodes") == 7
+    assert not {"\n", "\x1b"} & set(difference + "".join(warning.message for warning in warnings))
+
+
+THREE = ("n1", "n2", "n3") * 4
+
+
+def test_blocks_on_one_node_have_no_results_by_node(tmp_path):
+    results = write_on_nodes(tmp_path / "r", ("n1",) * 6)
+    assert compare_arms(results).nodes is None
+    assert analyze_directory(results.path).nodes == ()
+
+
+def test_the_test_is_the_f_test_of_the_textbook_where_a_node_has_two_blocks():
+    groups = [(0.10, 0.12, 0.11), (0.09, 0.13), (0.16, 0.18, 0.15)]
+    assert p_of_equal_nodes(groups) == pytest.approx(stats.f_oneway(*groups).pvalue)
+    assert p_of_equal_nodes([(0.1,), (0.2,), (0.1,), (0.3,), (0.1,), (0.2,)]) is None
+    assert p_of_equal_nodes([(0.1, 0.2), (0.3, 0.3)]) is None
+    assert p_of_equal_nodes([(0.1,) * 3, (0.1 + 1e-16,) * 3]) == 1
+    assert p_of_equal_nodes([(0.1,) * 3, (0.2,) * 3]) == 0
+
+
+@pytest.mark.parametrize("scatter", [0.004, 0.0])
+def test_nodes_that_are_alike_are_not_called_different_and_exactly_equal_blocks_neither(tmp_path, scatter):
+    results = write_on_nodes(tmp_path, THREE, scatter=scatter)
+    comparison = compare_arms(results)
+    metric = comparison.nodes.metrics[0]
+    assert (messages(comparison, "node-differs"), comparison.nodes.num_tests) == ([], 2 * 3)
+    ratios = {row.node: row.ratio for row in metric.rows}
+    assert ratios == pytest.approx(dict.fromkeys(("n1", "n2", "n3"), metric.over_blocks.ratio), rel=0.01)
+    edit_run(results, next(run.run_id for run in results.plan().runs if run.block == 4), state="failed")
+    named = compare_arms(results, metrics=("wall_s",), confidence=0.9).nodes
+    assert {row.node: row.num_blocks for row in named.metrics[0].rows} == {"n1": 4, "n2": 3, "n3": 4}
+    assert (named.num_tests, named.confidence) == (2, 0.9)
+
+
+def test_nodes_that_differ_are_named_with_cell_metric_and_size_and_change_no_verdict(tmp_path):
+    results = write_on_nodes(tmp_path / "r", THREE, {"n3": 0.05})
+    before = compare_arms(results)
+    (message,) = messages(before, "node-differs")
+    metric = before.nodes.differing[0]
+    ratios = [row.ratio for row in metric.rows]
+    assert max(ratios) / min(ratios) == pytest.approx(1.05, abs=0.01)
+    assert message.startswith(f"nodes differ beyond chance: {metric.metric} in {metric.label} changes by +")
+    assert " on n3 (p <0.001, one of 6 tests)" in message
+    assert "and so in 5 more metrics of these cells" in message
+    for run in results.plan().runs:
+        edit_run(results, run.run_id, node=NodeInfo(name="n1", hostname="n1"))
+    assert compare_arms(results).cells == before.cells
+
+
+def test_with_one_block_per_node_these_cannot_be_told_from_blocks_and_a_table_of_many_has_the_farthest(tmp_path):
+    path = write_on_nodes(tmp_path / "r", [f"n{i:02d}" for i in range(14)], {"n07": 0.05}).path
+    _, table, _ = in_process("compare", path)
+    for words in ("a node cannot be told from a block", "n07", "and 2 nodes more"):
+        assert words in table
+    assert compare_arms(ResultDirectory(path)).nodes.metrics[0].p is None
