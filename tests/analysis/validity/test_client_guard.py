@@ -1,6 +1,7 @@
 """A client that was the bottleneck says so; one that was not is left in peace."""
 
 import asyncio
+import itertools
 import random
 import time
 from statistics import median
@@ -389,9 +390,11 @@ def test_a_client_that_is_held_up_says_so_where_its_times_are_wrong_and_the_kern
     of_last, of_all = [], []  # by how much a stamp is later than the server's own send, in ms
     for record in run.requests:
         stamps_ns = record.choices[0].chunk_ns
-        errors = [(at - true) / NS_PER_MS for at, true in zip(stamps_ns, truths[record.request_id]["sent_ns"])]
+        sends_ns = truths[record.request_id]["sent_ns"]
+        errors = [(at - true) / NS_PER_MS for at, true in zip(stamps_ns, sends_ns, strict=True)]
+        ends_a_read = [at != later for at, later in itertools.pairwise((*stamps_ns, 0))]
+        of_last += itertools.compress(errors, ends_a_read)
         of_all += errors
-        of_last += [error for error, at, later in zip(errors, stamps_ns, (*stamps_ns[1:], 0)) if later != at]
     if stamps == "kernel":
         assert median(of_last) < 2  # of a client that reads every 50 ms
     doubts = [doubt.message for doubt in client_suspect_warnings(run, CLOSED) if doubt.code == UNRELIABLE]

@@ -377,4 +377,4 @@ def test_with_one_block_per_node_these_cannot_be_told_from_blocks_and_a_table_of
     _, table, _ = in_process("compare", path)
     for words in ("a node cannot be told from a block", "n07", "and 2 nodes more"):
         assert words in table
-    assert compare_arms(ResultDirectory(path)).nodes.metrics[0].p is None
+    assert compare_arms(ResultDirectory(path)).nodes.metrics[0].p_value is None
