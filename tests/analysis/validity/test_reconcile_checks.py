@@ -147,7 +147,8 @@ CASES = {
     ),
     "another counter of tokens": (double_counters, "counters", "invalid", "grew by 128, usage 64"),
     "steps longer than the wall time": (
-        lambda r: change_steps(r, BASELINE, dur_ns=2 * STEP_NS), "step-time", "doubt", "steps 0.160 s, wall 0.080 s",
+        lambda r: change_steps(r, BASELINE, dur_ns=2 * STEP_NS),
+        "step-time", "doubt", "steps 0.160 s, wall 0.080 s",
     ),
     "steps on the engine's clock": (take_virtual_time, "step-time", "agrees", "steps 1.600 s, wall 1.600 s"),
     "an unguided variant that was guided": (
