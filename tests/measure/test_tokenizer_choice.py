@@ -16,11 +16,16 @@ from support.servers.simulator import sim_server
 from benchctl.errors import UsageError
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokenizer_for
 from benchctl.profile.load import profile_from_plain
-from benchctl.records.record import Message
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import Message, PreparedRequest, RequestRecord
 from benchctl.workload.tokenizers import LocalTokenizer, count_chat_tokens, count_tokens
 
 pytest.importorskip("tokenizers")
+
+
 TEXTS = ("hello world", "", "12345 and 1 more", "hello world")
+
+
 CHATS = ((Message(role="user", content="hello world"),), (Message(role="user", content="again"),))
 
 
@@ -36,13 +41,9 @@ def _hub(model, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "hub/models--Qwen--Qwen2.5-1.5B-Instruct"
-    snapshot = repository / "snapshots/1111"
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
+    (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text("1111")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model / name, snapshot)
-    return snapshot
+    return shutil.copytree(model, repository / "snapshots/1111")
 
 
 def profile_of(kind: str, model: object, options: dict | None = None, workload: dict | None = None, **keys: object):
@@ -62,42 +63,34 @@ def profile_of(kind: str, model: object, options: dict | None = None, workload: 
     )  # fmt: skip
 
 
-class Questions(BaseHTTPRequestHandler):
-    """A server that counts the characters of prompts and notes what it was asked; it may refuse chats."""
-
-    asked: list[tuple[str, dict, str | None]]
-    counts_chats = True
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, body, self.headers.get("Authorization")))
-        if self.path != "/tokenize" or ("messages" in body and not self.counts_chats):
-            self.send_error(404)
-            return
-        text = body["prompt"] if "prompt" in body else "".join(each["content"] for each in body["messages"])
-        answer = json.dumps({"count": len(text), "max_model_len": 9}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_args: object) -> None:
-        """Be silent."""
-
-
 @contextmanager
 def questions(*, counts_chats: bool = True):
-    handler = type("Asked", (Questions,), {"asked": [], "counts_chats": counts_chats})
-    with handled_by(handler) as url:
-        yield url, handler.asked
+    """A server that counts the characters of prompts, and perhaps of chats; its address and what it was asked."""
+    asked: list[tuple[dict, str | None]] = []
+
+    class Questions(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((body, self.headers.get("Authorization")))
+            if self.path != "/tokenize" or ("messages" in body and not counts_chats):
+                self.send_error(404)
+                return
+            text = body["prompt"] if "prompt" in body else "".join(each["content"] for each in body["messages"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"count": len(text), "max_model_len": 9}).encode())
+
+        def log_message(self, *_args: object) -> None:
+            """Be silent."""
+
+    with handled_by(Questions) as url:
+        yield url, asked
 
 
 def test_the_tokenizer_that_is_named_beside_the_model_or_in_the_hubs_cache_counts(model, hub, tmp_path):
+    named = shutil.copytree(model, tmp_path / "named")
     other = json.loads((model / "tokenizer.json").read_text()) | {"post_processor": None}
-    named = tmp_path / "named"
-    named.mkdir()
     (named / "tokenizer.json").write_text(json.dumps(other))
-    shutil.copy(model / "tokenizer_config.json", named)
     for served, workload, directory in (
         (model, {}, model),
         ("qwen2.5-1.5b", {}, hub),
@@ -107,10 +100,9 @@ def test_the_tokenizer_that_is_named_beside_the_model_or_in_the_hubs_cache_count
     ):
         expected, profile = LocalTokenizer(directory), profile_of("vllm", served, workload=workload)
         with tokenizer_for(profile) as tokenizer:
-            assert tokenizer.source == expected.source
             assert tokenizer.count_texts(TEXTS) == expected.count_texts(TEXTS)
             assert tokenizer.count_chats(CHATS) == expected.count_chats(CHATS)
-        assert planning_tokenizer(profile).source == expected.source
+            assert tokenizer.source == planning_tokenizer(profile).source == expected.source
 
 
 def test_a_named_tokenizer_that_is_not_to_be_had_is_an_error(hub, monkeypatch, tmp_path):
@@ -138,12 +130,10 @@ def warning_of(profile, tokenizer):
 
 
 def test_without_the_package_or_a_tokenizer_a_plan_is_an_estimate_that_says_what_to_do(model, monkeypatch):
-    profile = profile_of("vllm", "nobody/nothing")
-    message = warning_of(profile, planning_tokenizer(profile))
-    assert "a plan asks no server; the run will, or name one in workload.tokenizer" in message
     with questions() as (url, asked):
-        profile = profile_of("attach", "unknown", {"url": url})
-        assert "a plan asks no server" in warning_of(profile, planning_tokenizer(profile))
+        for profile in (profile_of("vllm", "nobody/nothing"), profile_of("attach", "unknown", {"url": url})):
+            message = warning_of(profile, planning_tokenizer(profile))
+            assert "a plan asks no server; the run will, or name one in workload.tokenizer" in message
     assert not asked
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with tokenizer_for(profile_of("vllm", model)) as tokenizer:
@@ -163,19 +153,15 @@ def test_a_running_server_counts_exactly_as_its_usage_will(tmp_path, model):
         for dialect in ("vllm", "sglang", "openai"):
             with tokenizer_for(profile_of("attach", model, {"url": url, "dialect": dialect})) as tokenizer:
                 assert tokenizer.count_texts(TEXTS) == tuple(map(count_tokens, TEXTS))
-                counts = tokenizer.count_chats(CHATS)
-                assert (counts, tokenizer.source) == (tuple(map(count_chat_tokens, CHATS)), "server")
-        for chat, count in zip(CHATS, counts, strict=True):
-            body = {"messages": [{"role": each.role, "content": each.content} for each in chat], "max_tokens": 1}
-            usage = server.client.post("/v1/chat/completions", json=body).json()["usage"]
-            assert usage["prompt_tokens"] == count
+                counts = (tokenizer.count_chats(CHATS), tokenizer.source)
+                assert counts == (tuple(map(count_chat_tokens, CHATS)), "server")
         done = benchctl("load", url, "--num-prompts", "4", "--output-len", "2", "-o", "out", "--json", cwd=tmp_path)
     assert done.returncode in {0, 4}, done.stderr
-    planned = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
+    planned = list(read_jsonl(tmp_path / "out/requests.jsonl", PreparedRequest))
+    assert {request.prompt_tokens_from for request in planned} == {"server"}
     (sent,) = (tmp_path / "out").glob("runs/*/requests.jsonl")
-    seen = {each["request_id"]: each["prompt_tokens"] for each in map(json.loads, sent.read_text().splitlines())}
-    assert {each["prompt_tokens_from"] for each in planned} == {"server"}
-    assert {each["request_id"]: each["prompt_tokens"] for each in planned}.items() <= seen.items()
+    usage = {request.request_id: request.prompt_tokens for request in read_jsonl(sent, RequestRecord)}
+    assert {request.request_id: request.prompt_tokens for request in planned}.items() <= usage.items()
 
 
 def test_a_server_is_asked_once_for_each_prompt_with_the_key_and_the_variables_of_the_template(model, monkeypatch):
@@ -185,12 +171,10 @@ def test_a_server_is_asked_once_for_each_prompt_with_the_key_and_the_variables_o
         profile = profile_of("attach", model, {"url": url, "api_key_env": "SERVER_KEY"}, request=request)
         with tokenizer_for(profile) as tokenizer:
             tokenizer.count_chats(CHATS[:1])
-            assert tokenizer.count_texts(TEXTS) == tuple(map(len, TEXTS))
-            assert tokenizer.count_texts(TEXTS[::-1]) == tuple(map(len, TEXTS[::-1]))
-        with tokenizer as again:
-            assert again.count_texts(TEXTS[:1]) == (len(TEXTS[0]),)
-    assert all("a-key" in key for _, _, key in asked)
-    bodies = [body for _, body, _ in asked]
+            for texts in (TEXTS, TEXTS[::-1], TEXTS[:1]):
+                assert tokenizer.count_texts(texts) == tuple(map(len, texts))
+    assert all("a-key" in key for _, key in asked)
+    bodies = [body for body, _ in asked]
     prompts = [body["prompt"] for body in bodies if "prompt" in body]
     assert sorted(prompts) == sorted({*TEXTS, "a"})  # "a" tries whether the server counts at all
     assert {"prompt": TEXTS[0], "add_special_tokens": True} in bodies
@@ -203,14 +187,13 @@ def test_a_server_is_asked_once_for_each_prompt_with_the_key_and_the_variables_o
 
 
 def test_a_server_that_counts_no_chats_leaves_them_to_the_tokenizer_of_the_model(model):
+    local = LocalTokenizer(model)
     with (
         questions(counts_chats=False) as (url, _),
-        tokenizer_for(profile_of("attach", model, {"url": url})) as tokenizer,
+        tokenizer_for(profile_of("attach", model, {"url": url})) as mixed,
     ):
-        assert tokenizer.count_texts(["four"]) == (4,)
-        assert tokenizer.source == "server"
-        assert tokenizer.count_chats(CHATS) == LocalTokenizer(model).count_chats(CHATS)
-        assert tokenizer.source == LocalTokenizer(model).source
+        assert (mixed.count_texts(["four"]), mixed.source) == ((4,), "server")
+        assert (mixed.count_chats(CHATS), mixed.source) == (local.count_chats(CHATS), local.source)
 
 
 def test_a_server_that_is_not_there_or_counts_nothing_leaves_an_estimate_with_a_warning():
