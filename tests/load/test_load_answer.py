@@ -1,21 +1,31 @@
-"""An answer from raw reads: HTTP in all its framings, what is wrong with it, and bytes that are no answer."""
+"""An answer from raw reads: HTTP in all its framings, why it ended, what is wrong with it, and other bytes."""
 
+import asyncio
 import gc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
+from support.servers import paced_engine as paced
+from support.servers.parts_server import serving, writing
+from support.servers.sse import HEAD, answered, choice, chunked, cut, event, request, told, total, used, written
 
 from benchctl.load.answer import Answer, error_of
-from benchctl.records.record import RequestError
+from benchctl.load.client import StreamClient
+from benchctl.load.schedule import Load
+from benchctl.measure.sending import _crash_wait_s
+from benchctl.profile.arrival import Arrival
+from benchctl.profile.sections import Timeouts
+from benchctl.records.finish_reasons import ENDINGS, ending_of, finish_error, is_cut, unknown_reasons
+from benchctl.records.record import RequestError, RequestRecord
 
+DONE = b"data: [DONE]\n\n"
 EVENTS = (
     event(written("a ", ids=[1])),
     event(written("ö", ids=[2])),
     event(written("", ids=[3], finish="length")),
     event(usage=used(3)),
-    b"data: [DONE]\n\n",
+    DONE,
 )
 BODY = b"".join(EVENTS)
 CHUNKED = chunked(*EVENTS)
@@ -40,12 +50,6 @@ def test_an_answer_is_understood_in_each_framing_wherever_it_is_cut_and_complete
         assert answer.is_complete
 
 
-def test_headers_are_those_of_the_server_and_trailers_are_none_of_them():
-    answer = answered(CHUNKED.removesuffix(b"\r\n") + b"x-time: 3\r\n\r\n")
-    assert [name for name, _ in answer.headers] == [b"server", b"content-type", b"transfer-encoding"]
-    assert error_of(answer, request()) is None
-
-
 def test_bytes_behind_the_end_of_the_answer_change_nothing():
     for wire in (CHUNKED, LENGTH):
         for more in (b"HTTP/1.1 500 Oops\r\n\r\n", b"junk", CHUNKED):
@@ -66,11 +70,7 @@ def test_an_answer_cut_short_is_an_early_close_and_what_came_is_kept():
     for num_bytes in range(len("data: {"), len(b"".join(EVENTS[:3]).rstrip())):
         error = error_of(answered(HEAD + b"\r\n" + BODY[:num_bytes]), request())
         assert (error and error.kind) == "early-close"
-
-
-def test_an_end_in_the_middle_of_an_event_is_told_with_its_beginning():
-    body = EVENTS[0] + EVENTS[1][:20]
-    error = error_of(answered(chunked(body)), request())
+    error = error_of(answered(chunked(EVENTS[0] + EVENTS[1][:20])), request())
     assert error.message == 'the stream ended in the middle of an event: {"choices": [{'
 
 
@@ -82,12 +82,13 @@ def test_what_is_left_without_a_blank_line_arrives_with_the_read_that_completes_
     assert error_of(answer, request()) is None
 
 
-def test_interim_answers_are_skipped():
+def test_headers_are_those_of_the_answer_and_neither_of_interim_answers_nor_of_its_trailers():
     early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
+    wire = early + CHUNKED.removesuffix(b"\r\n") + b"x-time: 3\r\n\r\n"
     for place in range(len(early) + 20):
-        wire = early + CHUNKED
         answer = answered(wire[:place], wire[place:])
-        assert (answer.status, answer.headers[0]) == (200, (b"server", b"x"))
+        assert answer.status == 200
+        assert [name for name, _ in answer.headers] == [b"server", b"content-type", b"transfer-encoding"]
         assert error_of(answer, request()) is None
 
 
@@ -99,7 +100,6 @@ def test_interim_answers_are_skipped():
         (b'{"error": "in one word"}', '"in one word"'),
         (b'{"detail": "Not Found"}', '{"detail": "Not Found"}'),
         (b"Internal\nServer Error", "Internal Server Error"),
-        (b"x" * 500, "x" * 200 + "…"),
         (b"x" * 9000, "x" * 200 + "…"),
         (b'{"error":' * 2000, ('{"error":' * 23)[:200] + "…"),
         (b"\xff", "\ufffd"),
@@ -112,13 +112,10 @@ def test_a_refusal_is_quoted_whatever_its_form(body, stated):
     assert (answer.body_head, answer.reader.choices()) == (body[:4096], ())
 
 
-def test_what_an_answer_without_events_says_is_quoted_from_all_its_reads():
+def test_a_refusal_cut_short_is_one_and_an_answer_without_events_is_quoted_from_all_its_reads():
+    assert error_of(answered(REFUSAL[:-5]), request()).kind == "http-status"
     answer = answered(HEAD + b"\r\nall ", b"at ", b"once")
     assert error_of(answer, request()).message == "the answer holds no events: all at once"
-
-
-def test_a_refusal_cut_short_is_still_a_refusal():
-    assert error_of(answered(REFUSAL[:-5]), request()).kind == "http-status"
 
 
 @pytest.mark.parametrize(
@@ -142,14 +139,9 @@ def test_what_cannot_be_read_as_http_is_told_so(wire, message):
         assert error.kind == "malformed-http"
         assert error.message.startswith(message)
         assert answer.reader.choices() == ()
-
-
-def test_bytes_that_are_no_http_end_the_answer_though_the_connection_stays_open():
     answer = Answer(1)
-    answer.feed(1, 0, b"this is no HTTP\r\n\r\n")
-    assert (answer.is_over, answer.is_complete) == (True, False)
-    answer.feed(2, 0, CHUNKED)
-    assert answer.status is None
+    answer.feed(1, 0, wire)
+    assert (answer.is_over, answer.is_complete) == (True, False), "though the connection stays open"
 
 
 def test_tokens_before_a_break_of_the_framing_are_kept_and_a_plain_coding_is_no_compression():
@@ -197,17 +189,15 @@ def test_what_the_server_says_of_its_failure_counts_more_than_how_the_stream_end
         assert error_of(answered(wire), request()).kind == "server-error"
 
 
-def test_an_answer_may_stop_early_unless_its_length_is_demanded():
+def test_an_answer_may_stop_early_unless_its_length_is_demanded_and_never_be_far_longer():
     for max_tokens in (3, 9):
         assert error_of(answered(CHUNKED), request(max_tokens=max_tokens)) is None
         demanded = error_of(answered(CHUNKED), request(max_tokens=max_tokens, ignore_eos=True))
         assert (demanded is None) == (max_tokens == 3)
-
-
-def test_usage_beyond_what_was_requested_fails_whether_or_not_the_length_is_demanded():
     for count, kind in ((100, None), (135, None), (1000, "wrong-length")):
-        answer = answered(chunked(event(written("a", finish="stop")), total(count)))
-        error = error_of(answer, request(max_tokens=100))
+        error = error_of(
+            answered(chunked(event(written("a", finish="stop")), total(count))), request(max_tokens=100)
+        )
         assert (error and error.kind) == kind
 
 
@@ -242,8 +232,8 @@ def test_no_bytes_whatever_raise_and_each_answer_is_complete_or_in_error(pieces,
         wire = wire[:begin] + patch + wire[end:]
     whole, parts = answered(wire), answered(*cut(wire, places))
     bytewise = answered(*(wire[i : i + 1] for i in range(len(wire))))
-    error = error_of(whole, request())
-    assert (error and error.kind) == _kind(parts) == _kind(bytewise)
+    error, *others = (error_of(answer, request()) for answer in (whole, parts, bytewise))
+    assert [other and other.kind for other in others] == [error and error.kind] * 2
     assert told(whole.reader) == told(parts.reader) == told(bytewise.reader)
     assert (whole.status, whole.is_complete) == (parts.status, parts.is_complete)
     if error is None:
@@ -253,15 +243,61 @@ def test_no_bytes_whatever_raise_and_each_answer_is_complete_or_in_error(pieces,
         assert whole.is_complete
 
 
-def _kind(answer):
-    error = error_of(answer, request())
-    return error and error.kind
+def ended_by(finish_reason: object, said=written) -> bytes:
+    return chunked(event(said("b")), event(said("b", finish=finish_reason)), total(2), DONE)
 
 
-@given(place=st.integers(0, len(CHUNKED) - 1), bit=st.integers(0, 7))
-def test_a_flipped_bit_never_raises(place, bit):
-    wire = bytearray(CHUNKED)
-    wire[place] ^= 1 << bit
-    answer = answered(bytes(wire))
-    error = error_of(answer, request())
-    assert error is not None or answer.reader.num_finished == 1
+def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one_in_the_words_of_each_engine():
+    words = ("stop", "length", "tool_calls", "function_call", "eos", "word", "limit", "STOP", "tool-calls")
+    objects = [({"type": "stop", "matched": 2}, "stop"), ({"type": "length", "length": 2}, "length")]
+    for finish_reason, word in (*zip(words, words, strict=True), *objects):
+        for said in (written, choice):
+            answer = answered(ended_by(finish_reason, said))
+            assert error_of(answer, request()) is None, finish_reason
+            assert [each.finish_reason for each in answer.reader.choices()] == [word]
+            assert ending_of(word) is not None
+    for word, ending in ENDINGS.items():
+        assert ending_of(word.upper()) == ending_of(word.replace("_", "-")) == ending
+        assert (finish_error([word]) is not None) == ending.startswith("finish-")
+        assert is_cut(word) == (ending == "limit")
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "kind", "message"),
+    [
+        ("error", "finish-error", "finish_reason 'error'"),
+        ("abort", "finish-abort", "finish_reason 'abort'"),
+        ("content_filter", "finish-content-filter", "finish_reason 'content_filter'"),
+        ("cancelled", "finish-cancelled", "finish_reason 'cancelled'"),
+        ({"type": "abort", "message": "out of KV cache"}, "finish-abort", "'abort': out of KV cache"),
+        ("", "unfinished", ""),
+        (None, "unfinished", ""),
+        ({}, "unfinished", ""),
+        (7, "malformed-stream", ""),
+    ],
+)
+def test_an_answer_that_failed_or_has_no_reason_is_a_failure_of_its_own_class(finish_reason, kind, message):
+    for wire in (ended_by(finish_reason), ended_by(finish_reason)[: -40 if message else None]):
+        answer = answered(wire)
+        error = error_of(answer, request())
+        assert (error.kind, message in error.message) == (kind, True), error
+        assert not message or answer.reader.choices()[0].text == "bb"
+
+
+def test_failures_of_a_load_are_counted_by_class():
+    words = iter(["stop", "error", "abort", "error", "length", "sudden_death"])
+    kept: list[RequestRecord] = []
+
+    async def next_answer(writer):
+        await writing(ended_by(next(words)))(writer)
+
+    async def go():
+        async with serving(next_answer) as url, StreamClient(url, Timeouts()) as client:
+            load = Load(client, Arrival(kind="closed-loop", max_concurrency=1), kept.append)
+            await load.drive(paced.call(paced.request(i, max_tokens=2)) for i in range(6))
+            return load.summary()
+
+    summary = asyncio.run(go())
+    assert (summary.num_failed, summary.failures) == (3, {"finish-error": 2, "finish-abort": 1})
+    assert _crash_wait_s(summary.failures.keys()) > 0
+    assert [unknown_reasons(record) for record in kept] == [[]] * 5 + [["sudden_death"]]

@@ -1,28 +1,25 @@
-"""Connections of a load: used again where the server keeps them, opened ahead where it does not."""
+"""Connections of a load: used again where the server keeps them, else opened ahead; the kernel stamps arrivals."""
 
 import asyncio
+import struct
+import time
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from support.servers.paced_engine import call, request
+from support.servers.paced_engine import PacedEngine, call, request, running, send
+from support.servers.sse import event, total, written
 
+from benchctl.load import clocks
 from benchctl.load.client import StreamClient
+from benchctl.load.clocks import KernelClock
 from benchctl.load.schedule import Load
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
-from benchctl.units import NS_PER_MS
+from benchctl.units import NS_PER_MS, NS_PER_S
 
-TOKEN = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "finish_reason": %s}]}\n\n'
-LAST = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
-
-
-BODY = TOKEN % b"null" + TOKEN % b'"length"' + LAST
-
-
-def chunk(data):
-    return b"%x\r\n%s\r\n" % (len(data), data)
+BODY = b"".join((event(written("a", ids=[1])), event(written("a", ids=[1], finish="length")), total(2)))
 
 
 @dataclass
@@ -59,18 +56,15 @@ class Server:
                 self.asked[next(line[14:] for line in lines if line.startswith(b"x-request-id:"))] += 1
                 num_answers += 1
                 self.num_used_connections += num_answers == 1
-                await self.answer(writer, is_last=num_answers == self.answers)
+                wire = self.wire(is_last=num_answers == self.answers)
+                for part in (wire[: len(wire) // 2], wire[len(wire) // 2 :]):
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
-
-    async def answer(self, writer, *, is_last):
-        wire = self.wire(is_last=is_last)
-        for part in (wire[: len(wire) // 2], wire[len(wire) // 2 :]):
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.01)
 
     def wire(self, *, is_last):
         if self.whole is not None:
@@ -78,7 +72,10 @@ class Server:
         closing = b"connection: close\r\n" if is_last and self.says_so else b""
         body = BODY.replace(b"\n", self.line_end)
         framing, sent = {
-            "chunks": (b"transfer-encoding: chunked\r\n", chunk(body) + b"0\r\n" + self.trailers + b"\r\n"),
+            "chunks": (
+                b"transfer-encoding: chunked\r\n",
+                b"%x\r\n%s\r\n0\r\n" % (len(body), body) + self.trailers + b"\r\n",
+            ),
             "length": (b"Content-Length: %d\r\n" % len(body), body),
             "end": (b"", body),
         }[self.framing]
@@ -167,3 +164,79 @@ def test_requests_that_come_while_the_server_closes_idle_connections_are_answere
     records = records_of(server, {"kind": "trace"}, requests)
     assert [record.error for record in records] == [None] * 40
     assert server.asked == ONCE_EACH
+
+
+HOUR_NS = 3600 * NS_PER_S
+
+
+class Wall:
+    """A wall clock that a test sets, and the monotonic clock beside it."""
+
+    now_ns = 1_000 * NS_PER_S
+    offset_ns = HOUR_NS
+    width_ns = 100
+
+    def stamp(self, at_ns: int) -> bytes:
+        return struct.pack("@qq", *divmod(at_ns + self.offset_ns, NS_PER_S))
+
+
+@pytest.fixture(name="wall")
+def _wall(monkeypatch):
+    wall = Wall()
+    monkeypatch.setattr(clocks, "realtime_less_monotonic", lambda: (wall.width_ns, wall.now_ns, wall.offset_ns))
+    return wall
+
+
+def test_a_stamp_is_the_time_of_arrival_and_never_later_than_the_read(wall):
+    clock = KernelClock()
+    read_ns = wall.now_ns + 50 * NS_PER_MS
+    assert clock.arrival_ns(wall.stamp(read_ns - 7_000), read_ns) == read_ns - 7_000
+    assert clock.arrival_ns(wall.stamp(read_ns + 3_000), read_ns) == read_ns  # two clocks are never read at once
+    assert clock.arrival_ns(wall.stamp(read_ns + 1 * NS_PER_MS), read_ns) is None
+    assert clock.arrival_ns(b"", read_ns) is None
+    wall.width_ns, wall.offset_ns = 5 * NS_PER_MS, HOUR_NS + 2 * NS_PER_MS
+    clock.sample()
+    assert len(clock.offsets) == 1, "a look that was interrupted teaches nothing"
+
+
+@pytest.mark.parametrize("step_ns", [NS_PER_S, -NS_PER_S, 40_000, -HOUR_NS], ids=str)
+def test_no_read_since_the_last_look_before_a_clock_was_set_has_a_time_of_the_kernel(wall, step_ns):
+    clock = KernelClock()
+    before_ns, early = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
+    wall.now_ns += 20 * NS_PER_MS
+    clock.sample()
+    between_ns, unsure = wall.now_ns + 5 * NS_PER_MS, wall.stamp(wall.now_ns + 4 * NS_PER_MS)
+    wall.now_ns += 100 * NS_PER_MS
+    wall.offset_ns += step_ns
+    clock.sample()
+    after_ns, late = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
+    assert [offset.realtime_less_monotonic_ns for offset in clock.offsets] == [HOUR_NS, HOUR_NS + step_ns]
+    assert clock.arrival_ns(early, before_ns) == before_ns - NS_PER_MS
+    assert clock.arrival_ns(unsure, between_ns) is None
+    assert clock.arrival_ns(late, after_ns) is None
+    wall.now_ns += 200 * NS_PER_MS
+    clock.sample()
+    assert clock.arrival_ns(wall.stamp(wall.now_ns), wall.now_ns) is None, "for the rest of the load"
+
+
+def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_path):
+    async def go(how):
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            asking = asyncio.create_task(send(client, call(request(0, max_tokens=30, gap_ms=20)), 0))
+            while not asking.done():
+                await asyncio.sleep(0.001)
+                time.sleep(0.015)  # noqa: ASYNC251 - the loop is to stand still
+            return await (await asking).record()
+
+    with running(tmp_path) as how:
+        record = asyncio.run(go(how))
+    assert record.error is None
+    if record.stamps != "kernel":
+        pytest.skip("this kernel does not stamp what arrives (SO_TIMESTAMPNS)")
+    truth = PacedEngine(truth=tmp_path / "truth.jsonl").truths()["r0"]
+    (choice,) = record.choices
+    errors_ns = sorted(seen - sent for seen, sent in zip(choice.chunk_ns, truth["sent_ns"], strict=True))
+    late_ns = sorted(choice.chunk_late_ns)
+    assert late_ns[len(late_ns) // 2] > 3 * NS_PER_MS
+    # The server may be held up between its note and its send, but not in half of them.
+    assert 0 <= errors_ns[len(errors_ns) // 2] < 1 * NS_PER_MS

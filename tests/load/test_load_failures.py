@@ -1,11 +1,15 @@
-"""Every way in which a request can fail is a class of its own, and all that had come until then is kept."""
+"""Every way in which a request can fail is a class of its own that keeps what had come, also of hostile servers."""
 
 import asyncio
+import json
 import socket
 import ssl
 import struct
+import subprocess
+import sys
+import textwrap
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +26,14 @@ from benchctl.load.exchange import Exchange
 from benchctl.load.schedule import Load
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.sections import Timeouts
+from benchctl.records.files import encode
 from benchctl.records.record import Call, RequestRecord
+from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
-TLS = Path(__file__).parent.parent / "support" / "servers" / "programs" / "loopback.pem"
+PROGRAMS = Path(__file__).parents[1] / "support" / "servers" / "programs"
+TLS = PROGRAMS / "loopback.pem"
 
 
 def token(number: int, finish: str = "null") -> bytes:
@@ -37,14 +44,22 @@ Answer: TypeAlias = Callable[[Writer], Awaitable[None]]
 GOOD = HEAD + token(0) + token(1, '"length"') + USAGE
 
 
-def asked(answer: Answer, *calls: Call, context: ssl.SSLContext | None = None, **limits: float) -> RequestRecord:
-    """The record of the last of these requests, or of one of two tokens, which are answered so."""
+TWO_TOKENS = call(request(0, max_tokens=2))
+
+
+async def record_from(url: str, asking: Call = TWO_TOKENS, **limits: float) -> RequestRecord:
+    async with StreamClient(url, Timeouts(**limits)) as client:
+        return await (await send(client, asking, 1)).record()
+
+
+def asked(
+    answer: Answer, asking: Call = TWO_TOKENS, *, context: ssl.SSLContext | None = None, **limits: float
+) -> RequestRecord:
+    """The record of a request that is answered so."""
 
     async def ask() -> RequestRecord:
-        async with serving(answer, context) as url, StreamClient(url, Timeouts(**limits)) as client:
-            for each in calls or (call(request(0, max_tokens=2)),):
-                record = await (await send(client, each, 1)).record()
-            return record
+        async with serving(answer, context) as url:
+            return await record_from(url, asking, **limits)
 
     return asyncio.run(ask())
 
@@ -155,10 +170,6 @@ def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
 
 
 def test_a_port_that_nobody_listens_on_one_that_nobody_accepts_from_and_no_host_are_told_apart():
-    async def ask(url: str) -> RequestRecord:
-        async with StreamClient(url, Timeouts(connect_s=0.3)) as client:
-            return await (await send(client, call(request(0)), 1)).record()
-
     with socket.socket() as closed, socket.socket() as full, ExitStack() as fillers:
         closed.bind(("127.0.0.1", 0))
         full.bind(("127.0.0.1", 0))
@@ -168,7 +179,8 @@ def test_a_port_that_nobody_listens_on_one_that_nobody_accepts_from_and_no_host_
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
         hosts = [f"127.0.0.1:{each.getsockname()[1]}" for each in (closed, full)]
-        records = [asyncio.run(ask(f"http://{host}")) for host in (*hosts, "no-such-host.invalid:1")]
+        hosts.append("no-such-host.invalid:1")
+        records = [asyncio.run(record_from(f"http://{host}", connect_s=0.3)) for host in hosts]
     kinds = [record.error and record.error.kind for record in records]
     assert kinds == ["connect-refused", "connect-timeout", "connect-failed"]
     assert {(record.sent_ns, record.status) for record in records} == {(None, None)}
@@ -236,17 +248,16 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so_and_fails_as_without(
 
 def test_a_server_that_cannot_be_spoken_to_over_tls_says_why(tls):
     async def go() -> tuple[RequestRecord, RequestRecord]:
-        async with serving(writing(GOOD), tls) as url, StreamClient(url, Timeouts()) as client:
-            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-                await client.control.get("/v1/models")
-            distrusted = await (await send(client, call(request(0, max_tokens=2)), 1)).record()
-        async with StreamClient(url, Timeouts()) as client:
-            return distrusted, await (await send(client, call(request(0, max_tokens=2)), 1)).record()
+        async with serving(writing(GOOD), tls) as url:
+            async with StreamClient(url, Timeouts()) as client:
+                with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                    await client.control.get("/v1/models")
+            distrusted = await record_from(url)
+        return distrusted, await record_from(url)
 
     distrusted, absent = asyncio.run(go())
-    assert (distrusted.error and distrusted.error.kind) == "connect-failed"
-    assert "certificate verify failed" in (distrusted.error.message if distrusted.error else "")
-    assert (absent.error and absent.error.kind) == "connect-refused"
+    assert (distrusted.error.kind, absent.error.kind) == ("connect-failed", "connect-refused")
+    assert "certificate verify failed" in distrusted.error.message
 
 
 def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():
@@ -272,31 +283,18 @@ def test_an_answer_is_over_with_its_last_byte_though_its_connection_stays_open()
         assert (record.error, record.completion_tokens) == (None, 2), parts
 
 
-def test_an_answer_whose_last_chunk_comes_by_itself_is_not_understood_in_one_go():
-    events = b"".join(map(token, range(3000)))
-    head = HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
-
-    async def go() -> int:
-        answer = writing(head + b"%x\r\n%s\r\n" % (len(events), events), 0.1, b"0\r\n\r\n", 30.0)
-        async with serving(answer) as url, StreamClient(url, Timeouts(request_s=5.0)) as client:
-            exchange = await send(client, call(request(0, max_tokens=3000)), 1)
-            return sum(len(data) for _, _, data in exchange.reads)
-
-    assert asyncio.run(go()) > len(events), "left for when other streams have had their turn"
-
-
 def test_the_address_of_a_server_is_asked_for_once(monkeypatch):
-    names, found = [], socket.getaddrinfo
-
-    def named(url: str) -> str:
-        return url.replace("127.0.0.1", "localhost")
+    names, lookup = [], socket.getaddrinfo
 
     def counted(host: str, *how: object, **more: object) -> object:
         names.append(host)
-        return found(host, *how, **more)  # type: ignore[arg-type]
+        return lookup(host, *how, **more)  # type: ignore[arg-type]
 
     async def go() -> None:
-        async with serving(writing(GOOD)) as url, StreamClient(named(url), Timeouts()) as client:
+        async with (
+            serving(writing(GOOD)) as url,
+            StreamClient(url.replace("127.0.0.1", "localhost"), Timeouts()) as client,
+        ):
             monkeypatch.setattr(socket, "getaddrinfo", counted)
             load = Load(client, Arrival(kind="burst"), lambda _record: None)
             await load.drive(call(request(i, max_tokens=2)) for i in range(20))
@@ -304,3 +302,121 @@ def test_the_address_of_a_server_is_asked_for_once(monkeypatch):
 
     asyncio.run(go())
     assert names == ["localhost"]
+
+
+@pytest.fixture(scope="module", name="hostile")
+def _hostile() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "hostile_server.py")], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("attack", "kind", "message"),
+    [
+        ("line", "oversized-line", "no end within 16 MiB"),
+        ("line-until-close", "oversized-line", "no end within 16 MiB"),
+        ("data-lines", "oversized-line", "no end within 16 MiB"),
+        ("values", "oversized-line", "more than 262144 values"),
+        ("choices", "unrequested-choice", "a choice 1 where choices 0 to 0 were requested"),
+        ("choice-201", "unrequested-choice", "a choice 200 where"),
+        ("far-choice", "malformed-stream", "cannot be read"),
+        ("tokens", "oversized-answer", "no end within 32 MiB"),
+        ("after-done", "oversized-answer", "after [DONE]"),
+        ("comments", "oversized-line", "no end within 16 MiB"),
+        ("head", "oversized-head", "64 KiB"),
+        ("headers", "oversized-head", "256 headers"),
+        ("many-headers", "oversized-head", "256 headers"),
+        ("interim", "oversized-head", "64 KiB"),
+        ("extension", "oversized-answer", "no end within 32 MiB"),
+        ("trailers", "oversized-answer", "no end within 32 MiB"),
+        ("error-body", "http-status", "xxxx"),
+        ("error-length", "http-status", "xxxx"),
+        ("gzip", "malformed-http", "compressed (gzip), which was not requested"),
+        ("negative-length", "malformed-http", "not HTTP"),
+        ("huge-length", "malformed-http", "not HTTP"),
+        ("chunk-size", "malformed-http", "breaks in the framing"),
+        ("nested", "malformed-stream", "nested too deeply"),
+        ("nested-error", "malformed-stream", "nested too deeply"),
+        ("nested-call", "malformed-stream", "nested too deeply"),
+        ("number-token", "malformed-stream", "$.choices[0].text"),
+        ("list-token", "malformed-stream", "$.choices[0].text"),
+        ("word-ids", "malformed-stream", "$.choices[0].token_ids[0]"),
+        ("broken-text", "malformed-stream", "not UTF-8"),
+        ("surrogate", "malformed-stream", "cannot be read"),
+        ("bare-nul", "malformed-stream", "invalid character"),
+        ("minus-usage", "malformed-stream", "$.usage.completion_tokens"),
+        ("huge-usage", "malformed-stream", "$.usage.completion_tokens"),
+        ("true-usage", "malformed-stream", "$.usage.completion_tokens"),
+        ("float-usage", "malformed-stream", "$.usage.completion_tokens"),
+        ("text-usage", "malformed-stream", "$.usage.completion_tokens"),
+        ("null-usage", "malformed-stream", "tokens cannot be counted"),
+    ],
+)
+def test_each_attack_is_one_failed_request_of_its_class(hostile, attack, kind, message):
+    record = asyncio.run(record_from(f"{hostile}/{attack}", request_s=60.0))
+    assert (record.error.kind, message in record.error.message) == (kind, True), record.error
+    assert len(record.error.message) <= MESSAGE_CHARS
+    assert len(encode(record)) < LINE_BYTES
+
+
+def test_a_byte_per_second_ends_with_the_time_of_the_request_and_an_endless_finish_reason_is_cut(hostile):
+    assert asyncio.run(record_from(f"{hostile}/drip", request_s=1.0)).error.kind == "total-timeout"
+    record = asyncio.run(record_from(f"{hostile}/long-reason"))
+    assert (record.error, record.choices[0].finish_reason) == (None, "x" * 64)
+
+
+def test_the_load_goes_on_among_attacks(hostile):
+    kept: list[RequestRecord] = []
+    paths = ["good", "choices", "good", "tokens", "head", "good", "after-done", "nested", "good"]
+
+    async def go() -> None:
+        async with StreamClient(hostile, Timeouts(request_s=60.0)) as client:
+            load = Load(client, Arrival(kind="closed-loop", max_concurrency=2), kept.append)
+            await load.drive(
+                replace(call(request(i, max_tokens=2)), path=f"/{path}/v1") for i, path in enumerate(paths)
+            )
+
+    asyncio.run(go())
+    fine = {record.index for record in kept if record.error is None}
+    assert (len(kept), fine) == (len(paths), {i for i, path in enumerate(paths) if path == "good"})
+
+
+MEASURED = textwrap.dedent(
+    """
+    import asyncio, json, re, sys
+    from pathlib import Path
+    from support.servers.paced_engine import call, request, send
+    from benchctl.load.client import StreamClient
+    from benchctl.profile.sections import Timeouts
+
+    async def go(url, num_streams):
+        async with StreamClient(url, Timeouts(request_s=60.0)) as client:
+            asked = [send(client, call(request(i, max_tokens=2)), 1) for i in range(num_streams)]
+            return [(await exchange.record()).error.kind for exchange in await asyncio.gather(*asked)]
+
+    def peak_mb():
+        return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+    url, attack, num_streams = sys.argv[1:]
+    asyncio.run(go(url + "/choice-201", 1))
+    before_mb = peak_mb()
+    kinds = asyncio.run(go(f"{url}/{attack}", int(num_streams)))
+    print(json.dumps([kinds, peak_mb() - before_mb]))
+    """
+)
+
+
+@pytest.mark.slow
+def test_lines_of_200_megabytes_at_several_streams_take_little_memory(hostile):
+    for attack, kind in (("line", "oversized-line"), ("tokens", "oversized-answer"), ("values", "oversized-line")):
+        arguments = [sys.executable, "-c", MEASURED, hostile, attack, "4"]
+        path = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+        told = subprocess.run(arguments, capture_output=True, text=True, check=True, env=path, timeout=120)
+        kinds, grown_mb = json.loads(told.stdout)
+        assert kinds == [kind] * 4
+        assert grown_mb < 4 * 2 * LINE_BYTES / (1 << 20), attack

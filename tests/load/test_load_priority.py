@@ -16,8 +16,7 @@ import pytest
 
 from benchctl.load.process import NICE
 
-linux = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs the scheduling policies of Linux")
-pytestmark = linux
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs the policies of Linux")
 FIFO, OTHER = (getattr(os, name, None) for name in ("SCHED_FIFO", "SCHED_OTHER"))
 WITHOUT_CAPABILITY = ("setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice")
 PRELUDE = """
@@ -65,16 +64,11 @@ def told_by(code: str, *prefix: str, arguments: tuple[str, ...] = ()):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def level(*prefix: str, option: str = "auto", num_processes: int = 1) -> str:
-    code = f"with load_priority({option!r}, {num_processes}) as got: print(json.dumps(got.level))"
-    return told_by(code, *prefix)
-
-
 @pytest.fixture(name="privileged", scope="module")
 def _privileged():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the machine has one core, on which real-time scheduling is never asked for")
-    if level() != "fifo":
+    if told_by("with load_priority('auto') as got: print(json.dumps(got.level))") != "fifo":
         pytest.skip("the system grants no priority here: 'benchctl doctor' says what would bring it")
 
 
@@ -97,11 +91,15 @@ print(json.dumps([got.level, seen]))
 
 
 @pytest.mark.parametrize(("num_processes", "got", "inside"), [(1, "fifo", [FIFO, 0]), (99, "nice", [OTHER, NICE])])
-def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside(privileged, num_processes, got, inside):
+def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside_and_never_on_the_only_core(
+    privileged, num_processes, got, inside
+):
     found, seen = told_by(THROUGHOUT, arguments=(str(num_processes),))
     assert found == got
     assert seen.pop("inside") == inside
     assert seen == {when: [OTHER, 0] for when in seen}
+    alone = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    assert told_by(alone + THROUGHOUT, arguments=("1",))[0] == "nice", "where all others would wait"
 
 
 SERVER = """
@@ -124,14 +122,6 @@ print(json.dumps([inside, of_a_server()]))
 def test_a_server_started_meanwhile_or_afterwards_is_ordinary(privileged, tmp_path):
     for num_processes in ("1", "99"):
         assert told_by(SERVER, arguments=(str(tmp_path / "log"), num_processes)) == [[OTHER, 0], [OTHER, 0]]
-
-
-def test_real_time_scheduling_is_not_asked_for_on_one_core_on_which_all_others_would_wait(privileged):
-    code = """
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-with load_priority('auto') as got: print(json.dumps(got.level))
-"""
-    assert told_by(code) == "nice"
 
 
 def test_who_starts_benchctl_at_another_priority_keeps_it_and_a_profile_may_ask_for_none():

@@ -1,21 +1,32 @@
-"""Reading a stream: what counts as output, and that only the bytes matter, not how they were cut."""
+"""Reading a stream: what counts as output, whatever its telling and framing, and that no cut of bytes matters."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.sse import choice, cut, event, read, told, used
+from support.servers.sse import (
+    HEAD,
+    answered,
+    choice,
+    cut,
+    event,
+    lines,
+    read,
+    request,
+    so_far,
+    told,
+    total,
+    used,
+    written,
+)
 
-from benchctl.load.answer import CompletionReader, _text
+from benchctl.load.answer import CompletionReader, _text, error_of
 from benchctl.load.events import EventSplitter, decode_event
-
-USAGE = used(3)
-
 
 PLAIN = (
     event(choice("", role="assistant")),
     event(choice("Hel")),
     event(choice("lo ")),
     event(choice("wörld", finish="stop")),
-    event(usage=USAGE),
+    event(usage=used(3)),
     b"data: [DONE]\n\n",
 )
 
@@ -24,40 +35,9 @@ def test_a_chat_stream_gives_text_arrivals_finish_reason_and_usage():
     reader = read(*PLAIN)
     (only,) = reader.choices()
     assert (only.text, only.finish_reason, only.chunk_ns) == ("Hello wörld", "stop", (1, 2, 3))
-    assert (only.output_tokens, only.chunk_tokens) == (3, None)
-    assert (reader.usage.prompt_tokens, reader.usage.cached_tokens) == (9, None)
-    assert (reader.is_terminated, reader.error) == (True, None)
-    cached = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
-    assert cached.usage.cached_tokens == 4
-
-
-def test_one_chunk_without_token_ids_makes_all_counts_of_its_choice_unknown():
-    (only,) = read(event(choice("a", ids=[1])), event(choice("b"))).choices()
-    assert (only.chunk_tokens, only.output_tokens) == (None, None)
-
-
-def test_what_the_last_event_alone_says_is_no_chunk_and_what_each_says_may_be_one_without_text():
-    timings = [{"timings": {"predicted_n": count, "predicted_ms": 1.0}} for count in (1, 3, 4)]
-    for events, arrivals, tokens, output in (
-        ([choice("a"), choice("b"), (choice("", finish="length"), {"usage": USAGE})], (0, 1), None, 3),
-        ([choice("a"), choice("b", finish="length"), (None, {"usage": USAGE, **timings[1]})], (0, 1), None, 3),
-        (
-            [
-                choice(None, role="assistant"),
-                (choice("a"), timings[0]),
-                (choice("b"), timings[1]),
-                choice(finish="length"),
-                (None, {"usage": used(4), **timings[2]}),
-            ],
-            (1, 2, 4),
-            (1, 2, 1),
-            4,
-        ),
-    ):
-        pairs = [each if isinstance(each, tuple) else (each, {}) for each in events]
-        (only,) = read(*(event(*filter(None, [one]), **rest) for one, rest in pairs)).choices()
-        assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == (arrivals, tokens, output)
-        assert (only.text, only.finish_reason) == ("ab", "length")
+    assert (only.output_tokens, only.chunk_tokens, reader.usage.prompt_tokens) == (3, None, 9)
+    assert (reader.is_terminated, reader.error, reader.usage.cached_tokens) == (True, None, None)
+    assert read(event(usage=used(3, prompt_tokens_details={"cached_tokens": 4}))).usage.cached_tokens == 4
 
 
 def test_an_error_event_is_a_server_error_in_every_dialect():
@@ -143,15 +123,9 @@ def test_the_short_way_for_common_events_gives_what_the_long_way_gives(said, n):
     assert short.choices(stamps_late=True) == long.choices(stamps_late=True)
 
 
-def test_several_data_lines_are_one_payload_and_comments_are_none():
+def test_several_data_lines_are_one_payload_and_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
     splitter = EventSplitter()
     assert splitter.feed(b"\xef\xbb\xbfdata: {\ndata: }\n\n: hello\n\nretry: 5\n\ndata:x\n\n") == [b"{\n}", b"x"]
-
-
-def test_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
-    splitter = EventSplitter()
-    assert splitter.feed(b"\xef") == splitter.feed(b"\xbb") == []
-    assert splitter.feed(b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
     assert splitter.feed(b"\xef\xbb\xbfdata: 3\n\n") == []
 
 
@@ -168,18 +142,82 @@ def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before():
     assert told(read(PLAIN[1], alone)) == told(read(PLAIN[1] + alone))
 
 
-def test_chunks_of_one_read_share_its_time_and_tell_how_late_it_was_when_asked():
-    reader = read(PLAIN[1], PLAIN[2] + PLAIN[3] + PLAIN[1][:5], PLAIN[1][5:])
-    (only,) = reader.choices(stamps_late=True)
-    assert (only.chunk_ns, only.chunk_late_ns) == ((0, 1, 1, 2), (0, 10, 10, 20))
-    assert reader.choices()[0].chunk_late_ns is None
-    assert reader.last_chunk_ns == 2
-    assert read(PLAIN[0]).last_chunk_ns == 0
-
-
 def test_an_event_that_the_end_of_the_stream_cuts_is_kept_and_is_not_the_fault_of_who_wrote_it():
     reader = read(PLAIN[1], PLAIN[2][:30])
     assert reader.cut_event == PLAIN[2][6:30]
     assert reader.error is None
     assert read(PLAIN[1]).cut_event == b""
     assert read(b"data: [DONE]").is_terminated
+
+
+CHUNKS = st.lists(st.tuples(st.text(min_size=1, max_size=4), st.integers(1, 3)), max_size=5)
+WAYS = ("usage", "usage in finish", "running", "timings", "ids", "ids and usage")
+
+
+@st.composite
+def spoken_truths(draw):
+    """Chunks (text, tokens) of each choice, told in one of several ways on a wire.
+
+    The truth, the wire, the choice (or None) and the end of each piece in it, and whether chunks are counted.
+    """
+    way = draw(st.sampled_from(WAYS))
+    num_choices = 1 if way in {"usage in finish", "running", "timings"} else draw(st.integers(1, 3))
+    truth = [draw(CHUNKS) for _ in range(num_choices)]
+    turns = draw(st.permutations([i for i, chunks in enumerate(truth) for _ in (*chunks, "finish")]))
+    form = choice if draw(st.booleans()) else written
+    pieces, count, position = [], 0, [0] * num_choices
+    for index in turns:
+        is_last = position[index] == len(truth[index])
+        text, tokens = ("", 0) if is_last else truth[index][position[index]]
+        position[index] += 1
+        count += tokens
+        ids = list(range(tokens)) if way.startswith("ids") else None
+        rest = {"running": {"usage": used(count)}, "timings": {"timings": so_far(count)}}.get(way, {})
+        if way == "usage in finish" and is_last:
+            rest = {"usage": used(count)}
+        if draw(st.booleans()):
+            pieces.append((draw(st.sampled_from([b": ping\n\n", b"\n", b"id: 7\n\n"])), None))
+        said = form(text, index=index, ids=ids, finish="length" if is_last else None)
+        pieces.append((event(said, **rest), None if is_last else index))
+    if way in {"usage", "ids and usage"}:
+        pieces.append((total(count), None))
+    if draw(st.booleans()):
+        pieces.append((b"data: [DONE]\n\n", None))
+    end = draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
+    length = sum(len(lines(piece, end)) for piece, _ in pieces)
+    fields = (b"transfer-encoding: chunked\r\n", b"content-length: %d\r\n" % length, b"")
+    framing = draw(st.sampled_from(fields))
+    is_chunked, wire, ends = framing == fields[0], HEAD + framing + b"\r\n", []
+    for piece, whose in pieces:
+        data = lines(piece, end)
+        if is_chunked:
+            parts = cut(data, [draw(st.integers(0, len(data)))])
+            data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+        wire += data
+        # The blank line that ends an event is complete with its carriage return, where it has one.
+        ends.append((whose, len(wire) - (2 if is_chunked else 0) - (2 if end == b"\r\n" else 1)))
+    is_counted = way.startswith("ids") or way in {"running", "timings"}
+    return truth, wire + (b"0\r\n\r\n" if is_chunked else b""), ends, is_counted
+
+
+@settings(max_examples=60)
+@given(spoken=spoken_truths(), data=st.data())
+def test_a_generated_answer_is_understood_however_it_was_framed_and_cut(spoken, data):
+    truth, wire, ends, is_counted = spoken
+    n = len(truth)
+    places = sorted(set(data.draw(st.lists(st.integers(1, len(wire) - 1), max_size=12))))
+    answer = answered(*cut(wire, places), n=n)
+    assert error_of(answer, request(n)) is None
+    assert answer.is_complete
+    records = answer.reader.choices(stamps_late=True)
+    assert answer.reader.output_tokens == sum(tokens for chunks in truth for _, tokens in chunks)
+    for record, chunks in zip(records, truth, strict=True):
+        arrivals = [sum(place <= end for place in places) for whose, end in ends if whose == record.index]
+        assert record.text == "".join(text for text, _ in chunks)
+        assert record.finish_reason == "length"
+        assert list(record.chunk_ns) == arrivals
+        assert list(record.chunk_late_ns) == [10 * arrival for arrival in arrivals]
+        if is_counted and chunks:
+            assert record.chunk_tokens == tuple(tokens for _, tokens in chunks)
+        if is_counted or n == 1:
+            assert record.output_tokens == sum(tokens for _, tokens in chunks)

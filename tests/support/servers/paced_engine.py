@@ -1,6 +1,7 @@
 """An engine that starts ``programs/paced_server.py``, and what measuring it needs."""
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import Timeouts
 from benchctl.records.files import read_jsonl
-from benchctl.records.record import Call, PlannedRun, PreparedRequest
+from benchctl.records.record import Call, PlannedRun, PreparedRequest, RequestRecord
 from benchctl.records.schema import StepRecord
 
 SERVER = Path(__file__).parent / "programs" / "paced_server.py"
@@ -191,3 +192,9 @@ async def send(client: StreamClient, call: Call, scheduled_ns: int) -> Exchange:
         client.stop(exchange, CANCELLED)
         raise
     return exchange
+
+
+def most_at_once(records: Sequence[RequestRecord]) -> int:
+    """The largest number of requests that were on their way together."""
+    edges = sorted([(record.sent_ns, 1) for record in records] + [(record.done_ns, -1) for record in records])
+    return max(itertools.accumulate(change for _, change in edges))
