@@ -11,7 +11,6 @@ from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import RecordError
 from benchctl.interop.lenvm_log import (
-    busy_starts,
     last_lives,
     load_ms,
     num_start_up,
@@ -25,7 +24,6 @@ from benchctl.interop.lenvm_log import (
     windows_of,
 )
 from benchctl.records.files import encode
-from benchctl.records.record import RequestRecord
 
 WHOLE = as_lines([*own_steps(), *sampled_steps([3, 3, 2, 1], revision="V4", is_guided=True, loads=True)])
 MS = 1_000_000
@@ -102,15 +100,6 @@ def test_a_line_that_holds_no_record_holds_none(line):
     assert record_from(line) is None
 
 
-def test_keys_that_nobody_knows_are_kept():
-    line = (
-        '{"step": 1, "t_sampler_total_ms": 1, "t_new_ms": 2, "lvm_new": [1], "batch_size": 1, "is_greedy": false}'
-    )
-    record = record_from(line.encode())
-    assert record.sections_ms == {"sampler_total": 1.0, "new": 2.0}
-    assert record.other == {"lvm_new": [1]}
-
-
 @settings(max_examples=50)
 @given(length=st.integers(0, len(WHOLE)))
 def test_a_log_cut_anywhere_holds_every_whole_line_before_the_cut(length):
@@ -154,14 +143,6 @@ def test_loading_is_what_no_section_names_of_the_first_guided_call():
     assert load_ms(life_of(*own_steps(), *sampled_steps([2, 2], is_guided=True))) is None
 
 
-def test_steps_never_claim_more_than_their_line_tells():
-    (step,) = step_records(life_of(*sampled_steps([2], is_guided=True)), [(5, 60_000_000)])
-    assert step.clock == "host"
-    assert {step.candidates, step.output_tokens, step.num_prefill_tokens, step.fused} == {None}
-    (idle,) = step_records(life_of(*sampled_steps([2])), [(5, 60_000_000)])
-    assert (idle.guided_rows, idle.candidates) == (0, 0)
-
-
 def test_windows_between_averages_follow_by_differences_and_a_server_that_started_again_begins_new_ones():
     lines = read_averages(
         [
@@ -195,13 +176,6 @@ def test_windows_hold_the_true_mean_within_their_rounding(means, every):
     lines = [text.format((i + 1) * every, average) for i, average in enumerate(averages)]
     for window, mean in zip(windows_of(read_averages(lines)), means, strict=True):
         assert abs(window.mean_ms - mean) <= window.rounding_ms * (1 + 1e-6) + 1e-9
-
-
-def test_busy_times_begin_where_nothing_was_in_flight_before():
-    times_ms = [(10, 30), (20, 50), (50, 60), (80, 90), (85, 86)]
-    unread = {"request_id": "r", "index": 0, "scheduled_ns": 0}
-    requests = [RequestRecord(**unread, sent_ns=sent * MS, done_ns=done * MS) for sent, done in times_ms]
-    assert busy_starts(requests) == [10 * MS, 80 * MS]
 
 
 def spans_of(ends_ns, starts_ns):

@@ -113,11 +113,3 @@ def test_intervals_grow_with_the_distance_from_the_steps_of_the_fit():
     widths = predictions.high_us / predictions.predicted_us
     order = np.argsort(np.asarray(predictions.runs[0].work.num_seqs))
     assert widths[order[-20:]].mean() > widths[order[:20]].mean() + 0.02
-
-
-def test_many_runs_are_left_out_a_twentieth_at_a_time_and_all_are_judged():
-    runs = [planted_run("qwen2.5-7b", 1, PLANTED, noise=0.02, seed=i, num_steps=40) for i in range(45)]
-    evaluation = hold_out(runs, FitOptions(num_draws=5))
-    assert len(evaluation.groups) == 45
-    assert evaluation.whole.num_steps == 45 * 40
-    assert evaluation.whole.mape_frac < 0.03

@@ -21,7 +21,6 @@ from benchctl.steptime.features import (
     features,
     kernel_name,
     kv_elements,
-    latent_flops,
     peak_times,
 )
 from benchctl.steptime.work import Deployment, StepWork
@@ -290,30 +289,3 @@ def test_the_published_form_gives_the_worked_features_and_step_times(case, oracl
     assert pure == pytest.approx(expected["StepTime_pure_us"], abs=1e-3)
     illustrative = sum(weight * value for weight, value in zip(ILLUSTRATIVE, columns.values(), strict=True))
     assert illustrative == pytest.approx(expected["StepTime_illustr_us"], abs=1e-3)
-
-
-def test_the_seven_terms_of_a_latent_attention_are_those_of_the_document(oracles):
-    published = oracles["deepseek_v3_layer_GFLOP(T=128,S=0,TP=1)"]
-    shape = shape_for("deepseek-v3")
-    of_token, of_position = latent_flops(shape, shape.latent, 1)
-    gflops = {
-        "w_dkv": of_token["down"] * 128e-9,
-        "w_q": of_token["query"] * 128e-9,
-        "q_absorb": of_token["query_absorbed"] * 128e-9,
-        "v_absorb": of_token["value_absorbed"] * 128e-9,
-        "w_o": of_token["output"] * 128e-9,
-        "scores_nope": of_position["nope"] * 128 * 64e-9,
-        "scores_rope": of_position["rope"] * 128 * 64e-9,
-    }
-    gflops["total"] = sum(gflops.values())
-    assert gflops == pytest.approx({name: published[name] for name in gflops}, abs=1e-4)
-    assert gflops["total"] / 989e3 * 1e6 == pytest.approx(published["us_at_989"], abs=1e-3)
-    assert sum(of_token.values()) / 2e6 == pytest.approx(oracles["deepseek_v3_attn_weight_Mparams"], abs=1e-3)
-    # The cache of 128 heads of 128 keys and values against one of 512 + 64.
-    assert 2 * 128 * 128 / shape.latent.cache_elements() == pytest.approx(oracles["kv_ratio"], abs=1e-3)
-
-
-def test_an_empty_step_reads_the_experts_of_one_token():
-    columns = features(StepWork(), deployment_of("deepseek-v3", 8), "original", "linear")
-    read = {"static_weights": 1274.6067, "expert_weights": 1524.9738, "steps": 1}
-    assert columns == pytest.approx(dict.fromkeys(feature_names("original"), 0) | read, abs=1e-4)

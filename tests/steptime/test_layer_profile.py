@@ -116,9 +116,8 @@ def test_the_folder_of_a_run_states_which_table_and_which_link(tmp_path):
         read_layer_tables(tmp_path / "layer-profile" / "small" / "bf16")
     config = {"link_bw": [16], "link_latency": 1000, "nodes": [{"instances": [{"tp_size": 2}]}]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    tables = read_layer_tables(tmp_path)
-    assert tables.tensor_parallel == 2
-    assert tables.link == Link(latency_us=1.0, bandwidth_bytes_per_s=16 * 2**30)
+    tables, link = read_layer_tables(tmp_path), Link(latency_us=1.0, bandwidth_bytes_per_s=16 * 2**30)
+    assert (tables.tensor_parallel, tables.link) == (2, link)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +182,3 @@ def test_skew_is_used_if_its_controls_are_of_the_same_kernel(folder, slower, sha
     attention = attention_us(0, 0, 8, 88) * (1 - share) + share * attention_us(0, 0, 8, 256)
     profile = LayerProfile(read_layer_tables(folder), SHAPE)
     assert profile.step_us(Chunks(), decodes) == pytest.approx(step_us(4, 8, 8, attention))
-
-
-def test_skew_in_another_layout_is_left_alone(folder):
-    (folder / "skew.csv").write_text('layer,requests_json\nattention,"[]"\n')
-    assert read_layer_tables(folder).skew is None

@@ -104,12 +104,6 @@ def test_break_even_acceptance_gains_nothing_and_a_little_more_pays(num, draft_c
     assert gain <= 1 if alpha is None else gain == pytest.approx(1, abs=1e-6)
 
 
-def test_one_draft_without_bonus_pays_at_no_acceptance():
-    assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=False) is None
-    assert break_even_acceptance(4, DraftCost(draft=0.0), bonus=True) == 0
-    assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=True) == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize("value", [1.2, -0.1, math.nan])
 def test_an_acceptance_or_a_cost_that_is_not_a_share_is_refused(value):
     with pytest.raises(UsageError, match=r"position 2: it is a probability from 0 to 1"):
@@ -192,12 +186,6 @@ def test_an_interval_that_follows_from_one_position_is_exact_whatever_the_seed(s
     assert (one.tokens.low, one.speed_up.high) == pytest.approx((1 + low, (1 + high) / 1.05), rel=1e-6)
     exact = stats.beta.ppf([0.025, 0.975], 120.5, 40.5)
     assert (two.acceptance.low, two.acceptance.high) == pytest.approx(tuple(exact), rel=1e-6)
-
-
-def test_the_same_seed_gives_the_same_interval():
-    acceptance = of_counters(100, [80, 60])
-    assert law_at(acceptance, COST, [2], seed=1) == law_at(acceptance, COST, [2], seed=1)
-    assert law_at(acceptance, COST, [2], seed=1) != law_at(acceptance, COST, [2], seed=2)
 
 
 @settings(max_examples=60)
@@ -330,10 +318,3 @@ def test_at_a_low_rate_the_time_per_token_is_that_of_a_small_batch():
     assert load.best[0] >= 6
     busy = dense().at_rate(10, SIZE, ServerLimits())
     assert busy.without == load_at_rate(10, SIZE, roofline_s("qwen2.5-7b"), ServerLimits())
-
-
-def test_at_a_high_rate_fewer_drafts_are_best_and_a_saturated_server_drafts_least():
-    limits = ServerLimits(max_num_seqs=256)
-    best = [dense().at_rate(rate, SIZE, limits).best[0] for rate in (1, 30, 60, 200)]
-    assert best == sorted(best, reverse=True)
-    assert best[-1] < best[0]

@@ -1,21 +1,18 @@
 """Files of step times: models that return unchanged, tables of steps, and every way in which one cannot be used."""
 
 import json
-import platform
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from support.datasets import DATA, needs_data
-from support.peaks import cpu_peaks, gpu_peaks
+from support.peaks import gpu_peaks
 from support.step_time import MODELS, names_of, planted_run, write_table
-from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.observed import read_sources
-from benchctl.cli.app import app
 from benchctl.errors import UsageError
 from benchctl.interop.tables import TableDefaults, read_step_table
-from benchctl.records.peaks import PEAKS, hardware_of
+from benchctl.records.peaks import hardware_of
 from benchctl.steptime.evaluate import judge
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import FORMAT, HeldOutError, model_text, read_model, write_model
@@ -94,20 +91,6 @@ def test_runs_with_several_peaks_of_one_device_are_not_fitted_together():
     runs = [planted_run("qwen2.5-7b", 1, PLANTED, hardware=name) for name in ("h100-sxm", MEASURED.name)]
     with pytest.raises(UsageError, match=r"several peaks of one device.*name one with --hardware"):
         fit_model(runs)
-
-
-def test_commands_take_measured_peaks_by_their_word(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
-    PEAKS.add(cpu_peaks(host=platform.node()))
-    cpu = hardware_of(cpu_peaks())
-    run = planted_run("qwen2.5-0.5b", 1, PLANTED, hardware=cpu.name)
-    table = write_table(tmp_path / "steps.csv", run, hardware="device")
-    fitted = tmp_path / "m.json"
-    call = CliRunner().invoke(app, ["steptime", "fit", str(table), "--hardware", "measured", "-o", str(fitted)])
-    assert call.exit_code == 0, call.output
-    assert read_model(fitted).hardware == cpu.name
-    words = ["steptime", "predict", str(fitted), "--model", "qwen2.5-0.5b", "--hardware", "measured"]
-    assert f"on {cpu.title}" in CliRunner().invoke(app, words).output
 
 
 PUBLISHED = DATA / "steps/vllm-h100-steps.csv"

@@ -1,14 +1,13 @@
 """Workloads of a calibration: runs to add as a profile, and lint of inference-perf configurations that mislead."""
 
 import csv
-import json
 from copy import deepcopy
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cli import benchctl
+from support.cli import document, printed, refusal
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -23,7 +22,7 @@ from benchctl.steptime.diagnose import RunToAdd
 from benchctl.steptime.queueing import RequestSize, load_at_concurrency, step_time_source
 from benchctl.steptime.work import Deployment
 from benchctl.workload.calibration import WORKLOADS, profile_text_of_runs, write_inference_perf
-from benchctl.workload.lint import LintOptions, computed_tokens, lint_config
+from benchctl.workload.lint import LintOptions, lint_config
 from benchctl.workload.prepare import prepare_requests
 
 H100 = LintOptions(
@@ -117,14 +116,6 @@ def test_each_misleading_form_gives_its_finding_and_only_it(code, severity, key,
     assert finding.remedy in str(finding)
 
 
-def test_the_published_w1_has_every_finding_that_is_known_of_it(write):
-    """One prompt at a constant 0.5 requests per second, without streaming."""
-    published = rates("constant", 0.5, question_len=128, output_len=1)
-    path = write(changed(*published, (PROMPTS, 1), ("api.streaming", None)))
-    codes = {finding.code for finding in lint_config(path, H100).findings}
-    assert codes == {"repeated-prompt", "constant-is-random", "no-token-times"}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -158,21 +149,6 @@ def test_a_system_prompt_is_computed_once_in_each_group(users, computed, write):
     size = RequestSize(prompt_tokens=8128, output_tokens=512, cached_tokens=8128 - computed)
     expected = load_at_concurrency(1, size, H100.source.step_s, H100.source.limits)
     assert prefixed.load.ttft_s == pytest.approx(expected.ttft_s)
-
-
-def test_prompts_that_come_again_far_apart_matter_where_the_cache_holds_them(write):
-    path = write(changed(("load.stages", [{"num_requests": 5000, "concurrency_level": 64}]), (PROMPTS, 512)))
-    assert lint_config(path).findings == lint_config(path, LintOptions(kv_tokens=5e5)).findings == ()
-    (finding,) = lint_config(path, LintOptions(kv_tokens=1e6)).findings
-    assert (finding.code, finding.severity) == ("repeated-prompt", "warning")
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 10_000))
-def test_a_cached_prompt_computes_one_to_sixteen_tokens(prompt_tokens):
-    computed = computed_tokens(prompt_tokens)
-    assert 1 <= computed <= 16
-    assert (prompt_tokens - computed) % 16 == 0
 
 
 @pytest.mark.parametrize(
@@ -224,55 +200,52 @@ def test_exported_workloads_have_no_finding(name, tmp_path):
 
 def test_the_list_counts_the_requests_that_the_profile_sends_and_show_their_stages(tmp_path):
     """Answers are shorter here, which changes no count."""
-    listed = benchctl("workloads", "list", cwd=tmp_path).stdout
+    listed = printed("workloads", "list", cwd=tmp_path)
     assert all(f"\n{name} " in listed for name in DATASETS)
     (row,) = [line.split() for line in listed.splitlines() if line.startswith("W2 ")]
-    simulated = benchctl("simulate", "--profile", row[1], "--set", "workload.output_len=1", "--quiet", cwd=tmp_path)
-    assert simulated.returncode == 0, simulated.stderr
+    printed("simulate", "--profile", row[1], "--set", "workload.output_len=1", "--quiet", cwd=tmp_path)
     with (tmp_path / "results" / row[1] / "latest" / "summary.csv").open(newline="") as file:
         assert int(row[2]) == sum(int(run["num_completed"]) for run in csv.DictReader(file)) == 12
-    stages = benchctl("workloads", "show", "W3", cwd=tmp_path).stdout.splitlines()[2:]
+    stages = printed("workloads", "show", "W3").splitlines()[2:]
     assert [stage.strip() for stage in stages] == [
         f"prompts of 256, outputs of 256, {size} open, 128 requests" for size in (1, 8, 32, 64, 128)
     ]
-    assert "name one of W1" in benchctl("workloads", "show", "W9", cwd=tmp_path).stderr
+    assert "name one of W1" in refusal("workloads", "show", "W9")
 
 
 def test_the_command_exits_by_severity(write, tmp_path):
-    def lint(*words):
-        return benchctl("workloads", "lint", *words, cwd=tmp_path)
-
-    assert benchctl("workloads", "export", "w1", "-o", "out", cwd=tmp_path).returncode == 0
+    printed("workloads", "export", "w1", "-o", "out", cwd=tmp_path)
     sound = sorted((tmp_path / "out").iterdir())
-    assert len(sound) == 6
-    clean = lint(*sound, "--model", "qwen2.5-7b", "--hardware", "h100-sxm")
-    assert (clean.returncode, clean.stderr) == (0, "")
-    assert "concurrency 1, " in clean.stdout
+    on_h100 = ("--model", "qwen2.5-7b", "--hardware", "h100-sxm")
+    assert "concurrency 1, " in printed("workloads", "lint", *sound, *on_h100, cwd=tmp_path)
     warned = write(changed(("api.streaming", None)))
-    assert [lint(warned).returncode, lint(warned, "--strict").returncode] == [0, 1]
-    result = lint(write(changed((PROMPTS, 1))), "--json")
-    assert result.returncode == 1
-    assert [finding["code"] for finding in json.loads(result.stdout)] == ["repeated-prompt"]
+    for code, *strict in ([0], [1, "--strict"]):
+        printed("workloads", "lint", warned, *strict, code=code, cwd=tmp_path)
+    (finding,) = document("workloads", "lint", write(changed((PROMPTS, 1))), code=1, cwd=tmp_path)
+    assert finding["code"] == "repeated-prompt"
     for options, remedy in (
         (["absent.yaml"], "absent.yaml"),
         (["config.yaml", "--model", "qwen2.5-7b"], "--hardware is missing"),
         (["config.yaml", "--hardware", "l4"], "--model is missing"),
         (["config.yaml", "--model", "qwen2.5-72b", "--hardware", "l4"], "raise --tensor-parallel"),
     ):
-        refused = lint(*options)
-        assert (refused.returncode, remedy in refused.stderr) == (2, True), refused.stderr
+        assert remedy in refusal("workloads", "lint", *options, cwd=tmp_path)
 
 
-def test_a_fitted_model_replaces_the_roofline(write, tmp_path):
-    simulated = ["simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet"]
-    assert benchctl(*simulated, cwd=tmp_path).returncode == 0
-    assert benchctl("steptime", "fit", "results/steptime-w1/latest", "-o", "m.json", cwd=tmp_path).returncode == 0
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A directory with the results of a simulated W1."""
+    path = tmp_path_factory.mktemp("measured")
+    printed("simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet", cwd=path)
+    return path
+
+
+def test_a_fitted_model_replaces_the_roofline(write, measured):
+    printed("steptime", "fit", "results/steptime-w1/latest", "-o", "m.json", cwd=measured)
     options = ["lint", write(SOUND), "--model", "qwen2.5-7b", "--step-time-model", "m.json"]
-    result = benchctl("workloads", *options, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "predicted by the step-time model of qwen2.5-7b on h100-sxm\n" in result.stdout
-    other = benchctl("workloads", *options, "--hardware", "a100-sxm", cwd=tmp_path)
-    assert (other.returncode, "steptime calibrate" in other.stderr) == (2, True)
+    title = "predicted by the step-time model of qwen2.5-7b on h100-sxm\n"
+    assert title in printed("workloads", *options, cwd=measured)
+    assert "steptime calibrate" in refusal("workloads", *options, "--hardware", "a100-sxm", cwd=measured)
 
 
 runs_strategy = st.lists(
@@ -320,33 +293,10 @@ def test_reasons_stand_in_the_file_and_no_runs_make_no_profile():
     run = add(4096, 64, 8, "no long contexts", coefficients=("kv",))
     text = profile_text_of_runs([run], engine="vllm", model="qwen2.5-1.5b", seed=3)
     assert "# * prompts of 4096, outputs of 64, 8 open: no long contexts (kv)" in text
-    document = yaml.safe_load(text)
-    assert (document["engine"], document["model"], document["seed"]) == ({"preset": "vllm"}, "qwen2.5-1.5b", 3)
-    assert "sweep" not in document
+    profile = yaml.safe_load(text)
+    assert (profile["engine"], profile["model"], profile["seed"]) == ({"preset": "vllm"}, "qwen2.5-1.5b", 3)
     with pytest.raises(UsageError, match="no runs to add"):
         profile_text_of_runs([])
-
-
-def test_every_engine_can_run_it(tmp_path):
-    path = tmp_path / "next.yaml"
-    for engine in ("sim", "vllm", "sglang", "llamacpp-cpu", "transformers-cpu"):
-        path.write_text(profile_text_of_runs([add(concurrency=1), add(concurrency=16)], engine=engine))
-        assert load_profile(str(path)).workload.num_prompts == 32
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "sweep"),
-    [
-        ([1], {}, None),
-        ([2], {"options": {"tensor_parallel_size": 2}}, None),
-        ([1, 4], {"options": {"tensor_parallel_size": 4}}, {"server.tensor_parallel_size": [1]}),
-    ],
-)
-def test_devices_are_an_option_of_the_engine_or_a_sweep(sizes, options, sweep):
-    text = profile_text_of_runs([add(tensor_parallel=size) for size in sizes], engine="vllm")
-    document = yaml.safe_load(text)
-    assert document["engine"] == {"preset": "vllm"} | options
-    assert document.get("sweep") == sweep
 
 
 def test_as_many_runs_are_measured_as_are_asked_for(tmp_path):
@@ -363,20 +313,15 @@ def test_as_many_runs_are_measured_as_are_asked_for(tmp_path):
         profile_text_of_runs(runs)
 
 
-def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(tmp_path):
-    measured = ["simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet"]
-    assert benchctl(*measured, cwd=tmp_path).returncode == 0
+def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(measured):
     options = ["results/steptime-w1/latest", "--profile-out", "next.yaml"]
-    diagnosed = benchctl("steptime", "diagnose", *options, cwd=tmp_path)
-    assert diagnosed.returncode == 0, diagnosed.stderr
-    assert "profile: next.yaml" in diagnosed.stdout
-    engine = load_profile(str(tmp_path / "next.yaml")).engine
+    assert "profile: next.yaml" in printed("steptime", "diagnose", *options, cwd=measured)
+    engine = load_profile(str(measured / "next.yaml")).engine
     assert (engine.kind, engine.options["cost_model"], engine.options["time_scale"]) == ("sim", "roofline", 4)
 
 
 def test_the_simulator_runs_it_at_the_concurrencies_that_were_asked_for(tmp_path):
     (tmp_path / "next.yaml").write_text(profile_text_of_runs([add(2048, 16, 1), add(64, 32, 6)]))
-    result = benchctl("simulate", "--profile", "next.yaml", "--quiet", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    printed("simulate", "--profile", "next.yaml", "--quiet", cwd=tmp_path)
     logs = tmp_path.glob("results/*/2*/runs/*/steps.jsonl")
     assert sorted(max(step.num_seqs for step in read_jsonl(log, StepRecord)) for log in logs) == [1, 6]

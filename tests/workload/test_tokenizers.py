@@ -7,7 +7,6 @@ import shutil
 import sys
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -278,14 +277,3 @@ def test_a_length_that_a_template_fills_by_itself_names_the_least() -> None:
         counted_prompts([planned(7)], tokenizer, chat=True)
     least = int(str(raised.value).partition("at least ")[2].split(",")[0])
     assert counted_prompts([planned(least)], tokenizer, chat=True)[0].num_tokens == least > template
-
-
-def test_a_length_that_cannot_be_had_is_recorded_as_it_is():
-    def pairs(texts):
-        """Counts pairs of words: no text has an odd length."""
-        return tuple(2 * -(-len(text.split()) // 2) for text in texts)
-
-    even = SimpleNamespace(source="even", count_texts=pairs, count_chats=None)
-    (counted,) = counted_prompts([planned(21)], even, chat=False)
-    assert counted.num_tokens in {20, 22}
-    assert pairs([counted.text]) == (counted.num_tokens,)

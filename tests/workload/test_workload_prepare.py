@@ -35,7 +35,7 @@ from benchctl.records.record import PreparedRequest
 from benchctl.workload.datasets.base import FileDataset, names_of_datasets
 from benchctl.workload.datasets.made import STORIES, generated_prompts, problems, without_repeats
 from benchctl.workload.prepare import prepare_requests
-from benchctl.workload.seeded import distinct_seeds, draw_length, draw_lengths, named_stream
+from benchctl.workload.seeded import draw_length, draw_lengths
 
 MIXED = {
     "dataset": "synthetic",
@@ -110,11 +110,6 @@ def test_samples_are_choices_of_one_request_or_requests_with_their_own_ids_and_s
     assert prepare({"samples_as": "requests"}).requests[0].request_id == "generated-00000"
 
 
-def test_seeds_are_distinct_even_where_the_stream_repeats():
-    seeds = islice(distinct_seeds(named_stream(0, "request-seed"), num_bits=4), 16)
-    assert sorted(seeds) == list(range(16))
-
-
 def test_a_trace_is_replayed_in_order_of_time_with_recorded_lengths_and_its_samples_together(tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [
@@ -170,11 +165,6 @@ TRACES = " or ".join(
 def test_what_cannot_be_prepared_is_refused_with_the_key_to_change(workload, stop, message):
     with pytest.raises((ProfileError, DatasetError), match=message):
         prepare(workload, stop=stop)
-
-
-def test_open_loop_arrivals_are_in_the_set():
-    prepared = prepare({"arrival": {"kind": "constant", "request_rate": 2.0}})
-    assert [request.arrival_ns for request in prepared.requests] == [500_000_000, 1_000_000_000, 1_500_000_000]
 
 
 @pytest.mark.parametrize("dataset", ["gsm8k", "sharegpt"])

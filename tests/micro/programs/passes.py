@@ -123,21 +123,8 @@ def num_operators(*, model, layout):
     return {"num_operators": count_operators(forward.run)}
 
 
-def count_params(*, model):
-    """Parameters of the tensors themselves; what is shared or repeated counts once."""
-    ours = model_of(model, "bfloat16")
-    head = [] if ours.head is ours.embedding else [ours.head]
-    numbers = [tensor.numel() for tensor in (ours.embedding, ours.final_norm, *head)]
-    for layer in ours.layers:
-        tensors = {name: value for name, value in vars(layer).items() if value is not None}
-        if tensors.pop("head_norms", None) is not None:
-            numbers.append(2 * ours.dimensions.head_dim)
-        numbers += [tensor.numel() for tensor in tensors.values()]
-    return {"num_params": sum(numbers)}
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
-        operations = {f.__name__: f for f in (logits, reference, count_params, graph_difference, num_operators)}
+        operations = {f.__name__: f for f in (logits, reference, graph_difference, num_operators)}
         program["serve"](lambda op, arguments: operations[op](**arguments), sys.stdin, sys.stdout)
