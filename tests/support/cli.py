@@ -4,13 +4,11 @@ import atexit
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
 import tempfile
-import termios
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,33 +75,6 @@ def in_process(*args: object) -> tuple[int, str, str]:
         redirect_stderr(err),
     ):
         return _run(), out.getvalue(), err.getvalue()
-
-
-def at_terminal(
-    *args: object,
-    code: int = 0,
-    columns: int = 160,
-    cwd: Path | None = None,
-    streams: Iterable[str] = ("stdin", "stdout", "stderr"),
-    without: Iterable[str] = ("CI", "COLUMNS", "COLORTERM", "FORCE_COLOR", "NO_COLOR"),
-    **env: str,
-) -> str:
-    """What ``benchctl ARGS`` writes to a terminal of that width, which is all of ``streams``."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (30, columns))
-    plain = {name: value for name, value in os.environ.items() if name not in without}
-    program = [str(preloaded_directory() / "benchctl"), *map(str, args)]
-    variables = {**plain, "TERM": "xterm-256color", **env}
-    terminal = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) | dict.fromkeys(streams, theirs)
-    with subprocess.Popen(program, cwd=cwd, env=variables, **terminal) as process:  # type: ignore[call-overload]
-        os.close(theirs)
-        content = b""
-        with suppress(OSError):  # nobody has the other end open any more
-            while piece := os.read(ours, 65536):
-                content += piece
-        os.close(ours)
-    assert process.returncode == code, content
-    return content.decode()
 
 
 @cache
