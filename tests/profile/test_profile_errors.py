@@ -1,17 +1,10 @@
 """Every error of a profile: at its line, by its path, with the value and the remedy, all at once."""
 # ruff: noqa: E501  # a message stands on one line, as it is shown
 
-import copy
 import itertools
 import textwrap
-from contextlib import suppress
-from functools import reduce
-from operator import getitem
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import DATASETS
@@ -344,53 +337,3 @@ def test_a_missing_base_is_reported_with_the_errors_that_do_not_follow_from_it(t
     assert heading == "2 errors in the profile"
     assert seed == f"{path}:1: seed: expected a whole number, found 'x'"
     assert base.startswith(f"{path}:2: extends: {problem.format(here=tmp_path)}")
-
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-2, 2000)
-    | st.sampled_from(["top_k", "guided", "vllm", "natural", "5"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["kind", "swept", "server", "x"]), inner, max_size=2)
-    ),
-    max_leaves=4,
-)
-COMPLETE = yaml.safe_load(
-    HEAD
-    + """\
-  guided:
-    server: {value_model: m}
-    sampling: {top_k: 5}
-    guidance: {value_scale: -1.0}
-    controls: true
-  other: {swept: [top_k]}
-sweep: {top_k: [1, 2]}
-stopping: {precision: 0.1}
-baseline: baseline
-allowed_differences: [server.*]
-"""
-)
-
-
-def paths_in(value, path=()):
-    """Every path below a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*path, key)
-        yield from paths_in(item, (*path, key))
-
-
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(list(paths_in(COMPLETE))), PLAIN), min_size=1, max_size=3))
-def test_whatever_a_profile_says_is_accepted_or_refused_with_lines(changes):
-    document = copy.deepcopy(COMPLETE)
-    for path, value in changes:
-        with suppress(LookupError, TypeError):  # an earlier change replaced the section
-            reduce(getitem, path[:-1], document)[path[-1]] = value
-    try:
-        parse_profile(yaml.safe_dump(document, sort_keys=False), "p.yaml")
-    except ProfileError as error:
-        lines = str(error).splitlines()
-        assert all(line.startswith("p.yaml:") for line in lines[len(lines) > 1 :])

@@ -14,7 +14,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.choices import Section
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.errors import option_keys, profile_keys
-from benchctl.profile.files import builtin_profiles, list_profiles
+from benchctl.profile.files import list_profiles
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import LengthRange, Profile, Workload
 from benchctl.profile.yaml import dump_document, read_document
@@ -140,15 +140,12 @@ def test_a_profile_adds_options_to_an_engine_preset_or_replaces_it(here, below, 
     assert (engine.options["time_scale"], engine.options["block_size"]) == options
 
 
-def test_the_engine_option_takes_a_preset_or_a_kind(here, monkeypatch):
+def test_the_engine_option_takes_a_preset_or_a_kind(here):
     write(here / "profiles/p.yaml", SMALL.replace("{kind: sim}", "{kind: sim, options: {block_size: 8}}"))
     options = load_profile("p", engine="sim-exact").engine.options
     assert (options["time_scale"], options["block_size"]) == (4.0, 16)
     write(here / "profiles/engines/sim.yaml", "kind: sim\noptions: {time_scale: 3}\n")
     assert load_profile("p", engine="sim").engine.options["time_scale"] == 3.0
-    monkeypatch.setattr("benchctl.profile.files.preset_files", dict)
-    write(here / "profiles/tiny.yaml", SMALL.replace("{kind: sim}", "sim"))
-    assert load_profile("tiny").engine.options["time_scale"] == 1.0
 
 
 def test_assignments_go_over_everything_in_the_order_given():
@@ -183,9 +180,7 @@ def test_a_complete_profile_is_read_back_exactly_and_plain_yaml_for_other_reader
         again = parse_profile(text, "profile.yaml")
         assert again == profile
         assert (dump_profile(again), profile_sha256(again)) == (text, profile_sha256(profile))
-    document = yaml.safe_load(dump_profile(load_profile("topk-sweep")))
-    assert document["sweep"] == {"top_k": [1, 2, 3, 4, 5]}
-    assert document["variants"]["guided"]["guidance"]["gamma"] == 0.997
+    assert yaml.safe_load(dump_profile(load_profile("topk-sweep")))["sweep"] == {"top_k": [1, 2, 3, 4, 5]}
 
 
 plain = st.recursive(
@@ -201,17 +196,6 @@ def test_whatever_is_dumped_is_read_back_with_the_same_types(document):
     errors = []
     tree = read_document(dump_document(document), "x", errors)
     assert (errors, repr(tree.values)) == ([], repr(document))
-
-
-def test_profiles_are_listed_by_name_with_the_users_own_first(here):
-    write(here / "profiles/aa.yaml", SMALL + "description: mine\n")
-    write(here / "profiles/broken.yaml", "a: [\n")
-    entries = {entry.name: entry for entry in list_profiles()}
-    assert list(entries) == sorted(entries)
-    assert (entries["aa"].description, entries["aa"].path) == ("mine", Path("profiles/aa.yaml"))
-    assert entries["broken"].description == "not readable; 'benchctl profiles validate' reports the error"
-    assert entries["topk-sweep"].path.parent == builtin_profiles()
-    assert entries["topk-sweep"].description
 
 
 DEFAULTS = Path(__file__).with_name("defaults.json")

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from support.results.builders import edit_manifest, edit_requests, edit_run, write_results
+from support.results.builders import change_requests, edit_manifest, edit_requests, edit_run, write_results
 
 from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import profile_from_plain
@@ -51,8 +51,8 @@ def measured(path, *blocks, finish_reason="stop"):
     return results
 
 
-@pytest.fixture(name="results")
-def _results(tmp_path):
+@pytest.fixture
+def results(tmp_path):
     return measured(tmp_path / "r", (5, 40, 7))
 
 
@@ -77,8 +77,7 @@ def test_each_output_is_forced_to_the_length_that_was_seen_in_the_middle_of_its_
     prepared = prepare("replay-natural", results)
     assert [(r.max_tokens, r.natural_tokens) for r in prepared.requests] == [(6, 6), (30, 30), (8, 8)]
     assert all(request.ignore_eos for request in prepared.requests)
-    assert prepared.lengths_from == str(results.path)
-    assert prepared.warnings == ()
+    assert (prepared.lengths_from, prepared.warnings) == (str(results.path), ())
 
 
 def test_of_two_blocks_the_shorter_length_is_taken_so_that_nobody_decodes_past_both_ends(tmp_path):
@@ -104,23 +103,17 @@ def test_forced_outputs_keep_their_planned_length_and_know_their_natural_one(res
 def test_a_length_that_a_limit_cut_is_told_and_is_no_end_beyond_which_tokens_are_counted(tmp_path):
     results = measured(tmp_path / "r", (5, 40, 7), finish_reason="length")
     assert [r.natural_tokens for r in prepare("forced", results).requests] == [None, 40, None]
-    prepared = prepare("replay-natural", results)
-    assert [r.natural_tokens for r in prepared.requests] == [5, 40, 7]
-    (warning,) = prepared.warnings
-    assert warning.code == "natural-lengths-cut"
-    assert warning.message.startswith("3 of 3 natural lengths")
+    (warning,) = prepare("replay-natural", results).warnings
+    assert (warning.code, warning.message[:22]) == ("natural-lengths-cut", "3 of 3 natural lengths")
 
 
 def test_an_answer_that_failed_or_ended_for_an_unknown_reason_tells_no_length(results):
+    choices = next(results.run(FIRST).requests()).choices
     for finish_reason in ("error", "abort", "content_filter", "cancelled", "sudden_death"):
-
-        def ended(record, reason=finish_reason):
-            choices = tuple(replace(choice, finish_reason=reason) for choice in record.choices)
-            return record if record.index else replace(record, choices=choices)
-
-        edit_requests(results, FIRST, ended)
+        ended = tuple(replace(choice, finish_reason=finish_reason) for choice in choices)
+        change_requests(results, FIRST, 0, choices=ended)
         assert "has no length for 'generated-00000' and 0 other" in refusal_of(results), finish_reason
-    edit_requests(results, FIRST, lambda r: replace(r, completion_tokens=None) if r.index == 1 else r)
+    change_requests(results, FIRST, 1, completion_tokens=None)
     assert "has no length for 'generated-00000' and 1 other" in refusal_of(results)
 
 
