@@ -6,11 +6,10 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl
+from support.cli import WITHOUT_PICTURES, benchctl, document, printed, refusal
 from support.local_commands import (
     SLOW,
     SMALL,
@@ -20,10 +19,8 @@ from support.local_commands import (
     loads,
 )
 from support.nvidia_smi import FakeSmi, devices
+from support.shared_directory import assert_whole, records
 from support.waiting import wait_until
-
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.writers import current_manifest
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,19 +35,8 @@ def _own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path_factory.mktemp("locks")))
 
 
-def records(results: Path) -> dict[str, dict[str, Any]]:
-    paths = sorted(results.glob("blocks/*/runs/*/run.json"))
-    return {path.parent.name: json.loads(path.read_bytes()) for path in paths}
-
-
-def states(results: Path) -> list[str]:
-    return [record["state"] for record in records(results).values()]
-
-
-def interrupted(results: Path) -> list[int]:
-    """The blocks of which a run is recorded as interrupted."""
-    failures = {each["block"]: each.get("failure") or {} for each in records(results).values()}
-    return [block for block, failure in failures.items() if failure.get("cause") == "interrupted"]
+def states_and_attempts(results: Path) -> list[tuple[str, int]]:
+    return sorted((record.state, record.attempt) for record in records(results))
 
 
 def both_blocks(results: Path) -> bool:
@@ -59,9 +45,9 @@ def both_blocks(results: Path) -> bool:
 
 
 def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path: Path) -> None:
-    one = benchctl(*SMALL, "--blocks", "3", "--output", "one", cwd=tmp_path, **WITHOUT_PICTURES)
-    two = benchctl(*SMALL, "--blocks", "3", *TWO, "--json", cwd=tmp_path, **WITHOUT_PICTURES)
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    printed(*SMALL, "--blocks", "3", "--output", "one", cwd=tmp_path, **WITHOUT_PICTURES)
+    said = document(*SMALL, "--blocks", "3", *TWO, cwd=tmp_path, **WITHOUT_PICTURES)
+    assert said["runs"]["done"] == 6
     alone, beside = tmp_path / "one", tmp_path / "experiment"
     for name in ("plan.json", "requests.jsonl"):
         assert (alone / name).read_bytes() == (beside / name).read_bytes()
@@ -70,15 +56,13 @@ def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path:
     assert len(steps) == 6
     verdicts = []
     for path in (alone, beside):
-        compared = benchctl("compare", f"{path}:baseline", f"{path}:guided", "--json", cwd=tmp_path)
-        document = json.loads(compared.stdout)
-        (step,) = (metric for metric in document["metrics"] if metric["name"] == "step_ms")
+        compared = benchctl("compare", f"{path}:baseline", f"{path}:guided", "--json")
+        comparison = json.loads(compared.stdout)
+        (step,) = (metric for metric in comparison["metrics"] if metric["name"] == "step_ms")
         numbers = [step[name] for name in ("a", "b", "ratio", "ci_low", "ci_high", "verdict")]
-        verdicts.append((compared.returncode, document["verdict"], numbers))
+        verdicts.append((compared.returncode, comparison["verdict"], numbers))
     assert verdicts[0] == verdicts[1]
-    assert json.loads(two.stdout)["runs"]["done"] == 6
-    assert current_manifest(ResultDirectory(beside)).state == "done"
-    assert benchctl("verify", str(beside), cwd=tmp_path).returncode == 0
+    assert_whole(beside)
 
 
 def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_path: Path) -> None:
@@ -90,29 +74,24 @@ def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_pat
         assert [len(each) for each in cores] == [len(os.sched_getaffinity(0)) // 2] * 2
         assert not cores[0] & cores[1]
         begun.blocks()[0].kill()
-        wait_until("another process for block 0", lambda: is_measured_again(begun.results, 0))
+        wait_until("block 0 again", lambda: any(each.attempt == 2 for each in records(begun.results, 0)))
         begun.process.kill()
         begun.end()
         wait_until("the end of both blocks", lambda: not begun.blocks())
     assert_no_process_is_left(begun.results)
-    assert 0 in interrupted(begun.results), "it recorded that it was interrupted"
+    causes = {each.failure.cause for each in records(begun.results, 0) if each.failure is not None}
+    assert causes == {"interrupted"}, "it recorded that it was interrupted"
     with command(tmp_path, *resume) as begun:
         wait_until("two loads", lambda: both_blocks(begun.results) and len(begun.blocks()) == 2)
         begun.process.send_signal(signal.SIGINT)
         code, _, error = begun.end(30)
-        assert code == 130, error
-        assert not begun.blocks(), "it waits for them"
+        assert (code, begun.blocks()) == (130, {}), "it waits for them"
     assert_no_process_is_left(begun.results)
     assert "Traceback" not in error
     assert "benchctl run --resume experiment --on local --parallel 2" in error
-    resumed = benchctl(*resume, cwd=tmp_path, **WITHOUT_PICTURES)
-    assert resumed.returncode == 0, resumed.stderr
-    assert states(begun.results) == ["done"] * 6
+    printed(*resume, cwd=tmp_path, **WITHOUT_PICTURES)
+    assert_whole(begun.results)
     assert re.search("block 0: (2 done|1 done, 1 done before)", (begun.results / "logs/b000.log").read_text())
-
-
-def is_measured_again(results: Path, block: int) -> bool:
-    return any(each["block"] == block and each["attempt"] == 2 for each in records(results).values())
 
 
 def test_a_server_that_is_killed_fails_its_run_and_no_other(tmp_path: Path) -> None:
@@ -122,15 +101,13 @@ def test_a_server_that_is_killed_fails_its_run_and_no_other(tmp_path: Path) -> N
         (server,) = (each for each in family if "benchctl.sim" in " ".join(each.cmdline()))
         server.kill()
         code, out, error = begun.end()
-    assert code == 5, error
-    assert "3 done, 1 failed" in out
-    assert sorted(states(begun.results)) == ["done", "done", "done", "failed"]
-    attempts = {record["attempt"] for record in records(begun.results).values()}
-    assert attempts == {1}, "a failed run is a result, not tried again by itself"
+    assert (code, "3 done, 1 failed" in out) == (5, True), error
+    expected = [("done", 1)] * 3 + [("failed", 1)]
+    assert states_and_attempts(begun.results) == expected, "a failed run is a result, not tried again by itself"
 
 
 def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp_path: Path) -> None:
-    assert benchctl(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path).returncode == 0
+    printed(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path)
     path = tmp_path / "experiment/requests.jsonl"
     with command(tmp_path, "run", "--resume", "experiment", "--on", "local", "--parallel", "1") as begun:
         wait_until("the first block", lambda: 0 in begun.blocks())
@@ -139,7 +116,6 @@ def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp
     assert code == 4, error
     assert "could not be measured, and no other was begun after it" in error
     assert "requests.jsonl was changed" in error
-    assert not (begun.results / "logs/b001.log").exists() or not (begun.results / "logs/b000.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -154,20 +130,18 @@ def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp
 def test_what_this_host_cannot_do_is_refused_before_anything_is_written(
     tmp_path: Path, words: tuple[str, ...], says: str
 ) -> None:
-    done = benchctl(*SMALL, "-o", "experiment", "--on", "local", *words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
+    refused = (*SMALL, "-o", "experiment", "--on", "local", *words)
+    assert says in refusal(*refused, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert not (tmp_path / "experiment").exists()
 
 
 def test_a_dry_run_shows_the_slots_and_the_duration_with_so_many_at_a_time(tmp_path: Path) -> None:
-    done = benchctl(*SMALL, "--blocks", "5", "--on", "local", "--parallel", "2", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    planned = printed(*SMALL, "--blocks", "5", "--on", "local", "--parallel", "2", "--dry-run", cwd=tmp_path)
     for text in ("2 blocks at a time on this host:", "slot 1: 1 core (", "with 2 at a time", "3 rounds of"):
-        assert text in done.stdout
+        assert text in planned
 
 
-def test_two_commands_share_two_devices_and_a_third_is_told_who_has_them(
+def test_commands_share_the_devices_that_are_free_and_one_without_enough_is_told_who_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a host that shows two devices, by a program named nvidia-smi."""
@@ -175,23 +149,14 @@ def test_two_commands_share_two_devices_and_a_third_is_told_who_has_them(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     gpu = ("--set", "cluster.gpus_per_block=1", "--blocks", "2", "--on", "local", "--parallel")
-    (tmp_path / "second").mkdir()
     with command(tmp_path, *SLOW, *gpu, "1", "-o", "experiment", **env) as first:
-        wait_until("the first block", lambda: bool(visible(first.results)))
-        with command(tmp_path / "second", *SLOW, *gpu, "1", "-o", "experiment", **env) as second:
-            wait_until("the second block", lambda: bool(visible(second.results)))
-            assert [visible(each.results) for each in (first, second)] == [["GPU-aa"], ["GPU-bb"]]
-            third = benchctl(*SMALL, *gpu, "2", "-o", "third", cwd=tmp_path, **env)
-            assert third.returncode == 2, third.stderr
-            assert f"GPU-aa is held by process {first.process.pid} (benchctl run" in third.stderr
-            assert not (tmp_path / "third").exists()
-    too_many = benchctl(*SMALL, *gpu, "3", cwd=tmp_path, **env)
-    assert too_many.returncode == 2
-    assert "3 blocks at a time, each on 1 GPU, need 3, and of 2 here 2 may be used" in too_many.stderr
-    env["CUDA_VISIBLE_DEVICES"] = "1"
-    hidden, usable = (benchctl(*SMALL, *gpu, n, "--dry-run", cwd=tmp_path, **env) for n in "21")
-    assert "of 2 here 1 may be used (CUDA_VISIBLE_DEVICES" in hidden.stderr
-    assert "slot 0: GPU-bb, " in usable.stdout
+        wait_until("the first block", lambda: visible(first.results))
+        assert visible(first.results) == ["GPU-aa"]
+        held = f"GPU-aa is held by process {first.process.pid} (benchctl run"
+        assert held in refusal(*SMALL, *gpu, "2", "-o", "second", cwd=tmp_path, **env)
+        assert "slot 0: GPU-bb, " in printed(
+            *SMALL, *gpu, "1", "--dry-run", cwd=tmp_path, CUDA_VISIBLE_DEVICES="1", **env
+        )
 
 
 def visible(results: Path) -> list[str]:
