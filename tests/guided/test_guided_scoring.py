@@ -1,8 +1,13 @@
-"""A scorer gives each candidate the value that a plain forward pass of its whole text has, whatever came before."""
+"""A scorer gives each candidate the value that a plain forward pass of its whole text has, whatever came before.
+
+Also at random steps: rows without a choice, tokens that are thrown away, prompts that others had, requests that are
+dropped and come again, more requests than slots, numbers of candidates that change, and all switches of the scorer.
+"""
 
 import json
 import random
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,22 +23,20 @@ from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shap
 from benchctl.guided.value_model.scoring import Scorer
 
 ORACLES = Path(__file__).parents[3] / "shared/oracles/guidance.json"
-MODELS = {}
 RECORDED_OR_NOT = ({"graphs": True, "record": [3]}, {"graphs": False})
 
 
+@cache
 def models(family="qwen2", dtype=torch.float32):
-    if (family, dtype) not in MODELS:
-        MODELS[family, dtype] = both_models(family, dtype)
-    return MODELS[family, dtype]
+    return both_models(family, dtype)
 
 
 def text(draw, length):
     return [draw.randrange(VOCABULARY) for _ in range(length)]
 
 
-def row(key, tokens, num_prompt=None):
-    return ScoredRow(key, tokens, len(tokens) if num_prompt is None else num_prompt)
+def row(key, tokens, **more):
+    return ScoredRow(key, tokens, len(tokens), **more)
 
 
 def choices(draw, num_rows, num_candidates):
@@ -70,9 +73,7 @@ def test_values_are_those_of_the_whole_text_through_transformers(family, options
 
 
 def test_bfloat16_is_as_far_from_float32_as_transformers_in_bfloat16_is():
-    ours, _ = models(dtype=torch.bfloat16)
-    _, exact = both_models(dtype=torch.float32)
-    _, theirs = models(dtype=torch.bfloat16)
+    (ours, theirs), (_, exact) = models(dtype=torch.bfloat16), models()
     draw = random.Random(1)
     rows = [row(number, text(draw, 12)) for number in range(6)]
     ids = choices(draw, 6, 4)
@@ -108,13 +109,11 @@ def test_steady_decode_is_one_forward_a_step_and_counts_every_token_once(options
     rows = [row(number, text(draw, 20)) for number in range(5)]
     scorer = Scorer(models()[0], 5, 64, **options)
     num_bytes, done = scorer.num_bytes, counted(scorer, rows, 11)
-    is_fused = options.get("fused", True)
     assert done.items() >= {
-        "prefill_tokens": 100, "extended_tokens": 50, "steps": 11, "fused": 11 * is_fused, "forwards": forwards,
-        "slots": 5,
+        "prefill_tokens": 100, "extended_tokens": 50, "steps": 11, "fused": 11 * options.get("fused", True),
+        "forwards": forwards, "slots": 5,
     }.items()  # fmt: skip
-    if is_fused and not options["graphs"]:
-        assert done["computed_tokens"] == 5 * 20 + 5 * 10 + 11 * 5 * 3
+    assert done["computed_tokens"] == 5 * 20 + 5 * 10 + 11 * 5 * 3 or options != {"graphs": False}
     assert scorer.num_bytes == num_bytes, "memory is taken once"
 
 
@@ -167,7 +166,6 @@ def test_a_few_prompts_go_through_recorded_passes_of_a_quarter_more_tokens_at_mo
 def test_what_does_not_fit_is_refused_by_name():
     for rows, num_candidates, message in (
         ([row("a", [1] * 21)], 2, "'a' has 21 tokens.*1 to 20.*larger max_tokens"),
-        ([row("a", [])], 2, "'a' has 0 tokens"),
         ([row(name, [1]) for name in "abc"], 2, "3 sequences.*2 slots.*'c'.*max_slots of 3"),
         ([row("a", [1]), row("a", [1])], 2, "'a' is given twice"),
         ([row("a", [1])], 9, r"\(1, 9\).*1 to 8.*larger max_candidates"),
@@ -185,11 +183,8 @@ def test_a_tree_is_seen_as_the_oracle_says(rounds):
         oracle[key] for key in ("prefix_lens", "cached_prefix_lens", "candidate_lens")
     )
     memory = Memory(slots=2, cells=64)
-    row = RowWork(slot=0, cached=cached, missing=[5] * (prefix - cached), candidates_of=0)
-    work = Work([row], num_candidates)
-    shape = exact_shape(work)
-    if rounds:
-        shape = padded_shape(shape.tokens, num_candidates, memory.cells)
+    work = Work([RowWork(slot=0, cached=cached, missing=[5] * (prefix - cached), candidates_of=0)], num_candidates)
+    shape = padded_shape(work.num_tokens, num_candidates, memory.cells) if rounds else exact_shape(work)
     layout = unpack(torch.from_numpy(pack(work, shape, memory)), torch.zeros(1, num_candidates).long(), shape)
     num_tokens = work.num_tokens
     assert layout.positions.tolist()[:num_tokens] == oracle["positions"]
@@ -200,13 +195,84 @@ def test_a_tree_is_seen_as_the_oracle_says(rounds):
 
 
 def test_a_token_that_was_no_candidate_is_an_error_and_not_another_value():
-    draw = random.Random(9)
-    scorer = Scorer(models()[0], 2, 64)
-    rows = [ScoredRow("a", text(draw, 12), 12, True)]
-    ids = torch.tensor([[3, 4, 5]])
-    scorer.score(rows, ids)
-    rows[0].tokens.append(6)
-    scorer.score(rows, ids)
+    scorer, rows = Scorer(models()[0], 2, 64), [row("a", [7] * 12, draws_candidates=True)]
+    for _ in range(2):
+        scorer.score(rows, torch.tensor([[3, 4, 5]]))
+        rows[0].tokens.append(6)
     scorer.forget([])
     with pytest.raises(GuidanceError, match="none of the candidates"):
         scorer.forget([])
+
+
+NUM_STEPS = 40
+
+
+class Server:
+    """Requests of a server whose steps are drawn at random."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.model, _ = models(self.draw.choice(FAMILIES), torch.float64)
+        self.slots, self.candidates = self.draw.randint(1, 6), self.draw.randint(1, 6)
+        self.length = self.draw.choice([40, 80, 200])
+        fused, reuse, graphs, records, shares = (self.draw.random() < 0.7 for _ in range(5))
+        self.scorer = Scorer(
+            self.model, self.slots, self.length, max_candidates=self.candidates, fused=fused, reuse=reuse,
+            graphs=graphs, record=[self.candidates] * records, share_prompts=shares,
+        )  # fmt: skip
+        self.prompts = [text(self.draw, self.draw.randint(1, 30)) for _ in range(3)]
+        self.rows, self.num_requests, self.last = [], 0, {}
+
+    def fill(self):
+        """New requests, now and then one more than there are slots."""
+        for _ in range(self.draw.randint(1, self.slots + (self.draw.random() < 0.1)) - len(self.rows)):
+            self.rows.append(row(self.num_requests, list(self.draw.choice(self.prompts)), draws_candidates=True))
+            self.num_requests += 1
+            if self.draw.random() < 0.3:
+                self.scorer.prepare(self.rows[-1:])
+
+    def score(self):
+        """Raw values and those of a scorer that was made for this step; None where no row has a choice."""
+        share = self.draw.choice([0, 0.3, 0.7, 1])
+        chosen = [row for row in self.rows if self.draw.random() >= share][: self.slots]
+        waiting = [row for row in self.rows if row not in chosen]
+        self.last = {}
+        if not chosen:
+            self.scorer.keep_up(waiting)
+            return None
+        num_candidates = self.draw.randint(1, self.candidates)
+        lines = [self.draw.sample(range(VOCABULARY), num_candidates) for _ in chosen]
+        self.last = {row.key: line for row, line in zip(chosen, lines, strict=True)}
+        fresh = Scorer(
+            self.model, len(chosen), self.length, max_candidates=num_candidates, fused=False, graphs=False
+        )
+        ids = torch.tensor(lines)
+        return self.scorer.score(chosen, ids, waiting), fresh.score(chosen, ids)
+
+    def sample(self):
+        """A token for most rows: a candidate where there were some."""
+        for row in list(self.rows):
+            fate = self.draw.random()
+            if fate < 0.05 or len(row.tokens) >= self.length - 1:
+                self.scorer.forget([row.key])
+                self.rows.remove(row)
+            elif fate < 0.1:
+                continue  # what was drawn is thrown away
+            else:
+                if fate < 0.13:
+                    self.scorer.forget([row.key])  # dropped, and taken up again
+                row.tokens.append(self.draw.choice(self.last.get(row.key) or range(VOCABULARY)))
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_values_are_those_of_a_scorer_that_remembers_nothing(seed):
+    server = Server(seed)
+    largest = num_scored = 0
+    for _ in range(NUM_STEPS):
+        server.fill()
+        if (both := server.score()) is not None:
+            largest = max(largest, farthest(*both))
+            num_scored += 1
+        server.sample()
+    assert num_scored > NUM_STEPS / 4
+    assert largest < 1e-9

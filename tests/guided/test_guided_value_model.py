@@ -1,15 +1,17 @@
-"""A value model is read from its directory whole or refused, and computes what transformers computes."""
+"""A value model is read from its directory whole or refused, computes what transformers does, in known memory."""
 
 import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.guided.tensors import torch
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
 from safetensors.torch import load_file, save_file
 from support.guided import plain_values
-from support.guided.plain_values import FAMILIES, PlainModel, both_models, random_tensors, tiny_config
+from support.guided.plain_values import FAMILIES, PlainModel, both_models, tiny_config
 from transformers import AutoConfig
 
 from benchctl.costs.shapes import ModelShape
@@ -18,8 +20,11 @@ from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.guided.params import CheckpointError
 from benchctl.guided.rows import ScoredRow
 from benchctl.guided.value_model.checkpoint import HEAD_FILE
+from benchctl.guided.value_model.layout import Memory
+from benchctl.guided.value_model.prefixes import PrefixCache
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.value_model import load_value_model, random_value_model
+from benchctl.guided.value_model.sizes import cells_per_slot, value_model_memory, weight_bytes
+from benchctl.guided.value_model.value_model import dimensions, load_value_model, random_value_model
 
 END_ID = 2
 
@@ -89,12 +94,10 @@ def test_positions_are_turned_as_the_configuration_says(monkeypatch):
 def test_a_made_value_model_is_loaded_with_its_size_and_its_ends_and_gives_a_constant_value(tmp_path, family):
     made = recipe(family)
     make_value_pair(tmp_path, made, made, constant=0.05)
-    model = load_value_model(tmp_path / "value")
-    shape = made.shape
-    for name, dimension in (("heads", "q_heads"), *((name, name) for name in ("layers", "hidden", "kv_heads"))):
-        assert getattr(model.config, name) == getattr(shape, dimension)
-    assert (model.config.head_dim, model.config.vocab) == (shape.head_dim, shape.vocab)
-    assert (model.eos_ids, model.dtype) == ({END_ID}, torch.float32)
+    model, shape = load_value_model(tmp_path / "value"), made.shape
+    assert (model.config.heads, model.eos_ids, model.dtype) == (shape.q_heads, {END_ID}, torch.float32)
+    for name in ("layers", "hidden", "kv_heads", "head_dim", "vocab"):
+        assert getattr(model.config, name) == getattr(shape, name)
     # Qwen3's norms of heads, which shapes leave out, are kept for each head.
     head_norms = shape.layers * (6 + 2) * shape.head_dim if family == "qwen3" else 0
     assert model.num_bytes == 4 * (shape.as_value_model().num_params() + head_norms)
@@ -191,6 +194,62 @@ def test_random_weights_of_a_size_are_made_where_they_are_used():
     config = tiny_config("qwen2")
     model, again = (random_value_model(config, "cpu", torch.bfloat16, seed=3) for _ in range(2))
     assert one_value(model, [1, 2, 3], 4) == one_value(again, [1, 2, 3], 4) != 0
-    summary_in_float32 = 2 * (48 + 1)
-    drawn = random_tensors(config, torch.bfloat16).values()
-    assert model.num_bytes == sum(tensor.nbytes for tensor in drawn) + summary_in_float32
+
+
+META = torch.device("meta")
+DTYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float64])
+
+
+@st.composite
+def configs(draw):
+    kv_heads = draw(st.integers(1, 8))
+    heads = kv_heads * draw(st.integers(1, 4))
+    return AutoConfig.for_model(
+        draw(st.sampled_from(["qwen2", "qwen3", "llama"])),
+        hidden_size=heads * draw(st.integers(1, 40)),
+        intermediate_size=draw(st.integers(1, 300)),
+        num_hidden_layers=draw(st.integers(1, 5)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=draw(st.integers(1, 32)) * 2,
+        vocab_size=draw(st.integers(10, 2000)),
+        attention_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    config=configs(),
+    dtype=DTYPES,
+    max_slots=st.integers(1, 1024),
+    max_tokens=st.integers(1, 40_000),
+    max_candidates=st.integers(1, 64),
+)
+def test_the_bytes_of_prefixes_are_those_that_the_cache_takes(config, dtype, max_slots, max_tokens, max_candidates):
+    limits = {"max_slots": max_slots, "max_tokens": max_tokens, "max_candidates": max_candidates}
+    memory = Memory(slots=max_slots + 1, cells=cells_per_slot(max_tokens, max_candidates))
+    cache = PrefixCache(dimensions(config), memory, META, dtype, max_candidates=max_candidates)
+    assert value_model_memory(config, dtype.itemsize, **limits).prefixes == cache.num_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=configs(), dtype=DTYPES)
+def test_the_bytes_of_weights_are_those_of_the_loaded_model_but_for_a_sum_that_is_kept_in_float32(config, dtype):
+    model = random_value_model(config, META, dtype)
+    widened = (config.hidden_size + 1) * max(4 - dtype.itemsize, 0)
+    norms = 0  # of a head, repeated for each head
+    if config.model_type == "qwen3":
+        norms = config.num_attention_heads + config.num_key_value_heads - 2
+    repeated = config.num_hidden_layers * norms * config.head_dim * dtype.itemsize
+    assert model.num_bytes == weight_bytes(config, dtype.itemsize) + widened + repeated
+
+
+def test_passes_need_more_with_more_rows_candidates_and_longer_slots():
+    def passes(**changes):
+        limits = {"max_slots": 256, "max_tokens": 4096, "max_candidates": 64} | changes
+        return value_model_memory(tiny_config("qwen2"), 2, **limits).passes
+
+    assert passes(max_slots=512) > 1.9 * passes()
+    assert passes(candidates=5) < passes() / 4
+    assert passes(max_tokens=500) < passes() < passes(kernels=False)

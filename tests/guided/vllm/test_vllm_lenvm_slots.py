@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.guided.slotted_worker import Worker, context, states
 from support.guided.tensors import torch
 from support.guided.value_models import write_pair
-from test_guided_no_waiting import noted_reads
+from test_guided_device import noted_reads
 from test_vllm_lenvm_requests import TILT, Asked
 from test_vllm_lenvm_server import CPU, EOS, VOCABULARY, batch_logits, config, probabilities, rows_of, tilted
 
