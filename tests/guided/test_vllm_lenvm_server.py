@@ -1,17 +1,16 @@
 """Guidance as it runs in a worker of vLLM, with a real value model: what becomes of the logits of a step."""
 
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.guided.slotted_worker import Worker
 from support.guided.tensors import torch
 from support.guided.value_models import write_pair
-from test_vllm_lenvm_requests import Asked
-from test_vllm_lenvm_rows import Update
+from support.servers.programs.vllm_worker import worker_configuration
+from test_guided_device import noted_reads
+from test_vllm_lenvm_rows import Asked, asked, update
 
 from benchctl.guided.params import CheckpointError, GuidanceError
 from benchctl.guided.value_model.checkpoint import read_config
@@ -19,7 +18,7 @@ from benchctl.guided.value_model.sizes import value_model_memory
 from benchctl.guided.vllm.requests import Rows, admit
 from benchctl.guided.vllm.server import GuidedServer, make_server, scorer_maker
 from benchctl.guided.vllm.settings import VllmSettings
-from benchctl.guided.vllm.steps import GuidedStepLog
+from benchctl.guided.vllm.steps import GuidedStepLog, StepCount
 
 VOCABULARY = 512
 EOS = 2
@@ -40,18 +39,12 @@ def _told(pair, tmp_path, monkeypatch):
 
 
 def config(*, vocabulary=VOCABULARY, max_num_seqs=4, devices=1, kv_cache_memory_bytes=None):
-    model = SimpleNamespace(
-        max_model_len=64,
-        hf_text_config=SimpleNamespace(eos_token_id=EOS),
-        try_get_generation_config=lambda: {"eos_token_id": [EOS]},
-        get_vocab_size=lambda: vocabulary,
-    )
-    parallel = SimpleNamespace(tensor_parallel_size=devices, pipeline_parallel_size=1)
-    scheduler = SimpleNamespace(max_num_seqs=max_num_seqs)
-    cache = SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes)
-    return SimpleNamespace(
-        model_config=model, parallel_config=parallel, scheduler_config=scheduler, cache_config=cache
-    )
+    made = worker_configuration(
+        vocabulary=vocabulary, num_tokens=64, max_num_seqs=max_num_seqs, eos=EOS,
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes),
+    )  # fmt: skip
+    made.parallel_config.tensor_parallel_size = devices
+    return made
 
 
 def rows_of(*asked):
@@ -59,7 +52,7 @@ def rows_of(*asked):
     rows = Rows()
     for each in asked:
         admit(each, 64)
-    rows.update(Update(len(asked), added=[(i, each, [5, 6, 7 + i], [9]) for i, each in enumerate(asked)]))
+    rows.update(update(len(asked), added=[(i, each, [5, 6, 7 + i], [9]) for i, each in enumerate(asked)]))
     return rows
 
 
@@ -135,44 +128,6 @@ def test_every_step_with_a_row_to_guide_is_one_line_with_the_number_of_the_step(
     assert "value_model_load" not in sections, "it was loaded before the first step"
 
 
-LAST_WORDS = """
-from multiprocessing import get_context
-from benchctl.guided.params import GuideStep
-from benchctl.guided.timing import PendingStep
-from benchctl.guided.vllm.steps import GuidedStepLog
-import sys
-from support.guided.fake_events import Event
-from pathlib import Path
-
-def work(path):
-    log = GuidedStepLog(path, "device", make_event=Event)
-    with log.section("lvm_forward"):
-        pass
-    log.record(step=5, num_seqs=1, did=PendingStep(GuideStep(guided_rows=1)))
-    assert path.read_text() == "", "the device is not there yet"
-    sys.exit(0)
-
-if __name__ == "__main__":
-    process = get_context("fork").Process(target=work, args=(Path(sys.argv[1]),))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-"""
-
-
-def test_a_worker_that_ends_in_order_writes_what_waited_for_the_device(tmp_path):
-    (tmp_path / "last_words.py").write_text(LAST_WORDS)
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "last_words.py"), str(tmp_path / "steps")],
-        capture_output=True, text=True, check=False, timeout=120,
-        env={"PYTHONPATH": f"{root}:{root / 'tests'}", "PATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (line,) = map(json.loads, (tmp_path / "steps").read_text().splitlines())
-    assert (line["step"], line["guided_rows"], line["sections_ns"]) == (5, 1, {"lvm_forward": 1_000_000})
-
-
 def test_a_server_describes_the_value_model_that_it_loaded_and_prices_a_size_without_weights(
     told, pair, tmp_path, monkeypatch
 ):
@@ -236,3 +191,86 @@ def test_a_value_model_that_does_not_fit_beside_the_cache_that_was_asked_for_is_
     make(300_000)
     with pytest.raises(GuidanceError, match="for 4 sequences of 64 tokens, the server's KV cache"):
         make(400_000)
+
+
+def test_the_tokens_of_all_requests_are_asked_for_before_the_model_and_read_at_once_after_it(monkeypatch):
+    worker = Worker(slots=8)
+    order = [worker.add(asked(guided=number != 2), [number] * (number + 1)) for number in range(6)]
+    worker.step(order, dict.fromkeys(order, 7))
+    said, reads = worker.forward(order), noted_reads(monkeypatch)
+    worker.slots.ask_for_tokens()
+    assert reads == []
+    rows = worker.slots.batch(said).in_order
+    assert reads == ["tolist"]
+    assert [row.tokens[-1] for row in rows] == [7] * 5
+
+
+@pytest.fixture(name="server", scope="module")
+def _server(tmp_path_factory):
+    pair = write_pair(tmp_path_factory.mktemp("pair"))  # values differ from place to place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHCTL_LENVM_MODEL", str(pair / "value"))
+        return make_server(config(max_num_seqs=8), CPU, VllmSettings(), is_v2=True)
+
+
+def guided_by_v2(server, requests, logits, chunk=1000):
+    """Logits of the first step of these requests, their prompts as in ``rows_of``."""
+    worker = Worker(slots=8)
+    order = []
+    for number, request in enumerate(requests):
+        admit(request, 64)
+        order.append(worker.add(request, [5, 6, 7 + number], output=[9]))
+    worker.slots.ask_for_tokens()
+    batch = worker.slots.batch(worker.forward(order, chunk))
+    return server.apply(logits.clone(), batch, 0)
+
+
+def test_what_is_drawn_after_the_temperature_of_the_server_is_what_the_other_runner_draws(server):
+    scales, logits = (-4.0, 0.0, 3.0), batch_logits(3)
+    for temperature in (0.3, 1.0, 1.9):
+        filters = {"top_k": 6, "top_p": 0.97, "min_p": 0.01, "temperature": temperature}
+        after = guided_by_v2(server, [tilted(scale, **filters) for scale in scales], logits)
+        rows = rows_of(*(tilted(scale, **filters) for scale in scales))
+        drawn = probabilities(after / temperature)
+        expected = probabilities(server.apply(logits / temperature, rows, 0))
+        assert torch.equal(drawn > 0, expected > 0)
+        assert torch.allclose(drawn, expected, atol=1e-6)
+        assert (drawn[0] - drawn[1]).abs().max() > 0.05, "guidance did nothing"
+
+
+def test_rows_of_other_requests_and_of_prompts_in_chunks_keep_every_bit(server):
+    logits = batch_logits(4)
+    others = [Asked(top_k=3, temperature=0.5), tilted(0.0, temperature=0.0), Asked()]
+    guided = guided_by_v2(server, [tilted(-5.0, temperature=0.5), *others], logits)
+    assert torch.equal(guided[1:], logits[1:])
+    assert not torch.equal(guided[0], logits[0])
+    assert torch.equal(guided_by_v2(server, [tilted(-5.0), Asked()], logits[:2], chunk=2), logits[:2])
+
+
+def test_tokens_that_a_grammar_has_masked_stay_masked(server):
+    logits = torch.full((2, VOCABULARY), -torch.inf)
+    logits[:, EOS], logits[:, 40] = 1.0, 1.5
+    guided = guided_by_v2(server, [tilted(-5.0, temperature=0.8), tilted(5.0, temperature=0.8)], logits)
+    assert torch.equal(guided > -torch.inf, logits > -torch.inf)
+    drawn = probabilities(guided / 0.8)
+    assert drawn[0, EOS] > probabilities(logits / 0.8)[0, EOS] > drawn[1, EOS] > 0
+
+
+def test_steps_are_counted_from_the_end_of_the_warm_up():
+    class Sampler:
+        def __call__(self, seen):
+            seen.append(count.number)
+            return "drawn"
+
+    class Worker:
+        def compile_or_warm_up_model(self):
+            sampler([])
+            sampler([])
+            return "warm"
+
+    count, seen = StepCount(), []
+    count.watch(Sampler, Worker)
+    sampler = Sampler()
+    assert Worker().compile_or_warm_up_model() == "warm"
+    assert [sampler(seen) for _ in range(3)] == ["drawn"] * 3
+    assert seen == [0, 1, 2]
