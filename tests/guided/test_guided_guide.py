@@ -1,10 +1,8 @@
 """One decode step of a batch: who is guided, what is sampled then, and that nobody else notices."""
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.guided.guidance_reference import candidates, guided, softmax
+from support.guided.guidance_reference import candidates, guided_row, softmax
 from support.guided.tensors import torch
 
 from benchctl.guided.guide import Guide, GuideSettings
@@ -43,7 +41,6 @@ class KnownScorer:
     model: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({EOS}), operations=PLAIN))
     counters: Counters = field(default_factory=Counters)
     asked: list[list[Hashable]] = field(default_factory=list)
-    forgotten: list[Hashable] = field(default_factory=list)
 
     def score(self, rows: Sequence[GuideRow], ids: Any, _waiting: Sequence[GuideRow]) -> Any:
         self.asked.append([row.key for row in rows])
@@ -57,7 +54,7 @@ class KnownScorer:
         """Rows that wait have nothing to be kept here."""
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        self.forgotten += keys
+        """Nor of rows that are gone."""
 
 
 def row_of(index: int = 0, params: GuidanceParams = TILTED, **fields: Any) -> GuideRow:
@@ -65,21 +62,16 @@ def row_of(index: int = 0, params: GuidanceParams = TILTED, **fields: Any) -> Gu
     return GuideRow(index=index, params=params, **{**defaults, **fields})
 
 
-def guide_of(settings: GuideSettings | None = None, scorer: KnownScorer | None = None, **parts: Any) -> Guide:
-    return Guide(lambda: scorer or KnownScorer(), settings, **parts)
+def guide_of(settings: GuideSettings | None = None, scorer: KnownScorer | None = None) -> Guide:
+    return Guide(lambda: scorer or KnownScorer(), settings)
 
 
 def expected_of(logits: Sequence[float], row: GuideRow) -> list[float]:
     """Probability of each token under guidance, by the reference."""
-    found = candidates(softmax(logits, row.temperature), top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
-    raw = [known_raw(token, len(row.tokens)) for token in found]
-    values = [0.0 if token == EOS else 1 / (1 + math.exp(-z)) for token, z in zip(found, raw, strict=True)]
-    asked = dataclasses.asdict(row.params)
-    after = guided(list(found.values()), values, raw, asked, len(row.tokens) - row.num_prompt)
-    result = [0.0] * len(logits)
-    for token, prob in zip(found, after, strict=True):
-        result[token] = prob
-    return result
+    before = candidates(softmax(logits, row.temperature), top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
+    raw = {token: known_raw(token, len(row.tokens)) for token in before}
+    after = guided_row(before, raw, EOS, row.params, len(row.tokens) - row.num_prompt)
+    return [after.get(token, 0.0) for token in range(len(logits))]
 
 
 def sampled(logits: Any, temperature: float = 1.0, index: int = 0) -> list[float]:
@@ -271,39 +263,3 @@ def test_a_value_model_is_loaded_at_once_or_when_it_is_first_needed_and_only_onc
     for _ in range(2):
         lazy.apply(batch_of(), [row_of()])
     assert loads.call_count == 2
-
-
-class Sections:
-    """A timer that notes which section lies in which."""
-
-    def __init__(self) -> None:
-        self.open, self.paths = [], []
-
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        self.open.append(name)
-        self.paths.append("/".join(self.open))
-        yield
-        self.open.pop()
-
-
-def test_the_sections_of_a_step_are_timed_by_their_names() -> None:
-    timer = Sections()
-    guide_of(timer=timer)
-    assert timer.paths == [], "loading at once is no part of a step"
-    scorer = KnownScorer()
-    guide = guide_of(GuideSettings(is_eager=False), scorer, timer=timer)
-    guide.apply(batch_of(), [row_of(temperature=0.0)])
-    assert timer.paths == [], "a step without guidance is not timed"
-    guide.apply(batch_of(), [row_of()])
-    assert timer.paths == [
-        "lvm_apply_outer",
-        "lvm_apply_outer/lvm_build_pending",
-        "lvm_apply_outer/lvm_build_pending/candidate_selection",
-        "lvm_apply_outer/value_model_load",
-        "lvm_apply_outer/lvm_forward",
-        "lvm_apply_outer/lvm_apply_guidance",
-        "lvm_apply_outer/lvm_apply_guidance",
-    ]
-    guide.forget(iter(["r0", "r1"]))
-    assert scorer.forgotten == ["r0", "r1"]

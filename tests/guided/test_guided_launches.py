@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.engine_settings import model_in
 
 from benchctl.analysis.validity.comparable import declared_settings, is_declared
 from benchctl.analysis.validity.launch import launch_settings
@@ -28,8 +29,7 @@ OF_SEVERAL_DEVICES = {"steptime-w5"}
 def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Directories that look like models; the engines are taken for installed."""
     for name in ("base", "value"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 4096}')
+        model_in(tmp_path / name, model_type="qwen2", max_position_embeddings=4096)
     monkeypatch.setattr("benchctl.engines.environment.interpreter_for", lambda *_: Path(sys.executable))
     monkeypatch.setattr("benchctl.engines.sglang_lenvm.fork_interpreter", lambda *_: Path(sys.executable))
     return tmp_path
@@ -61,14 +61,14 @@ def launches(profile: Profile, models: Path) -> dict[str, dict[str, str]]:
 
 def differences(profile: Profile, models: Path, *, undeclared: bool = False) -> set[str]:
     """Settings in which some server differs from the baseline's; only those that its variant does not declare."""
-    found, settings = launches(profile, models), settings_by_arm(profile, models)
-    baseline, different = found.pop(profile.baseline), set()
-    for label, launch in found.items():
+    by_arm, settings, different = launches(profile, models), settings_by_arm(profile, models), set()
+    baseline = by_arm.pop(profile.baseline)
+    for label, launch in by_arm.items():
         declared = declared_settings(settings[profile.baseline], settings[label], profile.engine.kind)
-        for key in baseline.keys() | launch.keys():
-            is_left = not undeclared or not is_declared(key, ((key,), (key,)), declared)
-            if is_left and baseline.get(key) != launch.get(key):
-                different.add(key)
+        differing = {key for key in baseline.keys() | launch.keys() if baseline.get(key) != launch.get(key)}
+        different |= {
+            key for key in differing if not undeclared or not is_declared(key, ((key,), (key,)), declared)
+        }
     return different
 
 
@@ -91,11 +91,8 @@ def test_each_arm_of_the_switches_lacks_one_part_of_the_guided_step_and_declares
     assert differences(profile, models) == {"env.BENCHCTL_LENVM_SETTINGS"}
     settings = settings_by_arm(profile, models)
     complete = settings.pop("all-on")
-    switches = {}
-    for name, other in settings.items():
-        declared = declared_settings(complete, other, "vllm-lenvm")
-        switches[name] = {key for key in declared if not key.startswith("server.value_model.")}
-    assert switches == {
+    declared = {name: declared_settings(complete, other, "vllm-lenvm") for name, other in settings.items()}
+    assert {name: {key for key in keys if "server.value_model." not in key} for name, keys in declared.items()} == {
         "no-reuse": {"server.value_reuse"},
         "no-kernels": {"server.value_kernels"},
         "no-graphs": {"server.value_graphs"},
@@ -107,18 +104,7 @@ def test_each_arm_of_the_switches_lacks_one_part_of_the_guided_step_and_declares
     assert two_phase.server.model_dump()["value_reuse"] is fused.server.model_dump()["value_reuse"] is False
 
 
-def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_declares_it(models: Path) -> None:
-    profile = load_profile("topk-sweep", engine="sglang-lenvm")
-    assert "argv.--disable-overlap-schedule" in differences(profile, models)
-    guided = variant_settings(profile, "guided", {"top_k": 2})
-    baseline = variant_settings(profile, "baseline", {})
-    assert "server.overlap_schedule" in declared_settings(baseline, guided, "sglang-lenvm")
-    assert guided.server.model_dump()["overlap_schedule"] is False
-
-
-def test_scheduling_that_is_asked_of_all_servers_is_that_of_guided_ones_too(models: Path) -> None:
-    for is_overlapped, flag in (("true", "argv.--async-scheduling"), ("false", "argv.--no-async-scheduling")):
-        asked = f"engine.options.overlap_schedule={is_overlapped}"
-        profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=[asked])
-        assert all(flag in launch for launch in launches(profile, models).values())
+def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_plugin_with_a_processor(models: Path) -> None:
+    differing = differences(load_profile("topk-sweep", engine="sglang-lenvm"), models)
+    assert "argv.--disable-overlap-schedule" in differing
     assert "argv.--logits-processors" in differences(load_profile("guided-idle", engine="vllm-lenvm"), models)

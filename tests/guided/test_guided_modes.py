@@ -1,4 +1,4 @@
-"""What values do to probabilities: known vectors, an independent reference, and laws that every mode obeys."""
+"""Which tokens may be sampled, and what values do to them: known vectors, an independent reference, and laws."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.guided.guidance_reference import guided, mean
+from support.guided.guidance_reference import candidates as reference
+from support.guided.guidance_reference import guided, mean, softmax
 from support.guided.tensors import torch
 
 from benchctl.guided.modes import (
@@ -19,7 +20,8 @@ from benchctl.guided.modes import (
     target_value,
     value_of_length,
 )
-from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceError, GuidanceParams
+from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceParams
+from benchctl.guided.rows import Candidates, limit_numbers, select_candidates
 
 P, V = [0.5, 0.3, 0.15, 0.05], [0.2, 0.35, 0.6, 0.1]
 VECTORS = [
@@ -67,9 +69,9 @@ def steer(
 
 
 @st.composite
-def rows(draw: st.DrawFn, *, size: int | None = None) -> tuple[list[float], list[float], list[float]]:
+def rows(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
     """p, v and z of candidates, some of them extreme, equal or improbable."""
-    count = size or draw(st.integers(1, 8))
+    count = draw(st.integers(1, 8))
     weights = draw(st.lists(st.floats(1e-9, 1.0), min_size=count, max_size=count))
     total = math.fsum(weights)
     outputs = st.one_of(st.floats(-6, 6), st.sampled_from([-30.0, -3.0, 0.0, 3.0, 30.0]))
@@ -77,22 +79,17 @@ def rows(draw: st.DrawFn, *, size: int | None = None) -> tuple[list[float], list
     return [weight / total for weight in weights], [1 / (1 + math.exp(-each)) for each in z], z
 
 
-@st.composite
-def guidances(draw: st.DrawFn) -> GuidanceParams:
-    """Guidance of any kind."""
-    target = draw(st.none() | st.floats(0, 1))
-    length = draw(st.none() | st.floats(0, 3000))
-    scale = st.floats(-3, 3) | st.sampled_from([0.0, 1.0, -100.0, 100.0])
-    return GuidanceParams(
-        mode=draw(st.sampled_from(MODES)),
-        value_scale=draw(scale),
-        gamma=draw(st.sampled_from([0.9, 0.997, 0.9998])),
-        value_min=draw(st.none() | st.floats(0, 1)),
-        target_value=target,
-        target_length=length,
-        target_length_mode=draw(st.sampled_from(["total", "remaining"])),
-        value_constraint=draw(st.sampled_from(["eq", "ge", "le", "eq_soft"])),
-    )
+GUIDANCES = st.builds(
+    GuidanceParams,
+    mode=st.sampled_from(MODES),
+    value_scale=st.floats(-3, 3) | st.sampled_from([0.0, 1.0, -100.0, 100.0]),
+    gamma=st.sampled_from([0.9, 0.997, 0.9998]),
+    value_min=st.none() | st.floats(0, 1),
+    target_value=st.none() | st.floats(0, 1),
+    target_length=st.none() | st.floats(0, 3000),
+    target_length_mode=st.sampled_from(["total", "remaining"]),
+    value_constraint=st.sampled_from(["eq", "ge", "le", "eq_soft"]),
+)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
@@ -103,7 +100,7 @@ def test_every_known_vector_is_met(dtype: Any, tolerance: float) -> None:
 
 
 @laws
-@given(rows(), guidances(), st.integers(0, 2000))
+@given(rows(), GUIDANCES, st.integers(0, 2000))
 def test_every_row_agrees_with_the_reference(
     row: tuple[list[float], list[float], list[float]], params: GuidanceParams, generated: int
 ) -> None:
@@ -121,7 +118,7 @@ def _is_clear(p: list[float], v: list[float], params: GuidanceParams, generated:
     """Whether the candidate that a target picks does not change when values change in their last digits."""
     reference = guided(p, v, v, dataclasses.asdict(params), generated)
     shaken = [
-        [value * (1 + sign * 1e-12) for value, sign in zip(v, signs, strict=True)] for signs in _signs(len(v))
+        [value * (1 + (1e-12 if i == chosen else -1e-12)) for i, value in enumerate(v)] for chosen in range(len(v))
     ]
     return all(guided(p, each, each, dataclasses.asdict(params), generated) == reference for each in shaken)
 
@@ -133,15 +130,11 @@ def _is_steady(p: list[float], v: list[float], params: GuidanceParams) -> bool:
     return is_far and (width == 0 or width > 0.05) and (not params.has_target or len(set(p)) == len(p))
 
 
-def _signs(count: int) -> list[list[int]]:
-    return [[1 if i == chosen else -1 for i in range(count)] for chosen in range(count)]
-
-
 SCALES = st.sampled_from([-1e300, -1e30, -1.0, 0.5, 2.0, 1e30, 1e300])
 
 
 @laws
-@given(rows(), guidances() | st.builds(GuidanceParams, mode=st.sampled_from(MODES), value_scale=SCALES), DTYPES)
+@given(rows(), GUIDANCES | st.builds(GuidanceParams, mode=st.sampled_from(MODES), value_scale=SCALES), DTYPES)
 def test_the_result_is_a_distribution_whose_support_never_grows_and_the_neutral_scale_is_the_identity(
     row: tuple[list[float], list[float], list[float]], params: GuidanceParams, dtype: Any
 ) -> None:
@@ -216,14 +209,6 @@ def test_a_target_length_is_met_in_length_and_in_total_shrinks_with_what_is_gene
     assert target_value(GuidanceParams(target_value=0.25, target_length=9000), 0) == 0.25
 
 
-def test_below_its_least_value_no_mode_guides() -> None:
-    assert mean(P, V) == pytest.approx(0.3)
-    modes = [{"mode": mode, "value_scale": -3.0 if mode != "mul" else 3.0} for mode in MODES]
-    for asked in (*modes, {"target_value": 0.6}):
-        assert steer(P, V, GuidanceParams(**asked, value_min=0.31)) == P
-        assert steer(P, V, GuidanceParams(**asked, value_min=0.29)) != P
-
-
 def test_tokens_that_end_the_answer_have_the_value_zero_but_keep_their_raw_output() -> None:
     raw = torch.tensor([[4.0, -1.0, 0.0]], dtype=torch.float64)
     ids = torch.tensor([[7, 2, 9]])
@@ -255,5 +240,119 @@ def test_lengths_have_their_known_values() -> None:
     one = torch.ones(1, dtype=torch.float64)
     assert length_of_value(one, 0.997 * one).tolist() == [math.inf]
     assert value_of_length(math.inf, 0.997) == 1
-    with pytest.raises(GuidanceError, match="2 rows of parameters, 1 of generated"):
-        mode_batch([GuidanceParams()] * 2, "cpu", [0])
+
+
+def select(logits: list[float], *rows: dict[str, Any], dtype: Any = torch.float64, **options: Any) -> Candidates:
+    """Candidates of the same logits with the limits of each row."""
+    usual = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
+    limits = torch.tensor([limit_numbers(**{**usual, **row}) for row in rows], dtype=torch.float64)
+    max_candidates = options.pop("max_candidates", len(logits))
+    return select_candidates(torch.tensor([logits] * len(rows), dtype=dtype), limits, max_candidates, **options)
+
+
+def of_row(selected: Candidates, row: int = 0) -> dict[int, float]:
+    """Candidates of one row by id."""
+    probs, mask = selected.probs[row].tolist(), selected.mask[row].tolist()
+    columns = zip(selected.ids[row].tolist(), probs, mask, strict=True)
+    return {token: prob for token, prob, is_there in columns if is_there}
+
+
+def logs(probs: list[float]) -> list[float]:
+    return [math.log(prob) if prob else -math.inf for prob in probs]
+
+
+KNOWN_SETS = [
+    ([0.4, 0.25, 0.2, 0.1, 0.05, 0, 0, 0], {"top_k": 5, "top_p": 0.75}, [0, 1, 2]),
+    ([0.35, 0.25, 0.2, 0.11, 0.09, 0, 0, 0], {"top_k": 5, "top_p": 0.8}, [0, 1, 2, 3]),
+    ([0.9, 0.08, 0.0089, 0.0011], {"top_k": 4, "min_p": 0.01}, [0, 1]),
+    ([0.995, 0.004, 0.001], {"top_k": 5, "min_p": 0.01}, [0]),
+]
+"""Probabilities, limits, candidates."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_known_sets_of_candidates_are_selected(dtype: Any) -> None:
+    for probs, filters, expected in KNOWN_SETS:
+        selected = select(logs(probs), filters, dtype=dtype)
+        total = sum(probs[token] for token in expected)
+        assert of_row(selected) == pytest.approx({token: probs[token] / total for token in expected}, abs=1e-6)
+        assert selected.counts.tolist() == [len(expected) if len(expected) > 1 else 0]
+
+
+@laws
+@given(
+    st.lists(st.floats(-8, 8), min_size=1, max_size=12, unique_by=lambda x: round(x, 3)),
+    st.sampled_from([0.1, 0.7, 1.0, 2.0]),
+    st.integers(-1, 12),
+    st.floats(0.05, 1),
+    st.floats(0, 1),
+)
+def test_candidates_agree_with_the_reference(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    filters, probs = {"top_k": top_k, "top_p": top_p, "min_p": min_p}, softmax(logits, temperature)
+    selected = of_row(select(logits, {"temperature": temperature, **filters}))
+    assert selected == pytest.approx(reference(probs, **filters), abs=1e-6) or _at_a_bound(probs, top_p, min_p)
+
+
+def _at_a_bound(probs: list[float], top_p: float, min_p: float) -> bool:
+    """Whether some token lies so near to a bound that the last digit decides; the parameters are float32."""
+    mass = 0.0
+    for prob in sorted(probs, reverse=True):
+        if abs(mass - top_p) < 1e-6 or abs(prob - min_p * max(probs)) < 1e-6 * max(probs):
+            return True
+        mass += prob
+    return False
+
+
+def test_each_row_has_filters_of_its_own() -> None:
+    filters = ({"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.3}, {"temperature": 0.01})
+    selected = select(logs([0.4, 0.3, 0.2, 0.1]), *filters)
+    assert [sorted(of_row(selected, row)) for row in range(4)] == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]
+    assert of_row(selected, 3)[0] == pytest.approx(1, abs=1e-9)
+
+
+@laws
+@given(
+    st.lists(st.sampled_from([-3e38, -1e30, -5.0, 0.0, 5.0, 1e30, 3e38]), min_size=1, max_size=6),
+    st.sampled_from([1e-30, 0.1, 1.0, 100.0]),
+    st.integers(-1, 6),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_finite_logits_of_any_size_give_candidates(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, dtype: Any
+) -> None:
+    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    selected = select(logits, filters, dtype=dtype)
+    probs, kept = selected.probs[0].tolist(), selected.mask.sum().item()
+    assert math.fsum(probs) == pytest.approx(1, abs=1e-6)
+    assert [prob > 0 for prob in probs] == selected.mask[0].tolist()
+    assert 1 <= kept <= (top_k if top_k > 0 else len(logits))
+    assert selected.counts.tolist() == [kept if kept > 1 else 0]
+
+
+def test_forbidden_tokens_are_no_candidates_the_likeliest_stays_and_equal_ones_stay_together() -> None:
+    for logits, filters, kept in (
+        ([-math.inf, 1.0, -math.inf, 0.5], {"top_k": 4}, [1, 3]),
+        (logs([0.4, 0.35, 0.25]), {"top_p": 0.0}, [0]),
+        (logs([0.4, 0.35, 0.25]), {"min_p": 1.0}, [0]),
+        ([2.0, 2.0, 2.0, -1.0], {"min_p": 1.0}, [0, 1, 2]),
+    ):
+        selected = select(logits, filters)
+        assert sorted(of_row(selected)) == kept, filters
+        assert sorted(selected.ids[0].tolist()) == list(range(len(logits))), "absent columns hold valid ids, once"
+
+
+def test_a_row_of_little_entropy_among_its_candidates_or_that_is_not_due_is_filtered_and_not_guided() -> None:
+    for threshold, count in ((math.log(4) - 0.01, 4), (math.log(4) + 0.01, 0)):
+        assert select([0.0] * 100, {"top_k": 4, "threshold": threshold}).counts.tolist() == [count]
+    selected = select([1.0, 0.5, 0.0], {"top_k": 2, "is_due": False})
+    assert (selected.counts.tolist(), sorted(of_row(selected))) == ([0], [0, 1])
+
+
+def test_without_top_p_the_sum_over_the_vocabulary_changes_nothing() -> None:
+    logits, filters = [0.3, 2.0, -1.0, 1.5, 0.0], {"top_k": 3, "min_p": 0.05}
+    opened = select(logits, filters, max_candidates=3, is_top_p_open=True)
+    assert of_row(opened) == of_row(select(logits, filters))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -45,10 +46,11 @@ def test_every_field_can_be_asked_for_and_of_two_names_of_one_the_documented_one
         target_value=0.25, target_length=12.0, target_length_mode="remaining", value_constraint="le", stride=3,
         skip_noop=False,
     )  # fmt: skip
-    both = parse_params(
-        {"mode": "linear", "value_mode": "exp", "length_gamma": 0.9, "gamma": 0.8, "value_scale": 2, "scale": 3}
-    )
-    assert both == GuidanceParams(mode="linear", gamma=0.9, value_scale=2.0)
+    names = {"mode": "linear", "value_mode": "exp", "length_gamma": 0.9, "gamma": 0.8, "value_scale": 2, "scale": 3}
+    assert parse_params(names) == GuidanceParams(mode="linear", gamma=0.9, value_scale=2.0)
+    # What a profile asks of guidance is understood as it is written.
+    said = {"mode": "exp", "value_scale": 2.0, "value_entropy_threshold": 0.5, "target_length": 9.0, "gamma": 0.9}
+    assert parse_params(Guidance(**said).model_dump(exclude_none=True)) == GuidanceParams(**said)
 
 
 INVALID = [
@@ -66,9 +68,7 @@ def test_an_invalid_value_is_refused_by_key_value_and_remedy() -> None:
     for key, value in INVALID:
         with pytest.raises(GuidanceError) as caught:
             parse_params({"mode": "mul", key: value} if key != "mode" else {key: value})
-        message = str(caught.value)
-        assert f"guidance: {key} is {value!r}; it " in message
-        assert "must" in message
+        assert re.search(re.escape(f"guidance: {key} is {value!r}; it ") + ".*must", str(caught.value))
     for params, message in (
         ({"mode": "mul", "value_mode": "multiply"}, "value_mode is 'multiply'"),  # under a name that does not count
         ({"gamma": 2}, "gamma is 2"),  # where nothing activates guidance
@@ -118,11 +118,3 @@ def test_profiles_requests_and_the_plugin_know_the_same_parameters() -> None:
     assert {name for name in names if PARAMETERS[name].is_in_profiles} == set(Guidance.model_fields)
     assert all(name in parameter.keys for name, parameter in PARAMETERS.items())
     assert len(KNOWN_KEYS) == sum(len(parameter.keys) for parameter in PARAMETERS.values()), "a key has one meaning"
-
-
-def test_what_a_profile_asks_of_guidance_is_understood_as_it_is_written() -> None:
-    guidance = Guidance(mode="exp", value_scale=2.0, value_entropy_threshold=0.5, target_length=9.0)
-    params = parse_params(guidance.model_dump(exclude_none=True))
-    assert {name: getattr(params, name) for name in guidance.model_dump(exclude_none=True)} == guidance.model_dump(
-        exclude_none=True
-    )

@@ -4,15 +4,13 @@ The requests of one server come, go, lag, are preempted and have prompts in part
 which sees the whole text of each candidate, and the tilt is that of the reference in plain Python.
 """
 
-import dataclasses
 import itertools
 import math
 import random
-from collections import Counter
 from functools import cache
 
 import pytest
-from support.guided.guidance_reference import candidates, guided, softmax
+from support.guided.guidance_reference import candidates, guided_row, softmax
 from support.guided.tensors import torch
 
 from benchctl.guided.guide import Guide, GuideSettings
@@ -90,11 +88,8 @@ def law_of(row):
     is_sure = threshold is not None and entropy(before.values()) <= threshold
     if not is_due or is_sure or len(before) == 1:
         return before, 0
-    raw = [raw_value((*row.tokens, token)) for token in before]
-    values = [0.0 if token == EOS else 1 / (1 + math.exp(-z)) for token, z in zip(before, raw, strict=True)]
-    generated = len(row.tokens) - row.num_prompt
-    after = guided(list(before.values()), values, raw, dataclasses.asdict(params), generated)
-    return dict(zip(before, after, strict=True)), len(before)
+    raw = {token: raw_value((*row.tokens, token)) for token in before}
+    return guided_row(before, raw, EOS, params, len(row.tokens) - row.num_prompt), len(before)
 
 
 class Server:
@@ -106,7 +101,6 @@ class Server:
         self.guide = Guide(lambda: scorer, settings)
         self.tokens = {name: list(prompt) for name, (prompt, _) in REQUESTS.items()}
         self.keys = {name: name for name in REQUESTS}
-        self.done = Counter()
 
     def rows(self, step):
         present = [name for name in REQUESTS if name != "late" or step >= CAME_AT]
@@ -127,7 +121,6 @@ class Server:
     def step(self, step):
         """The largest difference between a chance and that of the law."""
         rows = list(self.rows(step))
-        self.done.update(row.key for row, _ in rows)
         logits = torch.tensor([base_logits(tuple(row.tokens)) for row, _ in rows], dtype=torch.float64)
         logits = self.guide.apply(logits, [row for row, _ in rows])
         largest = num_asked = 0

@@ -3,9 +3,11 @@
 Nothing here is fast, and nothing is shared with the code under test: lists, ``math``, and bisection.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
 
 Row = Sequence[float]
 
@@ -99,6 +101,16 @@ def constrained(p: Row, v: Row, *, constraint: str, target: float, gamma: float)
     if target >= max(v):
         return one_of(p, [-value for value in v])
     return with_mean(p, v, kept_within(target, v))
+
+
+def guided_row(
+    before: Mapping[int, float], raw: Mapping[int, float], eos: int, params: Any, generated: int
+) -> dict[int, float]:
+    """The chance of each candidate; ``raw`` is what a value model says, and the end of an answer has the value 0."""
+    values = [0.0 if token == eos else 1 / (1 + math.exp(-raw[token])) for token in before]
+    z = [raw[token] for token in before]
+    after = guided(list(before.values()), values, z, dataclasses.asdict(params), generated)
+    return dict(zip(before, after, strict=True))
 
 
 def guided(p: Row, v: Row, z: Row, params: Mapping[str, Any], generated: int = 0) -> list[float]:
