@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
 Row = Sequence[float]
 
 
@@ -106,7 +105,7 @@ def constrained(p: Row, v: Row, *, constraint: str, target: float, gamma: float)
 def guided_row(
     before: Mapping[int, float], raw: Mapping[int, float], eos: int, params: Any, generated: int
 ) -> dict[int, float]:
-    """The chance of each candidate; ``raw`` is what a value model says, and the end of an answer has the value 0."""
+    """The chance of each candidate; ``raw`` is what a value model says, the end of an answer has the value 0."""
     values = [0.0 if token == eos else 1 / (1 + math.exp(-raw[token])) for token in before]
     z = [raw[token] for token in before]
     after = guided(list(before.values()), values, z, dataclasses.asdict(params), generated)

@@ -10,7 +10,7 @@ from benchctl.guided.vllm.slots import Slots
 
 
 def context(slots: list[int], lengths: list[int], *, rows_per_request: int = 1) -> SimpleNamespace:
-    """One step, as ``LogitsContext``; the array of lengths is longer than the batch, as where a graph wants more rows."""
+    """One step, as ``LogitsContext``; the lengths are more than the batch has, as where a graph wants more rows."""
     expanded = torch.tensor(slots).repeat_interleave(rows_per_request)
     return SimpleNamespace(
         expanded_idx_mapping=expanded,
