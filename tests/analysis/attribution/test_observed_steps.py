@@ -35,7 +35,6 @@ from benchctl.costs.hardware import HARDWARE, hardware_for
 from benchctl.costs.roofline import guided_floor
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.guided.params import GuidanceParams
 from benchctl.interop.tables import TableDefaults
 from benchctl.records.columns import columns_from
 from benchctl.records.record import RequestError
@@ -345,21 +344,6 @@ def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(num_
     assert (base_s, base_s + drafts_s) == (floor_of(columns_from(steps), PLAIN).parts[OF_BASE], floor.total_s)
     assert base_s == pytest.approx(mean_s(steps, "model_forward"), rel=0.01)
     assert 0.98 * mean_s(steps, "draft") < drafts_s <= mean_s(steps, "draft")  # a simulated pass also samples
-
-
-@pytest.mark.parametrize("revision", ["V1", "V2"])
-def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but_for_its_sampler(revision):
-    """Its sampler moves the probabilities eight times, the floor's guidance the logits twice."""
-    means, floors = [], []
-    tilt = GuidanceParams(mode="centered_exp", value_scale=-3.0)
-    for deployment, guidance, value_model in ((PLAIN, None, None), (GUIDING, tilt, "qwen2.5-1.5b")):
-        config, sampled = {"value_model": value_model, "revision": revision}, {"guidance": guidance}
-        steps = simulated(32, config, prompt_tokens=lambda _: 100, max_tokens=40, sampling=FILTERED, **sampled)
-        decoding = [step for step in steps if step.phase == "decode"]
-        means.append(fmean(step.dur_ns for step in decoding))
-        floors.append(floor_of(columns_from(decoding), deployment).total_s)
-    expected = floors[1] / floors[0]
-    assert 1.15 < expected < means[1] / means[0] < 1.02 * expected
 
 
 @pytest.mark.parametrize(

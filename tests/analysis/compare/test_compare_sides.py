@@ -189,32 +189,6 @@ def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
     assert (mixed.verdict, blocks_to_settle([mixed])) == ("regression", None), "one metric that decides is enough"
 
 
-STEADY = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
-ALL_THREE = ("step_ms", "tpot_ms", "wall_s")
-
-
-@pytest.mark.parametrize(
-    ("floors", "named"),
-    [
-        ({}, "worse by more than a margin of 1%, foremost"),
-        ({"step_ms": 0.002}, "worse by more than a margin of 1%, foremost"),
-        (dict.fromkeys(ALL_THREE, 0.19), "worse by more than the noise floor of 19%, foremost"),
-        ({"step_ms": 0.19}, "worse by more than a margin of 1% or the noise floor of 19%, foremost"),
-        (
-            {"step_ms": 0.19, "wall_s": 0.05},
-            "worse by more than a margin of 1% or a noise floor of 5% to 19%, foremost",
-        ),
-        (
-            dict.fromkeys(ALL_THREE, 9.0),
-            "undecided at a margin of 1% for equivalence and the noise floor of 900% for a change, foremost",
-        ),
-    ],
-)
-def test_the_headline_names_the_margin_that_decided(tmp_path, floors, named):
-    noise = {name: MetricNoise(log_sd=0.01, num_blocks=6, floor_frac=floor) for name, floor in floors.items()}
-    assert named in verdict_sentence(compare_arms(write_results(tmp_path, block_factors=STEADY), noise=noise))
-
-
 def test_a_change_is_called_beyond_the_noise_floor_of_the_machine_and_none_is_called_equivalent_inside_it(results):
     noise = {"step_ms": MetricNoise(log_sd=0.2, num_blocks=8, floor_frac=0.6)}
     comparison = compare_arms(results, noise=noise, metrics=("step_ms", "wall_s"))

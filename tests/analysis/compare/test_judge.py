@@ -326,16 +326,6 @@ def test_the_test_counts_all_choices_of_signs(differences: list[Fraction]) -> No
     assert sign_flip_p([-value for value in differences]) == pytest.approx(p_value)
 
 
-@pytest.mark.parametrize(("num_questions", "num_samples"), [(40, 1), (90, 4), (160, 9), (240, 4)])
-def test_the_counted_distribution_is_that_of_drawn_signs(num_questions: int, num_samples: int) -> None:
-    stream = np.random.default_rng([7, num_questions, num_samples])
-    steps = stream.integers(-num_samples, num_samples + 2, size=num_questions)
-    signs = stream.choice([-1, 1], size=(20_000, num_questions))
-    simulated = np.mean(np.abs(signs @ steps) >= abs(steps.sum()))
-    p_value = sign_flip_p([Fraction(int(step), num_samples) for step in steps])
-    assert simulated == pytest.approx(p_value, abs=5 * math.sqrt(p_value * (1 - p_value) / 20_000) + 1e-4)
-
-
 def test_the_detectable_difference_follows_from_the_questions_on_which_the_sides_disagree() -> None:
     differences = differences_of(66, 66, 1319 - 132)
     assert minimum_detectable_difference(differences, 0.95) == pytest.approx(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benchctl.analysis.bonus import (
-    backfill_point,
     bonus_design,
     cheaper_from,
     decode_point,
@@ -89,43 +88,27 @@ def test_the_batch_from_which_a_prefill_pass_is_cheaper_is_found():
     assert cheaper_from(verdict.rows("eager", "eager")) is None, "with one bonus token expansion stays cheaper"
 
 
-def test_the_largest_batch_without_a_verdict_leaves_no_statement():
-    case = design(4, 8)
-    times = exact_times(case)
-    equal_ns = true_ns(backfill_point(8, CONTEXT), "eager") + true_ns(decode_point(8, CONTEXT), "eager")
-    scattered = {block: equal_ns + (-1) ** block * 50_000 for block in range(8)}
-    rows = rows_of_all(judge_backfill(times | {(decode_point(16, CONTEXT), "eager"): scattered}, case))
-    assert (rows[-1].cheaper, cheaper_from(rows)) == (None, None)
-
-
-def test_five_blocks_give_costs_but_no_verdict_and_one_or_two_no_intervals():
+def test_five_blocks_give_costs_but_no_verdict_one_no_intervals_and_one_without_a_pass_no_part_of_its_row():
     case = design(5)
     five = judge_backfill(planted_times(case, num_blocks=5), case)
     assert {row.cheaper for row in five.comparisons} == {None}
     assert all(row.difference_ns.high < 0 for row in five.comparisons)
-    for num_blocks in (1, 2):
-        (*_, row) = judge_backfill(planted_times(case, num_blocks=num_blocks), case).comparisons
-        assert (row.difference_ns.low, row.cheaper, row.num_blocks) == (None, None, num_blocks)
-        assert {cost.high for cost in (row.decode_ns, row.expansion_ns, row.prefill_ns)} == {None}
-
-
-def test_blocks_that_lack_a_pass_are_left_out_of_its_rows_alone():
-    case = design(5, 10)
+    (*_, row) = judge_backfill(planted_times(case, num_blocks=1), case).comparisons
+    assert (row.difference_ns.low, row.cheaper, row.num_blocks) == (None, None, 1)
+    assert {cost.high for cost in (row.decode_ns, row.expansion_ns, row.prefill_ns)} == {None}
     times = planted_times(case)
-    del times[decode_point(20, CONTEXT), "eager"][3]
-    rows = judge_backfill(times, case).comparisons
-    assert {(row.bonus_tokens == 10, row.num_blocks) for row in rows} == {(False, 8), (True, 7)}
+    del times[decode_point(10, CONTEXT), "eager"][3]
+    assert {row.bonus_tokens: row.num_blocks for row in judge_backfill(times, case).comparisons}[5] == 7
 
 
 def test_more_rows_widen_the_interval_of_each_and_share_one_level():
     times = planted_times(design(2, 5, 10, 20))
-    alone, among = design(5), design(2, 5, 10, 20)
-    (*_, narrow) = judge_backfill(times, alone).comparisons
-    verdict = judge_backfill(times, among)
-    wide = next(r for r in verdict.comparisons if (r.batch_size, r.bonus_tokens) == (5, 5))
+    alone, among = (judge_backfill(times, case) for case in (design(5), design(2, 5, 10, 20)))
+    wide = next(r for r in among.comparisons if (r.batch_size, r.bonus_tokens) == (5, 5))
+    narrow = alone.comparisons[-1]
     assert wide.difference_ns.value == narrow.difference_ns.value
     assert wide.difference_ns.high >= narrow.difference_ns.high
-    assert 0.95 <= verdict.row_confidence <= 1 - 0.05 / len(verdict.comparisons)
+    assert 0.95 <= among.row_confidence <= 1 - 0.05 / len(among.comparisons)
 
 
 @pytest.mark.parametrize(("scatter", "outlier_share"), [(0.05, 0.0), (0.02, 0.1)])

@@ -218,13 +218,6 @@ def test_a_size_that_varies_is_no_choice(size, seed):
     assert arrivals.regular_write([request_of(0, times)]) is None
 
 
-def test_tokens_that_wait_for_the_last_of_their_write_are_not_late():
-    requests, steps = [coalesced(0, 16)], steps_of(192)
-    assert unevenness(requests, steps) > UNEVEN_STEPS
-    assert not arrivals._is_uneven(requests, columns_from(steps), 16)
-    assert arrivals._is_uneven(requests, columns_from(steps), 1)
-
-
 TTFTS = {"ttft_ms", "p90_ttft_ms", "p95_ttft_ms", "p99_ttft_ms"}
 HELD_UP = samples_of(400, lag_ms=45.0)
 

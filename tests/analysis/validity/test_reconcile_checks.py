@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cli import printed
 from support.results.builders import (
     BASELINE,
     GUIDED,
@@ -243,17 +242,6 @@ def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revi
     assert skips_guidance(settings) is skips
     tilted = settings.model_copy(update={"guidance": settings.guidance.model_copy(update={"value_scale": -10.0})})
     assert not skips_guidance(tilted)
-
-
-def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
-    overrides = ("workload.num_prompts=2", "workload.output_len=8", "engine.options.revision=V2", "sweep.top_k=[5]")
-    words = [word for override in overrides for word in ("--set", override)]
-    options = ("--profile", "topk-sweep", "--engine", "sim", "--blocks", 1, "--jobs", 1, "-o", tmp_path / "r")
-    assert "check guided failed" not in printed("simulate", *options, *words)
-    experiment = experiment_of(load_results(tmp_path / "r"))
-    for loaded in experiment.results.runs:
-        assert loaded.record.variant == "baseline" or not loaded.columns.known_values("guided_rows").any()
-        assert experiment.usability(loaded).is_usable
 
 
 def test_top_k_one_is_reported_as_the_greedy_path_and_not_as_a_violation(tmp_path):
