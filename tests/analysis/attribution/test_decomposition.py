@@ -167,13 +167,13 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
 
 def test_swapping_the_sides_turns_every_part_around_and_a_side_against_itself_has_none(tmp_path):
     path = write_results(tmp_path / "r", block_factors=SHAKEN).path
-    _, forth = decomposed(f"{path}:baseline", f"{path}:guided")
-    _, back = decomposed(f"{path}:guided", f"{path}:baseline")
-    for name, ratio in ratios(forth).items():
-        assert ratio * ratios(back)[name] == pytest.approx(1)
-    turned = {section.name: -section.added_s for section in back.sections.parts}
-    assert {section.name: section.added_s for section in forth.sections.parts} == pytest.approx(turned)
-    _, same = decomposed(f"{path}:baseline", f"{path}:baseline")
+    baseline, guided = f"{path}:baseline", f"{path}:guided"
+    forth, back, same = (
+        decomposed(*sides)[1] for sides in ((baseline, guided), (guided, baseline), (guided, guided))
+    )
+    assert ratios(forth) == pytest.approx({name: 1 / ratio for name, ratio in ratios(back).items()})
+    added = {section.name: section.added_s for section in forth.sections.parts}
+    assert added == pytest.approx({section.name: -section.added_s for section in back.sections.parts})
     assert all(factor.added_s == 0 for factor in same.wall.parts)
     assert sentence(same) == "no factor can be told from 1 (+0.00% in all)"
 
@@ -381,7 +381,7 @@ def test_blocks_that_scatter_give_every_part_an_interval_that_covers_it():
     a = [run_of([8, 8], 1000 + i) for i in range(6)]
     b = [run_of([12, 12], 1000 - i, rest_s=2e-6 * i) for i in range(6)]
     parts = split_by_model(PLANTED, a, b, PairDesign(is_paired=True))
-    batch = next(part for part in parts.parts if part.name == "batch")
-    assert batch.ci_low_s < batch.added_s < batch.ci_high_s
+    by_name = {part.name: part for part in parts.parts[:-1]}
+    assert set(by_name) == {*FACTORS, MODEL, SCATTER}
+    assert by_name["batch"].ci_low_s < by_name["batch"].added_s < by_name["batch"].ci_high_s
     assert parts.explained_frac == pytest.approx(parts.predicted.added_s / parts.whole.added_s)
-    assert {part.name for part in parts.parts[:-1]} == {*FACTORS, MODEL, SCATTER}

@@ -154,21 +154,20 @@ def test_a_regression_in_one_cell_outweighs_the_others(tmp_path):
 
 
 def test_two_directories_are_paired_where_they_have_one_plan_and_not_where_they_share_no_blocks(tmp_path, path):
-    later = built(tmp_path / "later", seed="later")
+    later, other = built(tmp_path / "later", seed="later"), built(tmp_path / "other", 4, seed="other")
     edit_manifest(later, created_at="2026-02-01T00:00:00Z")
-    same_plan = compare(path, later.path)
-    assert (same_plan.pairing, len(messages(same_plan, "not-interleaved"))) == ("same-plan", 1)
-    assert [cell.label for cell in same_plan.cells] == ["baseline", "guided top_k=5"]
-    named = compare(path, f"{later.path}:guided")
-    assert [(cell.a_label, cell.b_label) for cell in named.cells] == [("guided top_k=5", "guided top_k=5")]
-    other = built(tmp_path / "other", 4, seed="other")
-    unpaired = compare(f"{path}:baseline", f"{other.path}:guided")
-    assert (unpaired.pairing, len(messages(unpaired, "unpaired"))) == ("unpaired", 1)
-    estimate = metric_of(unpaired, "step_ms").estimate
-    assert (estimate.is_paired, estimate.num_blocks, unpaired.cells[0].num_a_first) == (False, 4, None)
-    itself = compare(path, path)
-    assert itself.verdict == "equivalent"
-    assert {"same-runs", "no-scatter"} <= {warning.code for warning in itself.warnings}
+    labels = [("baseline", "baseline"), ("guided top_k=5", "guided top_k=5")]
+    for a, b, pairing, codes, cells in (
+        (path, later.path, "same-plan", {"not-interleaved"}, labels),
+        (path, f"{later.path}:guided", "same-plan", {"not-interleaved"}, labels[1:]),
+        (f"{path}:baseline", f"{other.path}:guided", "unpaired", {"unpaired"}, [("baseline", "guided top_k=5")]),
+        (path, path, "interleaved", {"same-runs", "no-scatter"}, labels),
+    ):
+        comparison = compare(a, b)
+        assert comparison.pairing == pairing
+        assert codes <= {warning.code for warning in comparison.warnings}
+        assert [(cell.a_label, cell.b_label) for cell in comparison.cells] == cells
+    assert comparison.verdict == "equivalent"
 
 
 def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
@@ -180,13 +179,13 @@ def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
     assert tested.estimate.log_interval == single.estimate.log_interval
     assert single.judged_confidence == pytest.approx(0.95)
     assert 0.95 <= tested.judged_confidence < 0.97
-    strict = replace(tested, judged_confidence=0.999)
-    assert strict.verdict == "inconclusive"
-    assert "the 95% interval is clear of the margin of 1%, but not that of 99.9%" in strict.reason
     (cell,) = among.cells
-    others = tuple(replace(m, judged_confidence=0.999) if m.metric.name != "wall_s" else m for m in cell.metrics)
-    mixed = replace(among, cells=(replace(cell, metrics=others),))
+    strict = tuple(replace(m, judged_confidence=0.999) if m.metric.name != "wall_s" else m for m in cell.metrics)
+    mixed = replace(among, cells=(replace(cell, metrics=strict),))
     assert (mixed.verdict, blocks_to_settle([mixed])) == ("regression", None), "one metric that decides is enough"
+    step = metric_of(mixed, "step_ms")
+    assert step.verdict == "inconclusive"
+    assert "the 95% interval is clear of the margin of 1%, but not that of 99.9%" in step.reason
 
 
 def test_a_change_is_called_beyond_the_noise_floor_of_the_machine_and_none_is_called_equivalent_inside_it(results):

@@ -90,12 +90,11 @@ def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell_table_
     assert labels == [ladder.label for ladder in analysis.ladders]
 
 
-def test_a_block_with_an_unusable_step_takes_no_part(path):
-    results = ResultDirectory(path)
+def test_a_block_with_an_unusable_step_takes_no_part(path, tmp_path):
+    results = ResultDirectory(shutil.copytree(path, tmp_path / "r"))
     flags = next(run.path.name for run in results.runs() if run.path.name.endswith("b1-guided-flags"))
     edit_run(results, flags, state="suspect")
-    ladders = analyze_directory(path).ladders
-    edit_run(results, flags, state="done")
+    ladders = analyze_directory(results.path).ladders
     assert [ladder.num_blocks for ladder in ladders] == [1, 1]
     assert ladders[0].whole.differences["wall_s"].half_width is None
 
@@ -182,21 +181,19 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps_and_one_before_the_en
     """Twelve planned blocks, of which the rule made six unnecessary."""
     results = measured(tmp_path, scatter=(*SCATTER, 0.0, 0.001, 0.002, 0.003))
     rule = msgspec.structs.replace(RULE, precision_frac=0.5)
-    look = look_at(results, 6, rule=rule)
-    for planned in results.plan().runs:
-        if planned.block >= 6:
-            shutil.rmtree(results.run(planned.run_id).path)
-    edit_manifest(results, stopping=msgspec.structs.replace(rule, looks=(look,)))
+    for planned in results.plan().runs[12:]:
+        shutil.rmtree(results.run(planned.run_id).path)
+    edit_manifest(results, stopping=msgspec.structs.replace(rule, looks=(look_at(results, 6, rule=rule),)))
     comparison, analysis = compare_arms(results), analyze_directory(tmp_path)
     codes = {warning.code for warning in comparison.warnings}
     assert not codes & {"excluded-block", "experiment-unfinished", "unmatched"}
     assert (comparison.cells[0].num_blocks, len(runs_table(analysis).rows), analysis.runs_not_begun) == (6, 12, ())
     (entry,) = list_directories(tmp_path)
-    assert (look.is_precise, entry["num_done"], entry["num_planned"]) == (True, 12, 12)
+    assert (entry["num_done"], entry["num_planned"]) == (12, 12)
     confidences = {estimate.confidence for row in analysis.sweep for estimate in row.estimates.values()}
     assert list(confidences) == [pytest.approx(0.9875)]
-    assert "12 of 12 runs done" in headline(analysis)
-    assert "6 of at most 12 blocks" in headline(analysis)
+    for words in ("12 of 12 runs done", "6 of at most 12 blocks"):
+        assert words in headline(analysis)
     lost = results.plan().runs[3]
     (results.run(lost.run_id).path / "run.json").unlink()
     assert messages(compare_arms(results), "excluded-block")
@@ -322,7 +319,6 @@ def test_a_plan_corrects_for_the_metrics_that_will_decide():
     deciding = deciding_in_plan(profile.primary_metrics, profile, has_steps)
     assert set(profile.primary_metrics) - set(deciding) == {"step_ms"}
     power, assumed = power_lines(profile, None, has_steps), power_lines(profile, None)
-    changes = [float(lines[0].partition("±")[2].partition("%")[0]) for lines in (power, assumed)]
-    assert changes[0] < changes[1]
-    assert ("2 corrected tests" in power[0], "3 corrected tests" in assumed[0]) == (True, True)
+    for (line, *_), num_tests in ((power, 2), (assumed, 3)):
+        assert f"{num_tests} corrected tests" in line
     assert power[-1] == "step_ms is not recorded by this server; tpot_ms and wall_s decide"

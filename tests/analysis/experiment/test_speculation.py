@@ -57,22 +57,19 @@ def test_one_draft_token_without_a_bonus_token_cannot_win(tmp_path):
 
 
 def test_drafts_that_were_declared_and_never_seen_measure_another_path(tmp_path):
-    results = write_drafted(tmp_path / "r", ACCEPTED)
-
-    def finding():
-        return findings_of(results).get("speculation-never-drafted")
-
-    assert finding() is None
+    results, code = write_drafted(tmp_path / "r", ACCEPTED), "speculation-never-drafted"
+    assert code not in findings_of(results)
     for run_id in run_ids(results):
         change_steps(results, run_id, **NO_DRAFTS)
-    assert finding() is None, "by the server's counters"
-    for run in results.runs():
-        (run.path / "prometheus.jsonl").unlink()
-    assert finding() is None, "each sequence gains several tokens"
+    assert code not in findings_of(results), "by the server's counters"
+    for run_id in run_ids(results):
+        (results.run(run_id).path / "prometheus.jsonl").unlink()
+    assert code not in findings_of(results), "each sequence gains several tokens"
     for run_id in run_ids(results):
         change_steps(results, run_id, output_tokens=8)
-    assert finding().numbers == {"num_steps": 21, "num_runs": 3}
-    assert finding().sentence.startswith("guided top_k=5 never drafted a token in 21 steps of its 3 runs")
+    finding = findings_of(results)[code]
+    assert finding.numbers == {"num_steps": 21, "num_runs": 3}
+    assert finding.sentence.startswith("guided top_k=5 never drafted a token in 21 steps of its 3 runs")
 
 
 def test_acceptance_of_an_arm_is_that_of_all_its_runs_with_an_interval_over_them(tmp_path):
@@ -225,14 +222,9 @@ PASSES = replace(
 )
 
 
-@pytest.fixture(name="drafting", scope="module")
-def _drafting(tmp_path_factory):
-    return write_drafted(tmp_path_factory.mktemp("drafts") / "r", [COUNTS])
-
-
-@pytest.fixture(name="run")
-def _run(drafting):
-    return load_results(drafting.path).runs[1]
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory):
+    return load_results(write_drafted(tmp_path_factory.mktemp("drafts") / "r", [COUNTS]).path).runs[1]
 
 
 def count(run, drafter):
@@ -243,16 +235,16 @@ def test_verification_and_the_passes_of_a_known_draft_model_are_charged(run):
     whole = count(run, Drafter(shape=DRAFT))
     assert (whole.observed, whole.warnings) == (observed_flops(DRAFTED, PASSES, base=BASE, draft_model=DRAFT), ())
     assert whole.published.total + sum(step.flops for step in whole.corrections) == whole.observed.total
-    counts = replace(PASSES, backfill_tokens=0)
-    without_backfill = count(run, Drafter(shape=DRAFT, has_backfill=False))
-    assert without_backfill.observed == observed_flops(DRAFTED, counts, base=BASE, draft_model=DRAFT)
+    without_backfill = count(run, Drafter(shape=DRAFT, has_backfill=False)).observed
+    passes = replace(PASSES, backfill_tokens=0)
+    assert without_backfill == observed_flops(DRAFTED, passes, base=BASE, draft_model=DRAFT)
     # No draft reaches beyond the end of its output, so the server's counters say what its steps do.
-    steps = [msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in records_of(run)]
-    silent = with_steps(run, steps)
+    silent = with_steps(
+        run, [msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in records_of(run)]
+    )
     assert count(silent, Drafter(shape=DRAFT)).observed == whole.observed
-    nothing = replace(silent, prometheus=())
-    assert codes(count(nothing, Drafter(shape=DRAFT))) == ["drafts-not-charged"]
-    assert codes(count(nothing, None)) == codes(count(nothing, Drafter(problem="?", is_in_use=False))) == []
+    told = codes(count(replace(silent, prometheus=()), Drafter(shape=DRAFT)))
+    assert (told, codes(count(replace(silent, prometheus=()), None))) == (["drafts-not-charged"], [])
 
 
 @pytest.mark.parametrize(
@@ -270,18 +262,16 @@ def test_verification_is_charged_without_a_known_model_and_the_result_says_what_
     assert charged.charges_drafts == (code == "drafts-without-model")
 
 
-def test_the_draft_model_of_a_profile_is_charged_in_its_results_and_a_draft_cost_names_none(drafting):
-    def of_variants():
-        experiment = load_experiment(drafting.path)
-        return [experiment.flops(run) for run in experiment.results.runs]
-
-    plain, drafted = of_variants()
+def test_the_draft_model_of_a_profile_is_charged_in_its_results_and_a_draft_cost_names_none(tmp_path):
+    results = write_drafted(tmp_path / "r", [COUNTS])
+    experiment = load_experiment(results.path)
+    plain, drafted = map(experiment.flops, experiment.results.runs)
     assert (codes(plain), codes(drafted)) == ([], ["drafts-not-charged"])
     assert "draft_cost states the time of its passes alone" in drafted.warnings[0].message
-    profile = drafting.profile_yaml()
-    drafting.write_profile(profile.replace("draft_cost: 0.05", "draft_model: llama-68m, backfill: prefill"))
-    plain, drafted = of_variants()
-    drafting.write_profile(profile)
+    model = "draft_model: llama-68m, backfill: prefill"
+    results.write_profile(results.profile_yaml().replace("draft_cost: 0.05", model))
+    experiment = load_experiment(results.path)
+    plain, drafted = map(experiment.flops, experiment.results.runs)
     assert plain.observed == observed_flops(DRAFTED, PREFILLED, base=BASE)
     assert drafted.observed == observed_flops(DRAFTED, PASSES, base=BASE, draft_model=DRAFT)
     assert drafted.warnings == ()

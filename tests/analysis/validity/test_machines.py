@@ -18,6 +18,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
+from benchctl.measure.on_file import gpu_names_here
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
@@ -98,7 +99,7 @@ def test_a_machine_has_the_devices_of_all_its_blocks_or_what_the_manifest_says(t
     assert [machine.node for machine in machines(older)] == ["login", "n1"]
 
 
-def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path):
+def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path, monkeypatch):
     results = measured_on(tmp_path / "a", on_two, engine="vllm")
     experiment = load_experiment(results.path)
     assert (experiment.hardware.name, experiment.warnings) == ("h100-sxm", ())
@@ -121,6 +122,8 @@ def test_peaks_and_noise_are_those_of_a_machine_that_measured(tmp_path):
     results.write_profile(head + "  guided: {}\n")
     with pytest.raises(NotComparableError, match=r"2 nodes \(n0, n1\).*one machine"):
         noise_of_experiment(load_experiment(results.path))
+    monkeypatch.setattr("platform.node", lambda: "login")
+    assert gpu_names_here(measured_on(tmp_path / "c", lambda block: None).manifest()) == ("Quadro P400",)
 
 
 def test_two_directories_are_held_against_each_other_by_the_machines_that_measured(tmp_path):
