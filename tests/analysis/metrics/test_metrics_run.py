@@ -69,15 +69,17 @@ TWO_CHOICES = RequestRecord(
 NOTHING = RequestRecord(request_id="r2", index=2, scheduled_ns=100)
 
 
-def durations(request):
-    """Time to first token, until the last one, between tokens, and from when it was due to its send."""
-    return ttft_ns(request), e2el_ns(request), list(itls_ns(request)), send_lag_ns(request)
-
-
-def test_latencies_follow_vllms_definitions_and_span_all_choices():
-    assert durations(ONE_CHOICE) == (100, 360, [100, 160], 10)
-    assert durations(TWO_CHOICES) == (110, 710, [200, 600], 0)
-    assert durations(NOTHING) == (None, None, [], None)
+@pytest.mark.parametrize(
+    ("request_", "ttft", "e2el", "itls", "send_lag"),
+    [
+        (ONE_CHOICE, 100, 360, [100, 160], 10),
+        (TWO_CHOICES, 110, 710, [200, 600], 0),
+        (NOTHING, None, None, [], None),
+    ],
+)
+def test_latencies_follow_vllms_definitions_and_span_all_choices(request_, ttft, e2el, itls, send_lag):
+    assert (ttft_ns(request_), e2el_ns(request_), send_lag_ns(request_)) == (ttft, e2el, send_lag)
+    assert list(itls_ns(request_)) == itls
 
 
 def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():

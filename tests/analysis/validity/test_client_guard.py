@@ -208,10 +208,10 @@ SUSPECTS = {
 
 @pytest.mark.parametrize("case", SUSPECTS)
 def test_a_run_is_suspect_where_its_client_was_the_bottleneck_and_nowhere_else(case):
-    requests, arrival, samples, told = SUSPECTS[case]
-    doubts = client_suspect_warnings(run_of(requests, samples), arrival)
-    assert codes(doubts) == list(told)
-    assert all(told[doubt.code] in doubt.message for doubt in doubts)
+    requests, arrival, samples, words = SUSPECTS[case]
+    doubts = {doubt.code: doubt.message for doubt in client_suspect_warnings(run_of(requests, samples), arrival)}
+    assert list(doubts) == list(words)
+    assert all(words[code] in message for code, message in doubts.items())
     simulated = run_of(requests, samples, clock="virtual", time_scale=50.0)
     assert client_suspect_warnings(simulated, arrival) == (), "the simulator has its own account"
 
@@ -262,12 +262,11 @@ NOTES = {
 
 @pytest.mark.parametrize("case", NOTES)
 def test_what_leaves_a_run_as_it_is_is_noted(case):
-    requests, arrival, samples, told = NOTES[case]
+    requests, arrival, samples, words = NOTES[case]
     run = run_of(requests, samples)
-    notes = client_warnings(run, arrival)
-    assert codes(notes) == list(told)
-    assert all(told[note.code] in note.message for note in notes)
-    assert client_suspect_warnings(run, arrival) == ()
+    notes = {note.code: note.message for note in client_warnings(run, arrival)}
+    assert (list(notes), client_suspect_warnings(run, arrival)) == (list(words), ())
+    assert all(words[code] in message for code, message in notes.items())
 
 
 def test_a_simulation_says_how_long_a_cap_held_requests_on_its_own_clock_and_nothing_of_its_loop():

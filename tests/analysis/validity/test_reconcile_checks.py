@@ -378,12 +378,12 @@ def test_passes_that_the_load_recorded_make_a_run_suspect_with_their_number_and_
     assert value_warnings(results) == (), "a log that knows nothing of recordings"
     change_steps(results, GUIDED, value_recordings=0, dur_ns=10_000_000)
     assert value_warnings(results) == ()
-    change_steps(results, GUIDED, 5, value_recordings=2, dur_ns=300_000_000)
-    change_steps(results, GUIDED, 3, value_recordings=1, dur_ns=300_000_000)
+    for number, recordings in ((5, 2), (3, 1)):
+        change_steps(results, GUIDED, number, value_recordings=recordings, dur_ns=300_000_000)
     (warning,) = value_warnings(results)
     assert (warning.code, warning.code in SUSPECT_CODES) == ("value-passes-recorded-late", True)
-    assert "2 of 8 steps of the load recorded 3 passes" in warning.message
-    assert "these steps took 0.6 s, 90.9% of the time of all; raise max_num_seqs" in warning.message
+    for words in ("2 of 8 steps of the load recorded 3 passes", "took 0.6 s, 90.9% of the time of all; raise max"):
+        assert words in warning.message
     change_steps(results, GUIDED, 3, 5, is_warmup=True)
     assert value_warnings(results) == ()
 
