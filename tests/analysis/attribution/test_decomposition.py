@@ -117,7 +117,9 @@ def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path, fact
     long = natural(tmp_path / "long", block_factors=SHAKEN if step_ratio == 1 else STEADY, output_tokens=8)
     short = natural(tmp_path / "short", block_factors=factors, output_tokens=6)
     share_request_set(short, long)
-    _, parts = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
+    comparison, parts = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
+    tokens = metric_of(comparison, "output_tokens")
+    assert (tokens.role, tokens.verdict) == ("exploratory", "changed"), "and no fault"
     assert ratios(parts) == pytest.approx(
         {"output tokens": 6 / 8, "steps per token": 1, "time per step": step_ratio, "remainder": 1}
     )

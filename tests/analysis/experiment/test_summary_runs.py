@@ -33,7 +33,6 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.costs.flops import observed_flops, published_flops
 from benchctl.costs.run_work import Lengths, RunTotals, StepLogCounts
 from benchctl.costs.shapes import shape_for
-from benchctl.records.directory import arm_order
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError
 from benchctl.report.documents import summary_document
@@ -158,8 +157,6 @@ def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
     labels = [cell.label for cell in cells_of(write_results(tmp_path, cells=cells))]
     values = ("top_k=2", "top_k=10", *(f"value_model={model}" for model in reversed(models)))
     assert labels == ["baseline", *(f"guided {value}" for value in values)]
-    names = ["cache-1000", "cache-500", "none"]
-    assert sorted(names, key=lambda name: arm_order(name, {}, "none")) == ["none", "cache-500", "cache-1000"]
 
 
 PUBLISHED = (
@@ -302,8 +299,7 @@ def test_a_greedy_run_and_one_that_was_never_guided_are_charged_by_the_published
     of_value = dict.fromkeys(("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens"))
     greedy = account(steps_with(runs["guided"], is_greedy=True, **of_value), top_k=1)
     for each in (greedy, account(runs["baseline"], value_model=VALUE)):
-        assert each.published.of("value").total > 0
-        assert each.observed.of("value").total == 0
+        assert each.published.of("value").total > 0 == each.observed.of("value").total
         assert each.warnings == ()
 
 
@@ -328,8 +324,7 @@ def test_warm_up_counts_for_nothing_and_failed_requests_are_left_out_and_named(r
     warmed = replace(with_steps(run, (warm_step, *records_of(run))), requests=(warm_request, *run.requests))
     assert account(warmed) == account(run)
     failed = account(requests_with(runs["baseline"], 0, error=RequestError(kind="timeout", message="no answer")))
-    assert failed.published.output_tokens == 48
-    assert codes(failed) == ["failed-requests-in-step-log"]
+    assert (failed.published.output_tokens, codes(failed)) == (48, ["failed-requests-in-step-log"])
     assert "1 of 4 requests did not complete" in failed.warnings[0].message
 
 

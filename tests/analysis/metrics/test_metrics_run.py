@@ -70,16 +70,16 @@ NOTHING = RequestRecord(request_id="r2", index=2, scheduled_ns=100)
 
 
 @pytest.mark.parametrize(
-    ("request_", "ttft", "e2el", "itls", "send_lag"),
+    ("record", "ttft", "e2el", "itls", "send_lag"),
     [
         (ONE_CHOICE, 100, 360, [100, 160], 10),
         (TWO_CHOICES, 110, 710, [200, 600], 0),
         (NOTHING, None, None, [], None),
     ],
 )
-def test_latencies_follow_vllms_definitions_and_span_all_choices(request_, ttft, e2el, itls, send_lag):
-    assert (ttft_ns(request_), e2el_ns(request_), send_lag_ns(request_)) == (ttft, e2el, send_lag)
-    assert list(itls_ns(request_)) == itls
+def test_latencies_follow_vllms_definitions_and_span_all_choices(record, ttft, e2el, itls, send_lag):
+    assert (ttft_ns(record), e2el_ns(record), send_lag_ns(record)) == (ttft, e2el, send_lag)
+    assert list(itls_ns(record)) == itls
 
 
 def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():

@@ -1,10 +1,7 @@
 """A client that was the bottleneck says so; one that was not is left in peace."""
 
-import asyncio
-import itertools
 import random
 import time
-from statistics import median
 
 import pytest
 from support.results.builders import (
@@ -12,17 +9,13 @@ from support.results.builders import (
     change_requests,
     write_results,
 )
-from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.arrivals import BEAT_NS, earliest_arrivals
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
-from benchctl.load import sockets
-from benchctl.load.client import StreamClient
-from benchctl.load.schedule import Load
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.arrival import Arrival, arrival_offsets_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_results, load_run
@@ -351,53 +344,6 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "client_cpu_cores": pytest.approx(0.4),
     }
     assert set(result["client"]) <= set(result["definitions"])
-
-
-async def _block_again_and_again():
-    """Hold the event loop up for 50 ms at a time, as a client that has too much to do would."""
-    while True:
-        time.sleep(0.05)  # noqa: ASYNC251 - this is the point
-        await asyncio.sleep(0)
-
-
-async def drive_held_up(how, requests):
-    """What a client records that is held up."""
-    records, samples = [], []
-    with ServerProcess(how) as server:
-        async with StreamClient(how.base_url, how.timeouts) as client:
-            await server.wait_ready(client.control)
-            load = Load(client, CLOSED, records.append, on_sample=samples.append)
-            blocking = asyncio.create_task(_block_again_and_again())
-            await load.drive([call(one) for one in requests])
-            blocking.cancel()
-    return run_of(records, samples)
-
-
-@pytest.mark.parametrize(
-    ("stamps", "words"),
-    [("kernel", "chunks were read together with newer ones"), ("loop", "timestamped 1000 of 1000 chunks itself")],
-)
-def test_a_client_that_is_held_up_says_so_where_its_times_are_wrong_and_the_kernel_s_own_stamps_are_not(
-    tmp_path, monkeypatch, stamps, words
-):
-    if stamps == "loop":
-        monkeypatch.setattr(sockets, "stamp_arrivals", lambda _: False)
-    requests = [request(i, max_tokens=250, gap_ms=8) for i in range(4)]
-    run = asyncio.run(drive_held_up(launch(tmp_path), requests))
-    assert {record.stamps for record in run.requests} == {stamps}
-    truths = PacedEngine(truth=tmp_path / "truth.jsonl").truths()
-    of_last, of_all = [], []  # by how much a stamp is later than the server's own send, in ms
-    for record in run.requests:
-        stamps_ns = record.choices[0].chunk_ns
-        sends_ns = truths[record.request_id]["sent_ns"]
-        errors = [(at - true) / NS_PER_MS for at, true in zip(stamps_ns, sends_ns, strict=True)]
-        ends_a_read = [at != later for at, later in itertools.pairwise((*stamps_ns, 0))]
-        of_last += itertools.compress(errors, ends_a_read)
-        of_all += errors
-    if stamps == "kernel":
-        assert median(of_last) < 2  # of a client that reads every 50 ms
-    doubts = [doubt.message for doubt in client_suspect_warnings(run, CLOSED) if doubt.code == UNRELIABLE]
-    assert median(of_all) < 10 or words in "".join(doubts), "a busy machine may slow the server down"
 
 
 class SlowToAsk(PacedEngine):

@@ -42,9 +42,8 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord, RunTimes
-from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, StepRecord
-from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
-from benchctl.report.experiment_tables import footnotes
+from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, StepRecord
+from benchctl.records.warning_codes import SUSPECT_CODES
 
 
 @pytest.fixture(name="results")
@@ -451,15 +450,3 @@ def test_the_count_of_neighbours_is_that_of_all_pairs_compared(spans: list[tuple
     warning = side_by_side_warning(a_run(block, begin, length) for block, begin, length in spans)
     assert (warning is None) == (not shared)
     assert warning is None or warning.message.startswith(f"{len(shared)} of {len(spans)} runs ")
-
-
-def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last(tmp_path):
-    def warnings(*codes):
-        return tuple(ResultWarning(code=code, message=code) for code in codes)
-
-    assert by_severity(warnings("b", "a", "b")) == warnings("b", "a", "b"), "equal ones keep their order"
-    results = write_results(tmp_path / "r")
-    edit_run(results, BASELINE, warnings=warnings("gpu-sampler-missing", "event-loop-stalls"))
-    edit_run(results, "002-b1-baseline", state="suspect", warnings=warnings("arrival-times-unreliable"))
-    codes = [note.code for note in footnotes(analyze_directory(results.path))]
-    assert (codes[:2], codes[-1]) == (["arrival-times-unreliable", "event-loop-stalls"], "gpu-sampler-missing")
