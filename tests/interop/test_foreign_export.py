@@ -72,8 +72,7 @@ def export(results, form, out):
 @pytest.mark.parametrize("choices", [1, 2])
 def test_an_export_read_again_gives_the_same_numbers(tmp_path, form, choices):
     results = write_results(tmp_path / "r", num_requests=40, n=choices)
-    done = export(results, form, tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    assert export(results, form, tmp_path / "out").exit_code == 0
     for arm, variant in (("baseline", "baseline"), ("guided-top_k5", "guided")):
         exported = read_foreign(str(tmp_path / "out" / arm))
         side = runs_of_side(f"{results.path}:{variant}", allow_suspect=False)
@@ -163,15 +162,12 @@ def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
 
 def test_a_lenvm_export_has_every_published_column_and_a_row_per_run(tmp_path):
     results = write_results(tmp_path / "r", num_requests=4, output_tokens=8, n=2)
-    ended = export(results, "lenvm", tmp_path / "out")
-    assert ended.exit_code == 0, ended.output
-    with (tmp_path / "out" / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    assert export(results, "lenvm", tmp_path / "out").exit_code == 0
+    rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").read_text().splitlines()))
     timed = [f"t_{name}_ms_{what}" for name in TIMED for what in ("mean", "p50", "p95", "sum", "count")]
     assert sorted(rows[0]) == sorted([*PUBLISHED_COLUMNS, *timed])
     assert [row["tag"] for row in rows] == [run.record.variant for run in load_results(results.path).runs]
     guided = next(row for row in rows if row["tag"] == "guided")
-    times = [float(guided[name]) for name in ("wall_clock_s", "latency_s_mean", "t_lvm_forward_ms_sum")]
-    assert times == pytest.approx([8 * 15.5e-3, 8 * 15.5e-3, 32.0])
-    assert (guided["n_requests"], guided["n_steps"], guided["total_output_tokens"]) == ("4", "8", "64")
-    assert guided["t_pre_lvm_ms_mean"] == ""
+    expected = {"wall_clock_s": 8 * 15.5e-3, "latency_s_mean": 8 * 15.5e-3, "t_lvm_forward_ms_sum": 32.0}
+    expected |= {"n_requests": 4, "n_steps": 8, "total_output_tokens": 64}
+    assert {name: float(guided[name]) for name in expected} == pytest.approx(expected)

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
-import psutil
+from psutil import Process
 
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.micro.worker import ForwardTimes, WorkerInfo
@@ -51,42 +53,31 @@ class FakeWorkers:
     """Number of the worker, point and mode of each measurement."""
 
     @contextmanager
-    def start(self, _profile: Profile) -> "Iterator[FakeWorker]":
+    def start(self, _profile: Profile) -> Iterator[SimpleNamespace]:
         self.num_started += 1
         try:
             if self.too_large is not None:
                 raise self.too_large
-            yield FakeWorker(self, self.num_started)
+            measure = partial(self._measure, self.num_started)
+            yield SimpleNamespace(info=info_of(self.device_name), processes=lambda: [Process()], measure=measure)
         finally:
             self.num_ended += 1
 
-
-class FakeWorker:
-    def __init__(self, workers: FakeWorkers, number: int) -> None:
-        self._workers = workers
-        self._number = number
-        self.info = info_of(workers.device_name)
-
-    def processes(self) -> list[psutil.Process]:
-        return [psutil.Process()]
-
-    def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
-        workers = self._workers
-        index = len(workers.measured)
-        workers.measured.append((self._number, point, mode))
-        if workers.error is not None and index == workers.fails_at:
-            raise workers.error
-        stream = named_stream(workers.seed, f"planted-{index}")
-        mean_ns = workers.time_us(point, mode) * 1000
+    def _measure(self, worker: int, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
+        index = len(self.measured)
+        self.measured.append((worker, point, mode))
+        if self.error is not None and index == self.fails_at:
+            raise self.error
+        stream = named_stream(self.seed, f"planted-{index}")
+        mean_ns = self.time_us(point, mode) * 1000
         durations = tuple(round(mean_ns * stream.gauss(1.0, 0.01)) for _ in range(replays))
         start_ns = next(_starts)
-        starts = tuple(start_ns + sum(durations[:i]) for i in range(replays))
         return ForwardTimes(
             clock="host",
-            start_ns=starts,
+            start_ns=tuple(start_ns + sum(durations[:i]) for i in range(replays)),
             duration_ns=durations,
             wall_ns=sum(durations),
-            num_allocations=workers.num_allocations,
+            num_allocations=self.num_allocations,
             num_operators=31,
         )
 
