@@ -154,11 +154,13 @@ def load(options: LoadOptions) -> None:
     """
     profile = profile_from_plain(_plain_profile(options), "the command line", is_to_send=True)
     limits_ms = _limits(options.goodput or [])
-    AttachEngine().check_available(variant_settings(profile, _NAME, {}))
+    engine, settings = AttachEngine(), variant_settings(profile, _NAME, {})
+    engine.check_available(settings)
     argv = ("benchctl", *sys.argv[1:])
     origin = Origin(output_root=RESULTS, directory=options.output, label=options.label, argv=argv)
     with tokenizer_for(profile) as tokenizer:
         prepared = prepare_counted(profile, tokenizer)
+    engine.check_requests(prepared.requests, settings)
     refuse_certain(shortfalls(profile, size_of(prepared.requests), options.output or RESULTS))
     results = create_load_directory(profile, prepared, origin)
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
