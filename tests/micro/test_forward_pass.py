@@ -1,14 +1,18 @@
 """The forward pass: logits of transformers with the same weights, its point, its operators and its least time."""
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.guided.tensors import torch
 
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.micro.inside import WorkerError
+from benchctl.micro.inside.model import ForwardPass, KvCache, Model, PassPoint
+from benchctl.micro.inside.passes import Passes, count_operators
+from benchctl.micro.inside.replays import CpuDevice
 from benchctl.micro.peaks import MEASURED_SHARE, Peaks, pass_bytes
 from benchctl.micro.worker import check_measurable
 from benchctl.profile.choices import ForwardPoint
@@ -27,21 +31,98 @@ ROUNDING = 2e-5
 """Largest difference of float32 logits, in units of the largest, that other orders of the same sums explain."""
 
 
+def model_of(shape, dtype="float32", layout="contiguous"):
+    settings = {"shape": {"name": "tiny", **shape}, "dtype": dtype, "kv_layout": layout, "seed": 7}
+    return Model(settings, torch.device("cpu"))
+
+
+def tokens_of(shape, batch_size, length):
+    return torch.randint(shape["vocab"], (batch_size, length), generator=torch.Generator().manual_seed(11))
+
+
+@torch.inference_mode()
+def logits(shape, batch_size, passes, *, layout="contiguous", page_tokens=4, cache_seed=0, dtype="float32"):
+    """Logits after each of ``passes``, pairs of a phase and the new tokens of each sequence, over one cache."""
+    ours, length = model_of(shape, dtype), sum(new for _, new in passes)
+    pages = {"page_tokens": page_tokens} if layout == "paged" else {}
+    cache = KvCache(ours, batch_size, length, seed=cache_seed, **pages)
+    tokens, rows, context = tokens_of(shape, batch_size, length), [], 0
+    for phase, new in passes:
+        point = PassPoint(phase=phase, batch_size=batch_size, new_tokens=new, context_tokens=context)
+        forward = ForwardPass(ours, cache, point, tokens[:, context : context + new])
+        forward.run()
+        rows.append(forward.logits.clone().double())
+        forward.run()
+        assert torch.equal(rows[-1], forward.logits.double()), "a second run of the same pass differs"
+        context += new
+    return rows
+
+
+@torch.inference_mode()
+def reference(shape, family, batch_size, length):
+    """Logits at every position by transformers' own model of a family with the same weights, ``[B][T][V]``."""
+    transformers = pytest.importorskip("transformers", reason="the reference is the model of transformers")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=shape["vocab"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["ffn"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["q_heads"],
+        num_key_value_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
+        tie_word_embeddings=shape["tied_embeddings"],
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+        attention_dropout=0.0,
+    )
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    theirs.load_state_dict(checkpoint_of(model_of(shape)), strict=True)
+    return theirs(tokens_of(shape, batch_size, length)).logits.double()
+
+
+def checkpoint_of(weights):
+    """The weights as a checkpoint names them, one matrix for each projection."""
+    d = weights.dimensions
+    heads = (d.q_heads, d.kv_heads, d.kv_heads)
+    state = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
+    state["lm_head.weight"] = weights.head
+    for index, layer in enumerate(weights.layers):
+        at = f"model.layers.{index}."
+        parts = layer.qkv.split([count * d.head_dim for count in heads])
+        for name, part in zip("qkv", parts, strict=True):
+            state[f"{at}self_attn.{name}_proj.weight"] = part
+        if layer.qkv_bias is not None:
+            for name, part in zip("qkv", layer.qkv_bias.split([len(part) for part in parts]), strict=True):
+                state[f"{at}self_attn.{name}_proj.bias"] = part
+        if layer.head_norms is not None:
+            state[f"{at}self_attn.q_norm.weight"] = layer.head_norms[0]
+            state[f"{at}self_attn.k_norm.weight"] = layer.head_norms[d.q_heads]
+        state[f"{at}self_attn.o_proj.weight"] = layer.output
+        gate, up = layer.gate_up.chunk(2)
+        state |= {
+            f"{at}mlp.gate_proj.weight": gate,
+            f"{at}mlp.up_proj.weight": up,
+            f"{at}mlp.down_proj.weight": layer.down,
+        }
+        state[f"{at}input_layernorm.weight"] = layer.attention_norm
+        state[f"{at}post_attention_layernorm.weight"] = layer.block_norm
+    return state
+
+
 def assert_equal_but_for_rounding(ours, theirs, rounding=ROUNDING):
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
     assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= rounding * np.abs(theirs).max()
+    assert (ours - theirs).abs().max() <= rounding * theirs.abs().max()
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers_with_the_same_weights(ask_passes, name, layout):
-    model, family = FAMILIES[name], name.partition("-")[0]
-    theirs = ask_passes("reference", model=model, family=family, batch_size=3, length=11)
+def test_logits_are_those_of_transformers_with_the_same_weights(name, layout):
+    theirs = reference(FAMILIES[name], name.partition("-")[0], batch_size=3, length=11)
     passes = [("prefill", 5), ("decode", 1), ("prefill", 4), ("decode", 1)]
-    ours = ask_passes("logits", model=model, batch_size=3, passes=passes, layout=layout)
-    ends = np.cumsum([new for _, new in passes]) - 1
-    assert_equal_but_for_rounding(ours["logits"], np.asarray(theirs["logits"])[:, ends].swapaxes(0, 1))
+    end = 0
+    for ours, (_, new) in zip(logits(FAMILIES[name], 3, passes, layout=layout), passes, strict=True):
+        end += new
+        assert_equal_but_for_rounding(ours, theirs[:, end - 1])
 
 
 def passes_of(lengths):
@@ -51,58 +132,58 @@ def passes_of(lengths):
 
 
 @given(
-    model=st.sampled_from(list(FAMILIES.values())),
+    shape=st.sampled_from(list(FAMILIES.values())),
     passes=st.lists(st.integers(1, 6), min_size=1, max_size=5).flatmap(passes_of),
     batch_size=st.integers(1, 4),
-    layout=st.sampled_from(["contiguous", "paged"]),
-    page_tokens=st.integers(1, 7),
-    cache_seed=st.integers(0, 5),
+    cache=st.fixed_dictionaries(
+        {
+            "layout": st.sampled_from(["contiguous", "paged"]),
+            "page_tokens": st.integers(1, 7),
+            "cache_seed": st.integers(0, 5),
+        }
+    ),
 )
 @settings(max_examples=40)
-def test_a_cached_context_changes_nothing(ask_passes, model, passes, batch_size, layout, page_tokens, cache_seed):
+def test_a_cached_context_changes_nothing(shape, passes, batch_size, cache):
     """Neither does the layout of the cache, the order of its pages, nor what lay in it before."""
-    length = sum(new for _, new in passes)
-    whole = ask_passes("logits", model=model, batch_size=batch_size, passes=[("prefill", length)])
-    divided = ask_passes(
-        "logits",
-        model=model,
-        batch_size=batch_size,
-        passes=passes,
-        layout=layout,
-        page_tokens=page_tokens,
-        cache_seed=cache_seed,
-    )
-    assert_equal_but_for_rounding(divided["logits"][-1], whole["logits"][-1])
+    (whole,) = logits(shape, batch_size, [("prefill", sum(new for _, new in passes))])
+    assert_equal_but_for_rounding(logits(shape, batch_size, passes, **cache)[-1], whole)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 0.05), ("float16", 0.01)])
-def test_half_precision_gives_the_same_logits_but_for_its_rounding(ask_passes, dtype, rounding):
+def test_half_precision_gives_the_same_logits_but_for_its_rounding(dtype, rounding):
     passes = [("prefill", 6), ("decode", 1)]
-    asked = {"model": FAMILIES["Qwen2"], "batch_size": 2, "passes": passes, "layout": "paged"}
-    whole, half = ask_passes("logits", **asked), ask_passes("logits", **asked, dtype=dtype)
-    assert_equal_but_for_rounding(half["logits"], whole["logits"], rounding)
+    whole, half = (
+        logits(FAMILIES["Qwen2"], 2, passes, layout="paged", dtype=each)[-1] for each in ("float32", dtype)
+    )
+    assert_equal_but_for_rounding(half, whole, rounding)
 
 
-def test_a_graph_of_the_same_pass_has_the_eager_outputs(ask_passes):
-    answer = ask_passes("graph_difference", model=TINY, is_stale=False, replays=4)
-    assert len(answer["graph"]["duration_ns"]) == len(answer["eager"]["duration_ns"]) == 4
+@torch.inference_mode()
+def test_a_graph_has_the_eager_outputs_or_is_refused():
+    """A graph on this CPU is the work itself, or the work over a model that has changed since."""
+    device, model, point = CpuDevice(), model_of(TINY, layout="paged"), PassPoint("decode", 3, 1, 20)
+    device.capture = lambda work, warmups: work
+    passes = Passes(device, model)
+    lengths = {len(passes.measure(point, mode, warmups=2, replays=4)["duration_ns"]) for mode in ("eager", "graph")}
+    assert lengths == {4}
+    device.capture = lambda work, warmups: model.head.mul_(1.5) is None or work
+    with pytest.raises(
+        WorkerError, match=r"the outputs of graph and eager differ by 0\.333 of the largest"
+    ) as caught:
+        Passes(device, model).measure(point, "graph", warmups=2, replays=4)
+    assert caught.value.kind == "outputs"
 
 
 @pytest.mark.parametrize(
     ("name", "layout", "in_a_layer"),
     [("Llama", "contiguous", 14), ("Llama", "paged", 16), ("Qwen3", "contiguous", 16)],
 )
-def test_the_operators_of_a_pass_are_counted(ask_passes, name, layout, in_a_layer):
+@torch.inference_mode()
+def test_the_operators_of_a_pass_are_counted(name, layout, in_a_layer):
     """Beside those of the layers: the embedding, the last norm and the head."""
-    model = FAMILIES[name]
-    operators = ask_passes("num_operators", model=model, layout=layout)["num_operators"]
-    assert operators == 3 + in_a_layer * model["layers"]
-
-
-def test_a_graph_with_other_outputs_than_the_eager_pass_is_refused(ask_passes):
-    failure = ask_passes("graph_difference", is_failing=True, model=TINY, is_stale=True, replays=4)
-    assert failure["kind"] == "outputs"
-    assert "the outputs of graph and eager differ by 0.333 of the largest" in failure["message"]
+    forward = model_of(FAMILIES[name], layout=layout).make(PassPoint("decode", 3, 1, 20))
+    assert count_operators(forward.run) == 3 + in_a_layer * FAMILIES[name]["layers"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +201,6 @@ def test_a_model_with_other_layers_is_refused_by_name(name, reason):
 
 
 def test_a_point_has_the_fields_of_the_point_that_the_worker_reads():
-    pytest.importorskip("torch", reason="forward passes run where torch is")
-    from benchctl.micro.inside.model import PassPoint
-
     point = ForwardPoint(phase="prefill", batch_size=3, new_tokens=5, context_tokens=7)
     inside = PassPoint(**msgspec.to_builtins(point))
     assert (inside.total_new_tokens, inside.total_tokens) == (point.total_new_tokens, 12)

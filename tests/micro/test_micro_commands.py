@@ -3,9 +3,7 @@
 import json
 import platform
 import re
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -176,43 +174,6 @@ def test_a_device_without_any_product_has_no_peaks_and_the_error_says_why():
     lacking = answer(series=answer()["series"][3:], unmeasured={"fp8": "not on this device"})
     with pytest.raises(UsageError, match=r"no product of bfloat16, .* was measured; fp8: not on this device"):
         judged_peaks(INFO, lacking, busy_frac=None)
-
-
-PROGRAM = Path(__file__).parent / "programs" / "peaks_without_device.py"
-
-
-@pytest.fixture(scope="module")
-def gpu_answer(torch_python):
-    process = subprocess.run([torch_python, PROGRAM], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
-
-
-def medians(gpu_answer, quantity):
-    series = (each for each in gpu_answer["peaks"]["series"] if each["quantity"] == quantity)
-    return {(each.get("dtype"), each["setting"]): sorted(each["values"])[1] for each in series}
-
-
-def test_a_rate_is_the_work_of_a_call_over_the_time_between_two_events(gpu_answer):
-    products = medians(gpu_answer, "matmul")
-    assert {dtype for dtype, _ in products} == {"bfloat16", "float16", "float32", "fp8", "int8"}
-    for (_, size), rate in products.items():
-        assert rate == pytest.approx(2 * int(size) ** 3 / 1e-6)
-    buffer_bytes = 2 * 2**30
-    assert medians(gpu_answer, "copy") == {(None, str(buffer_bytes)): pytest.approx(2 * buffer_bytes / 1e-6)}
-    assert medians(gpu_answer, "read") == {(None, str(buffer_bytes)): pytest.approx(buffer_bytes / 1e-6)}
-
-
-def test_launches_are_timed_by_the_host_in_a_row_waited_for_and_in_a_graph_that_is_captured_once(gpu_answer):
-    launches = medians(gpu_answer, "launch")
-    assert [setting for _, setting in launches] == ["in a row", "and wait", "in a graph"]
-    assert min(launches.values()) > 0
-    notes = gpu_answer["notes"]
-    assert notes.count("capture") == 1
-    assert notes[: notes.index("capture")].count("wait for stream") == 2  # after a warm-up on a side stream
-    peaks = gpu_answer["peaks"]
-    assert "all-reduce" not in {each["quantity"] for each in peaks["series"]}
-    assert peaks["unmeasured"] == {}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import gc
 import itertools
 import math
 import types
+from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
+from support.guided.tensors import torch
 
-from benchctl.micro.inside import WorkerError, is_out_of_memory
+from benchctl.micro.inside import WorkerError, is_out_of_memory, peaks
 from benchctl.micro.inside.model import PassPoint
 from benchctl.micro.inside.passes import Passes
 from benchctl.micro.inside.replays import open_device, timed_replays
@@ -284,3 +285,49 @@ def test_a_cache_that_cores_share_counts_once(tmp_path):
     assert [cpu_cache_bytes(cores, tmp_path) for cores in ([0, 1], [0, 1, 3], [7])] == [32 << 20, 64 << 20, None]
     (tmp_path / "cpu0" / "cache" / "index3" / "size").unlink()
     assert cpu_cache_bytes([0], tmp_path) is None
+
+
+@pytest.fixture(scope="module")
+def pretended():
+    """Peaks of a device that only pretends to compute, whose tensors have no elements, and the calls to it.
+
+    Each call takes a millisecond of its own clock.
+    """
+    fake, product, memory_kernels = FakeTorch(), peaks.product, peaks.memory_kernels
+
+    def counted(kernel):
+        return replace(kernel, call=lambda: (fake.work(kernel.quantity), kernel.call()))
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(torch, "cuda", fake.cuda)
+        patch.setattr(peaks, "product", lambda *arguments: counted(product(*arguments)))
+        patch.setattr(peaks, "memory_kernels", lambda *arguments: [*map(counted, memory_kernels(*arguments))])
+        device = open_device("cuda:0")
+        device.torch_device = torch.device("meta")
+        sizes = {"sizes": (64, 128), "buffer_bytes": 2**31}
+        return peaks.measure_peaks(device, rounds=3, least_s=0.0005, **sizes), fake.calls
+
+
+def medians(pretended, quantity):
+    series = (each for each in pretended[0]["series"] if each["quantity"] == quantity)
+    return {(each.get("dtype"), each["setting"]): sorted(each["values"])[1] for each in series}
+
+
+def test_a_rate_is_the_work_of_a_call_over_the_time_between_two_events(pretended):
+    products = medians(pretended, "matmul")
+    assert {dtype for dtype, _ in products} == {"bfloat16", "float16", "float32", "fp8", "int8"}
+    for (_, size), rate in products.items():
+        assert rate == pytest.approx(2 * int(size) ** 3 / 1e-3)
+    buffer_bytes = 2 * 2**30
+    assert medians(pretended, "copy") == {(None, str(buffer_bytes)): pytest.approx(2 * buffer_bytes / 1e-3)}
+    assert medians(pretended, "read") == {(None, str(buffer_bytes)): pytest.approx(buffer_bytes / 1e-3)}
+
+
+def test_launches_are_timed_by_the_host_in_a_row_waited_for_and_in_a_graph_that_is_captured_once(pretended):
+    launches = medians(pretended, "launch")
+    assert [setting for _, setting in launches] == ["in a row", "and wait", "in a graph"]
+    assert min(launches.values()) > 0
+    peaks, notes = pretended
+    assert notes.count("capture begins on side") == 1
+    assert "all-reduce" not in {each["quantity"] for each in peaks["series"]}
+    assert peaks["unmeasured"] == {}
