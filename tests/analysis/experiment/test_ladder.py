@@ -3,7 +3,6 @@
 The metrics that decide, where servers do not record all of them.
 """
 
-import json
 import math
 import shutil
 
@@ -65,9 +64,8 @@ def test_prices_add_up_to_the_whole_in_every_cell_which_is_what_compare_says_of_
     for ladder, cell in zip(ladders, cells, strict=True):
         assert (ladder.num_blocks, len(cell.deciding)) == (2, 2)
         for metric in cell.deciding:
-            quantity, whole = metric.metric.name, ladder.whole.differences[metric.metric.name]
-            parts = [price.differences[quantity].mean for price in ladder.prices]
-            half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
+            name, half = metric.metric.name, metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
+            whole, parts = ladder.whole.differences[name], [price.differences[name].mean for price in ladder.prices]
             assert math.isclose(math.fsum(parts), whole.mean, rel_tol=1e-9)
             assert (whole.mean, whole.half_width) == pytest.approx((metric.b - metric.a, half), rel=1e-12)
 
@@ -263,11 +261,10 @@ def test_a_metric_that_a_server_never_records_decides_nothing_and_the_verdict_na
     lose_steps(results, *variants)
     comparison, deciding = compared(results)
     assert (comparison.verdict, deciding, comparison.num_tests) == ("equivalent", ["tpot_ms", "wall_s"], 2)
-    assert verdict_sentence(comparison).startswith("equivalent: guided against baseline: 2 of 2 comparisons inside")
     line = "step_ms is not recorded by this server; tpot_ms and wall_s decide"
     assert unrecorded_lines(comparison) == (line,)
     assert line in list(footnotes_of(comparison))
-    assert json.loads(msgspec.json.encode(document_of(comparison)["cells"]))[0]["unrecorded_metrics"] == ["step_ms"]
+    assert list(document_of(comparison)["cells"][0]["unrecorded_metrics"]) == ["step_ms"]
     without, _ = compared(results, primary="[tpot_ms, wall_s]")
     levels = [[m.judged_confidence for m in each.cells[0].deciding] for each in (comparison, without)]
     assert levels[0] == levels[1], "as if the profile did not list it"
