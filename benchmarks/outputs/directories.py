@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from support.results import lenvm_results, nodes
+from support.results import lenvm_results, planted
 from support.servers.real_engines import tiny_model
 
 CHECKOUT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def units(out, engines):
     inputs = out / "inputs"
     write_inputs(inputs)
     shutil.copytree(CHECKOUT / "results/example", out / "directories/example")
-    nodes.write_on_nodes(out / "directories/nodes", ["a", "b", "c", "d", "a", "b", "c", "d"], {"c": 0.03})
+    planted.write_on_nodes(out / "directories/nodes", ["a", "b", "c", "d", "a", "b", "c", "d"], {"c": 0.03})
     few = ("--blocks", str(BLOCKS), "--quiet")
     commands = {
         "measured": ["run", "ci-smoke", *few, "--no-store-noise"],

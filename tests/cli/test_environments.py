@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.cli import in_process, preloaded_directory, printed
 from support.results.builders import edit_manifest, write_results
-from support.results.hostile import HOSTILE, write_hostile
+from support.results.planted import HOSTILE, write_hostile
 
 from benchctl.cli.conduct import experiment_progress
 from benchctl.records.record import PlannedRun, RunFailure, RunRecord

@@ -22,7 +22,7 @@ from support.results.builders import (
     change_steps,
     edit_manifest,
     edit_run,
-    edit_steps,
+    rewrite_lines,
     write_results,
 )
 
@@ -102,9 +102,7 @@ def _swept(tmp_path_factory):
                 for device in range(2):
                     on_gpu.write(msgspec.structs.replace(gpu, t_ns=t_ns, index=device))
                 on_host.write(HostSample(t_ns=t_ns, server_cpu_cores=1.5, client_cpu_cores=0.25))
-        edit_steps(
-            results, run.path.name, lambda s: msgspec.structs.replace(s, num_seqs=s.num_seqs // (1 + s.step % 2))
-        )
+        rewrite_lines(run.step_log, lambda step: step | {"num_seqs": step["num_seqs"] // (1 + step["step"] % 2)})
     return results.path
 
 

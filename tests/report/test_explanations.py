@@ -10,7 +10,7 @@ import pytest
 from support.cli import document, printed
 from support.results.builders import change_requests, rewrite_lines, run_ids, write_results
 from support.results.comparing import assert_exact, compare_arms
-from support.results.drafted import profile_of, write_drafted
+from support.results.planted import profile_of, write_drafted
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, deployment_of, floor_of

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from support import cli
 from support.results.builders import edit_run, set_positions, write_results
-from support.results.nodes import write_on_nodes
+from support.results.planted import write_on_nodes
 
 import benchctl.analysis.compare.compare
 import benchctl.analysis.experiment.experiment

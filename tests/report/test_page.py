@@ -14,10 +14,8 @@ from scipy.stats import t as student
 from support.bonus_directory import LISTENER, launch_bound, measured
 from support.cli import benchctl, document, printed
 from support.fake_passes import FakeWorkers
-from support.results.answered_questions import right, write_answers, wrong
 from support.results.builders import edit_manifest, edit_run, write_results
-from support.results.hostile import HOSTILE, write_hostile
-from support.results.nodes import write_on_nodes
+from support.results.planted import HOSTILE, right, write_answers, write_hostile, write_on_nodes, wrong
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import measured_bonus, verdict_sentences

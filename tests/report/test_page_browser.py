@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 from support import bonus_directory
 from support.cli import printed
 from support.results import builders
-from support.results.hostile import HOSTILE, write_hostile
+from support.results.planted import HOSTILE, write_hostile
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page

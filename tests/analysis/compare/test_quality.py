@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from support.cli import in_process
-from support.results.answered_questions import right, write_answers, wrong
 from support.results.builders import GUIDED, change_requests, edit_requests, edit_run
+from support.results.planted import right, write_answers, wrong
 
 from benchctl.analysis.compare.accuracy import (
     MCNEMAR,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.results.builders import change_steps, run_ids, write_results
-from support.results.drafted import NUM_SEQS, write_drafted
+from support.results.planted import NUM_SEQS, write_drafted
 from support.steps import records_of, with_steps
 
 from benchctl.analysis.analyzed import analyze_directory

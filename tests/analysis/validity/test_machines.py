@@ -10,7 +10,7 @@ from support.cli import in_process
 from support.peaks import gpu_peaks
 from support.results.builders import BASELINE, edit_manifest, edit_run, write_results
 from support.results.comparing import compare, compare_arms, messages
-from support.results.nodes import write_on_nodes
+from support.results.planted import write_on_nodes
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.cells import p_of_equal_nodes

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from benchctl.records.directory import ResultDirectory, run_directory_name
-from benchctl.records.files import encode, read_jsonl
+from benchctl.records.files import encode
 from benchctl.records.record import (
     ChoiceRecord,
     Manifest,
@@ -342,23 +342,15 @@ def change_requests(results: ResultDirectory, run_id: str, *indices: int, **fiel
 
 def change_steps(results: ResultDirectory, run_id: str, *numbers: int, **fields: Any) -> None:
     """Replace fields of the steps of one run: of those with these numbers, or of all."""
-    edit_steps(
-        results,
-        run_id,
-        lambda each: msgspec.structs.replace(each, **fields) if each.step in (numbers or [each.step]) else each,
+    rewrite_lines(
+        results.run(run_id).step_log,
+        lambda step: step | fields if step["step"] in (numbers or [step["step"]]) else step,
     )
 
 
 def run_ids(results: ResultDirectory, variant: str = "guided") -> list[str]:
     """The runs of a variant, by block."""
     return [run.run_id for run in results.plan().runs if run.variant == variant]
-
-
-def edit_steps(results: ResultDirectory, run_id: str, change: Callable[[StepRecord], StepRecord]) -> None:
-    """Replace each step of one run by what ``change`` makes of it."""
-    path = results.run(run_id).path / "steps.jsonl"
-    changed = [change(step) for step in read_jsonl(path, StepRecord)]
-    path.write_bytes(b"".join(encode(step) + b"\n" for step in changed))
 
 
 def write_samples(results: ResultDirectory) -> None:
