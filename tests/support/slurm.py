@@ -1,32 +1,28 @@
 """A real Slurm of two nodes with two fake GPUs each on this machine, and experiments that it measures."""
 
 import datetime as dt
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 import yaml
-from support.cli import WITHOUT_PICTURES, benchctl
-
-from benchctl.records.directory import ResultDirectory
+from support.cli import WITHOUT_PICTURES, printed
+from support.waiting import wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = _ROOT.parent / "shared" / "tools" / "slurm_local.sh"
-T = TypeVar("T")
 NODES, GPUS = 2, 2
-PATIENCE_S = 90.0
 _SOON = dt.timedelta(seconds=10)
 _HASTY = """
 from benchctl.cli import main
@@ -59,9 +55,9 @@ class Slurm:
             list(map(str, words)), env=os.environ | self.environment, check=True, capture_output=True, text=True
         ).stdout
 
-    def benchctl(self, *args: object, **options: Any) -> "subprocess.CompletedProcess[str]":
-        """Run benchctl as on a login node."""
-        return benchctl(*args, **{"CI": "1", **WITHOUT_PICTURES, **self.environment, **options})
+    def printed(self, *args: object, **options: Any) -> str:
+        """The output of benchctl as on a login node, where it succeeds."""
+        return printed(*args, **{"CI": "1", **WITHOUT_PICTURES, **self.environment, **options})
 
     def start(self, *args: object, cwd: Path, **env: str) -> "subprocess.Popen[str]":
         """The same in a new interpreter, without waiting for its end; it asks the queue each half second."""
@@ -78,7 +74,7 @@ class Slurm:
             self.begin_soon()
             return command.poll() is not None
 
-        until(has_ended, "the command to end", 120)
+        until("the end of the command", has_ended)
         output = command.communicate(timeout=10)[0]
         return command.returncode, output
 
@@ -86,7 +82,7 @@ class Slurm:
         """Let a node take tasks again, and wait until both do."""
         with suppress(subprocess.CalledProcessError):  # it may be up by itself
             self.command("scontrol", "update", f"NodeName={name}", "State=RESUME")
-        until(lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(NODES), "idle nodes")
+        until("idle nodes", lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(NODES))
 
     def queue(self) -> dict[str, str]:
         """State of each task that is queued or runs, by its name."""
@@ -95,7 +91,7 @@ class Slurm:
 
     def wait_empty(self) -> None:
         """Wait until no task is queued or runs."""
-        until(lambda: not self.queue(), "the queue to be empty")
+        until("an empty queue", lambda: not self.queue())
 
     def begin_soon(self) -> None:
         """Let tasks begin in three seconds that Slurm holds back for two minutes after they were queued again.
@@ -128,16 +124,16 @@ class Slurm:
 
     def measuring(self, block: int) -> psutil.Process:
         """The process that measures a block, once there is one."""
-        words = ["run", "--block", str(block)]
+        words = f" run --block {block} "
 
-        def found() -> psutil.Process | None:
-            for process in psutil.process_iter(["cmdline"]):
-                line = process.info["cmdline"] or []
-                if any(line[i : i + 3] == words for i in range(len(line))) and self._is_ours(process):
-                    return process
-            return None
+        def measuring() -> list[psutil.Process]:
+            listed = psutil.process_iter(["cmdline"])
+            return [
+                each for each in listed if words in " ".join(each.info["cmdline"] or []) and self._is_ours(each)
+            ]
 
-        return until(found, f"block {block} to be measured")
+        process: psutil.Process = until(f"the measuring of block {block}", measuring)[0]
+        return process
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:
@@ -147,14 +143,8 @@ def _environment_of(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def until(condition: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
-    """The first true value of ``condition``."""
-    ends_s = time.monotonic() + patience_s
-    while time.monotonic() < ends_s:
-        if value := condition():
-            return value
-        time.sleep(0.2)
-    raise AssertionError(f"waited {patience_s:.0f} s in vain for {what}")
+until = partial(wait_until, limit_s=120.0, pause_s=0.2)
+"""Waiting for what Slurm does, which is asked for by starting programs."""
 
 
 @contextmanager
@@ -215,27 +205,3 @@ def write_profile(path: Path, *, blocks: int, tokens: int, has_two_arms: bool = 
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
-
-
-def attempts(directory: Path) -> dict[str, int]:
-    """How often each run was measured, by its own record and the folders of earlier attempts."""
-    results = ResultDirectory(directory)
-    return {
-        planned.run_id: 1 + len(list(results.run(planned.run_id).path.glob("attempt-*")))
-        for planned in results.plan().runs
-    }
-
-
-def states(directory: Path) -> set[str]:
-    """The states of all planned runs."""
-    results = ResultDirectory(directory)
-    return {
-        results.run(planned.run_id).read().state if results.run(planned.run_id).is_begun() else "planned"
-        for planned in results.plan().runs
-    }
-
-
-def submissions(directory: Path) -> list[dict[str, object]]:
-    """What was submitted, oldest first."""
-    files = sorted(directory.glob("submissions/*/submission.json"))
-    return [json.loads(file.read_text()) for file in files]
