@@ -12,8 +12,6 @@ import pytest
 from support import engine_settings
 from support.engine_settings import interpreter_with, model_in
 from support.guided.stub_transformers import stub_transformers
-from support.servers.real_engines import assert_accounts_agree, measured, needs, tiny_model
-from support.steps import records_of
 
 from benchctl.engines import transformers as transformers_failures
 from benchctl.engines.engine import LaunchSite
@@ -169,41 +167,3 @@ def test_a_server_whose_steps_cannot_be_recorded_serves_on_and_says_so_once(tmp_
         assert ("answers 3 4" in ended.stdout, ended.stderr.count("benchctl: ")) == (True, 1)
         assert said in ended.stderr
     assert list(ENGINE.read_steps(tmp_path)) == []
-
-
-PROFILE = """\
-name: sampler
-seed: 3
-engine: transformers-cpu
-model: {model}
-workload:
-  dataset: generated
-  num_prompts: 6
-  output_len: 10
-  arrival: {{kind: closed-loop, max_concurrency: 3}}
-  num_warmups: 1
-variants:
-  baseline: {{}}
-  greedy: {{sampling: {{top_k: 1}}}}
-allowed_differences: [sampling.top_k]
-telemetry: {{gpu_hz: 0}}
-"""
-
-
-@pytest.mark.real_engine
-@needs("transformers")
-def test_real_servers_give_runs_whose_accounts_agree_to_the_token(tmp_path):
-    (tmp_path / "sampler.yaml").write_text(PROFILE.format(model=tiny_model(tmp_path)))
-    results = measured("sampler.yaml", "transformers", "transformers-cpu", tmp_path)
-    assert_accounts_agree(results, {"step-tokens", "greedy-share"})
-    greedy, drawn = sorted(results.runs, key=lambda run: run.record.variant != "greedy")
-    for run in (greedy, drawn):
-        assert sum(request.completion_tokens for request in run.requests if not request.is_warmup) == 60
-        assert run.record.effective_config["server.cb.allow_block_sharing"] is False
-        assert run.record.effective_config["server.request_seed"] == "ignored"
-        assert run.record.engine_version.startswith("5.")
-        sections = {name for step in records_of(run) for name in step.sections_ns}
-        assert sections == {"schedule", "model_forward", "sampler_total"}
-    assert [r.choices[0].text for r in greedy.requests] != [r.choices[0].text for r in drawn.requests]
-    ours, theirs = greedy.record.effective_config, drawn.record.effective_config
-    assert [name for name in ours if ours[name] != theirs.get(name)] == ["sampling.top_k"]

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 from support.guided.slotted_worker import Worker
 from support.guided.tensors import torch
-from support.guided.value_models import write_pair
 from support.servers.programs.vllm_worker import worker_configuration
+from support.servers.real_engines import SMALL
 from test_guided_device import noted_reads
 from test_vllm_lenvm_rows import Asked, asked, update
 
+from benchctl.engines.tiny_models.make import make_value_pair
 from benchctl.guided.params import CheckpointError, GuidanceError
 from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.sizes import value_model_memory
@@ -27,7 +28,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(name="pair", scope="module")
 def _pair(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("pair"), constant=0.5)
+    directory = tmp_path_factory.mktemp("pair")
+    make_value_pair(directory, SMALL, SMALL, constant=0.5)
+    return directory
 
 
 @pytest.fixture(name="told")
@@ -207,7 +210,8 @@ def test_the_tokens_of_all_requests_are_asked_for_before_the_model_and_read_at_o
 
 @pytest.fixture(name="server", scope="module")
 def _server(tmp_path_factory):
-    pair = write_pair(tmp_path_factory.mktemp("pair"))  # values differ from place to place
+    pair = tmp_path_factory.mktemp("pair")
+    make_value_pair(pair, SMALL, SMALL)  # values differ from place to place
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHCTL_LENVM_MODEL", str(pair / "value"))
         return make_server(config(max_num_seqs=8), CPU, VllmSettings(), is_v2=True)

@@ -1,20 +1,31 @@
-"""Models of random weights in the engines that they are made for; skipped where an engine is not installed."""
+"""Models of random weights in the engines that they are made for: text, tokens, and prompts counted before."""
 
 import json
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
-from support.servers.real_engines import needs, served
+from support.datasets import GSM8K
+from support.engine_settings import settings_of
+from support.servers.real_engines import TINY, answer_of, needs, served, turn_of
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from benchctl.costs.shapes import ModelShape
+from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
+from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.engines.tiny_models.make import make_model
-from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.measure.tokens import launched_server, tokenizer_for
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning import variant_settings
+from benchctl.records.record import PreparedRequest
+from benchctl.workload.prepare import prepare_requests
+from benchctl.workload.tokenizers import LocalTokenizer
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("transformers")]
+pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 
 ARCHITECTURES = ["qwen2", "qwen3", "llama"]
 TEXT = 'Ada buys 12 apples — "für 3 €"\n\n\tand  says: 你好 😀, it\'s\x01 fine'
@@ -46,11 +57,8 @@ def _models(tmp_path_factory):
     """A model of each architecture, in float32: engines differ by less than what decides between two tokens."""
     directory = tmp_path_factory.mktemp("models")
     for arch in ARCHITECTURES:
-        shape = ModelShape(
-            name="tiny", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=600,
-            tied_embeddings=True, qkv_bias=arch == "qwen2",
-        )  # fmt: skip
-        recipe = Recipe(arch=arch, shape=shape, context=512, dtype="float32", seed=0)
+        shape = replace(TINY.shape, hidden=64, head_dim=16, ffn=96, vocab=600, qkv_bias=arch == "qwen2")
+        recipe = replace(TINY, arch=arch, shape=shape, context=512, dtype="float32")
         make_model(directory / arch, recipe, gguf=True)
     return directory
 
@@ -67,6 +75,7 @@ def _generated(models):
     return dict(zip(ARCHITECTURES, json.loads(done.stdout), strict=True))
 
 
+@needs("transformers")
 def test_transformers_loads_every_tensor_and_generates(models, generated):
     for arch, told in generated.items():
         assert told["model"] == f"{arch.capitalize()}ForCausalLM"
@@ -75,17 +84,80 @@ def test_transformers_loads_every_tensor_and_generates(models, generated):
         assert len(set(told["output"])) > NUM_TOKENS // 4
 
 
+@needs("transformers")
 @needs("llamacpp")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_llama_cpp_cuts_and_continues_a_text_as_transformers_does(tmp_path, models, generated, arch):
     exact = ("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
-    server = LlamaCppOptions(max_model_len=512, extra_args=exact)
-    settings = VariantSettings(
-        variant="v", model=str(models / arch), server=server, sampling=Sampling(), guidance=None
-    )
+    settings = settings_of("llamacpp", models / arch, max_model_len=512, extra_args=exact)
     asked = {"prompt": PROMPT, "n_predict": NUM_TOKENS, "temperature": 0, "return_tokens": True, "ignore_eos": True}
     with served(LlamaCppEngine(), settings, tmp_path) as client:
         cut = client.post("/tokenize", json={"content": PROMPT, "parse_special": True}).json()
         output = client.post("/completion", json=asked).json()["tokens"]
     assert cut["tokens"] == generated[arch]["ids"]
     assert output == generated[arch]["output"]
+
+
+TEXTS = ("a", "  two blanks, 12345 digits\r\n\r\n", "Größe, 数学, 🧮 and <|im_end|> in the middle", "word " * 60)
+
+
+def let_completions_begin_with_a_token(path: Path) -> None:
+    """Have a tokenizer put <|endoftext|> before each completion, which a chat does not get."""
+    tokenizer, begin = Tokenizer.from_file(str(path)), "<|endoftext|>"
+    tokenizer.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, 0)])
+    tokenizer.save(str(path))
+
+
+def questions(profile) -> list[PreparedRequest]:
+    """Chats of GSM8K where the dataset is here, else of generated problems, and completions."""
+    dataset = "gsm8k" if GSM8K.is_file() else "generated"
+    workload = profile.workload.model_copy(update={"dataset": dataset, "num_prompts": 12})
+    chats = prepare_requests(profile.model_copy(update={"workload": workload}), GSM8K.parent.parent).requests
+    texts = (
+        msgspec.structs.replace(chats[0], request_id=f"text-{i}", messages=None, prompt=text)
+        for i, text in enumerate(TEXTS)
+    )
+    return [*chats, *texts]
+
+
+def computed(client: httpx.Client, engine, settings, request: PreparedRequest) -> int:
+    """The tokens of the prompt by ``usage`` of an answer of one token."""
+    short = msgspec.structs.replace(request, max_tokens=1, ignore_eos=False)
+    response = answer_of(client, engine, settings, short)
+    assert response.is_success, response.text
+    return response.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("preset", "begins"),
+    [
+        pytest.param("llamacpp-cpu", False, marks=needs("llamacpp")),
+        pytest.param("transformers-cpu", True, marks=needs("transformers")),
+        pytest.param("vllm-cpu", True, marks=needs("vllm")),
+    ],
+)
+def test_prompts_are_counted_beforehand_exactly_as_the_server_computes_them(tmp_path, preset, begins):
+    model = tmp_path / "tiny"
+    make_model(model, TINY, gguf=True)
+    if begins:
+        let_completions_begin_with_a_token(model / "tokenizer.json")
+    profile = load_profile("ci-smoke", engine=preset, overrides=[f"model={model}", "workload.output_len=8"])
+    engine, settings = engine_for(profile.engine.kind), variant_settings(profile, "baseline", {})
+    requests = questions(profile)
+    chats, texts = ([r.messages for r in requests if r.messages], [r.prompt for r in requests if r.prompt])
+    with turn_of(profile.engine.kind), launched_server(engine, settings, profile.timeouts, print) as url:
+        with httpx.Client(base_url=url, timeout=120) as client:
+            usage = tuple(computed(client, engine, settings, request) for request in requests)
+        local = LocalTokenizer(model)
+        assert (*local.count_chats(chats), *local.count_texts(texts)) == usage
+        dialect = profile.engine.kind
+        attached = load_profile(
+            "ci-smoke",
+            engine="attach",
+            overrides=["model=unknown", f"engine.options.url={url}", f"engine.options.dialect={dialect}"],
+        )
+        with tokenizer_for(attached) as tokenizer:
+            counts = (*tokenizer.count_chats(chats), *tokenizer.count_texts(texts))
+            assert tokenizer.source == ("estimate" if dialect == "transformers" else "server")
+        assert (counts == usage) is (tokenizer.source == "server")

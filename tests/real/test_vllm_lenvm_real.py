@@ -1,6 +1,8 @@
-"""Guidance in a real vLLM, asked over HTTP: models built so that what must come out can be computed beforehand."""
+"""Guidance in a real vLLM, asked over HTTP and in its sampler: what must come out can be computed beforehand."""
 
 import json
+import math
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,12 +12,13 @@ from statistics import fmean
 
 import pytest
 from scipy.stats import chisquare
+from support.engine_settings import settings_of
 from support.guided.known_pairs import PROMPT, SHARES, length_law, write_known_pair
-from support.servers.real_engines import needs, served
+from support.servers.real_engines import SMALL, needs, served
 
+from benchctl.engines.environment import engines_directory
+from benchctl.engines.tiny_models.make import make_value_pair
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
-from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
-from benchctl.profile.model import Sampling, VariantSettings
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 
@@ -38,13 +41,10 @@ def guided_server(directory, **options):
     """A guiding server of the known pair, whose cache holds 20 of the longest answers."""
     pair = write_known_pair(directory / "pair")
     limits = {"enable_chunked_prefill": False, "kv_cache_memory_bytes": 34 * BLOCK_BYTES} | options
-    server = VllmLenvmOptions(
-        value_model=str(pair / "value"), dtype="float32", enforce_eager=True, max_num_seqs=NUM_SEQS,
-        max_model_len=256, **limits,
+    settings = settings_of(
+        "vllm-lenvm", pair / "base", value_model=str(pair / "value"), dtype="float32", enforce_eager=True,
+        max_num_seqs=NUM_SEQS, max_model_len=256, **limits,
     )  # fmt: skip
-    settings = VariantSettings(
-        variant="guided", model=str(pair / "base"), server=server, sampling=Sampling(), guidance=None
-    )
     with served(ENGINE, settings, directory) as client:
         yield Guided(client, directory)
 
@@ -213,3 +213,68 @@ def test_requests_that_are_preempted_and_computed_again_get_the_tokens_that_they
     assert guided.num_preempted() > before, "the cache held all of them"
     for seed in range(0, NUM_SEQS, 4):
         assert together[seed] == guided.tokens(guidance, seed=seed, ignore_eos=True)
+
+
+EOS, VALUE = 2, 0.75
+TEMPERATURE, TOP_K, TOP_P, MIN_P, SCALE = 0.7, 6, 0.9, 0.05, -2.0
+LOGITS = [3.0 - 0.4 * rank for rank in range(12)] + [-5.0] * (SMALL.shape.vocab - 12)
+DRAWS, ROWS = 60, 16
+DOWN = TILT | {"lenvm_value_scale": SCALE}
+SLOTS = "tests/support/servers/programs/vllm_slots.py"
+FILTERS = {"temperature": TEMPERATURE, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
+
+
+def expected(scale):
+    """The guided distribution, in plain Python: temperature, top_k, top_p, min_p, and then the tilt."""
+    weights = [math.exp(logit / TEMPERATURE) for logit in LOGITS]
+    probabilities, kept, before = [weight / sum(weights) for weight in weights], {}, 0.0
+    for token in range(TOP_K):
+        if before <= TOP_P and probabilities[token] >= MIN_P * probabilities[0]:
+            kept[token] = probabilities[token] * math.exp(scale * (0 if token == EOS else VALUE))
+        before += probabilities[token]
+    return {token: weight / sum(kept.values()) for token, weight in kept.items()}
+
+
+@pytest.fixture(name="drawn", scope="module")
+def _drawn(tmp_path_factory):
+    """What the sampler of vLLM's second model runner draws with our processor, without a server."""
+    pair = tmp_path_factory.mktemp("pair")
+    make_value_pair(pair, SMALL, SMALL, constant=VALUE)
+    requests = [FILTERS | {"extra_args": DOWN, "max_tokens": 5} for _ in range(ROWS)]
+    requests += [{"temperature": 1.0, "top_k": 3, "seed": 5} for _ in range(4)]
+    requests += [{"temperature": 0.0, "extra_args": DOWN}]
+    requests += [{"top_k": 5, "extra_args": {"lenvm_value_scale": "much"}}, {"extra_args": DOWN}]
+    neutral = TILT | {"lenvm_value_scale": 0.0}
+    for extra_args in (neutral | {"lenvm_skip_noop": 0}, neutral | {"lenvm_skip_noop": 1}, {}):
+        requests.append({"top_k": 5, "seed": 9, "extra_args": extra_args})
+    asked = {"logits": LOGITS, "requests": requests, "draws": DRAWS, "value_model": str(pair / "value"), "eos": EOS}
+    done = subprocess.run(
+        [engines_directory() / "vllm" / "bin" / "python", SLOTS],
+        input=json.dumps(asked), capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_tokens_are_drawn_from_the_guided_distribution_itself(drawn):
+    seen = Counter(token for row in drawn[:ROWS] for token in row)
+    law = expected(SCALE)
+    assert set(seen) <= set(law)
+    total = sum(seen.values())
+    assert total == ROWS * DRAWS
+    observed, wanted = zip(*((seen[token], total * share) for token, share in law.items()), strict=True)
+    assert chisquare(observed, wanted).pvalue > 1e-4
+    untilted = [total * share for share in expected(0.0).values()]
+    assert chisquare(observed, untilted).pvalue < 1e-6, "so many draws do not tell the two laws apart"
+
+
+def test_filters_cut_once_unguided_requests_are_sampled_as_ever_and_what_does_not_exist_is_refused(drawn):
+    # The tilt makes the last candidate of top_p more likely than the filter would leave it.
+    assert max(expected(SCALE)) in {token for row in drawn[:ROWS] for token in row}
+    assert {token for row in drawn[ROWS : ROWS + 4] for token in row} <= {0, 1, 2}
+    assert drawn[ROWS + 4] == [0] * DRAWS
+    assert "value_scale is 'much'" in drawn[ROWS + 5]
+    assert "top_k is 0" in drawn[ROWS + 6]
+    computed, skipped, unguided = drawn[-3:]  # neutral guidance draws what the unguided request draws with its seed
+    assert computed == skipped == unguided
+    assert len(set(unguided)) > 1

@@ -1,6 +1,6 @@
 """Kill one process of a server that benchctl measures, at a set moment, and see what comes of it.
 
-Used by ``test_lifecycle_real.py`` and ``scripts/kill_matrix``; real processes from end to end.
+Used by ``test_engines_real.py`` and ``scripts/kill_matrix``; real processes from end to end.
 """
 
 import json

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,15 +45,21 @@ def needs(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_demanded and not os.access(python, os.X_OK), reason=reason)
 
 
+SHAPE = ModelShape(
+    name="tiny", layers=2, hidden=128, q_heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=2048,
+    tied_embeddings=True, qkv_bias=True,
+)  # fmt: skip
+TINY = Recipe(arch="qwen2", shape=SHAPE, context=4096, dtype="bfloat16", seed=0)
+"""A model of random weights for every engine."""
+SMALL = replace(TINY, shape=replace(SHAPE, vocab=512))
+"""One of few tokens."""
+
+
 def tiny_model(directory: Path) -> Path:
-    """A model of random weights, made once in ``directory``, for every engine."""
+    """The model, made once in ``directory``."""
     model = directory / "tiny"
     if not model.exists():
-        shape = ModelShape(
-            name="tiny", layers=2, hidden=128, q_heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=2048,
-            tied_embeddings=True, qkv_bias=True,
-        )  # fmt: skip
-        make_model(model, Recipe(arch="qwen2", shape=shape, context=4096, dtype="bfloat16", seed=0))
+        make_model(model, TINY)
     return model
 
 

@@ -1,7 +1,9 @@
 """Runs in vLLM's own environment: the slots of its Model Runner V2 with our processor, on logits that never change.
 
-Reads and writes what ``vllm_sampler.py`` does. In each step half of the requests are preempted and come back with
-what they had, so that slots and rows change owners. Where there is Triton, which V2 needs, its own sampler draws;
+Reads one JSON object from standard input: ``logits`` [V], ``requests`` (the sampling parameters of each, with
+``extra_args``), ``draws`` (steps of one token each), ``eos`` and ``value_model``. In each step half of the requests
+are preempted and come back with what they had, so that slots and rows change owners. Writes for each request the
+tokens that were drawn, or why it was refused. Where there is Triton, which V2 needs, its own sampler draws;
 where there is none, processors are asked here as that sampler asks them, and plain torch does what comes after.
 """
 
