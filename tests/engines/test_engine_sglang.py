@@ -101,8 +101,8 @@ def test_the_plugin_reaches_the_server_what_the_profile_lists_stays_and_a_model_
     assert theirs["PYTHONPATH"] == f"{env['PYTHONPATH']}{os.pathsep}/theirs"
     assert theirs["SGLANG_PLUGINS"] == "benchctl-steps,one,two"
     assert not {"PYTHONPATH", "BENCHCTL_STEP_LOG"} & env_of(step_log=False).keys()
-    expected = [({}, True), ({"step_log": False}, False), ({"data_parallel_size": 2}, False)]
-    assert [ENGINE.has_steps(settings_of(**options)) for options, _ in expected] == [has for _, has in expected]
+    options = ({}, {"step_log": False}, {"data_parallel_size": 2})
+    assert [ENGINE.has_steps(settings_of(**each)) for each in options] == [True, False, False]
     assert env_of(model)["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in env_of("Qwen/Qwen2.5-7B-Instruct")
 

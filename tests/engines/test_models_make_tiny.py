@@ -21,7 +21,6 @@ from benchctl.engines.tiny_models.files import MIN_VOCAB, train_tokenizer
 from benchctl.engines.tiny_models.make import make_draft_pair, make_lora_pair, make_model, make_value_pair
 from benchctl.engines.tiny_models.recipe import (
     Recipe,
-    bfloat16_bits,
     interleave_rotary_rows,
     tensor_specs,
 )
@@ -82,12 +81,6 @@ def test_a_model_has_the_shape_and_the_parameters_that_benchctl_reads_from_it(tm
     for name in ("qwen2.5-1.5b", "qwen2.5-7b"):
         published = Recipe(arch="qwen2", shape=BUILT_IN_SHAPES[name], context=4096, dtype="bfloat16", seed=0)
         assert sum(spec.size for spec in tensor_specs(published)) == BUILT_IN_SHAPES[name].num_params()
-
-
-def test_bfloat16_is_the_nearest_and_a_tie_goes_to_the_even_one():
-    bits = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0xBF818000], dtype=np.uint32)
-    nearest = [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0x3F80, 0xBF82]
-    assert bfloat16_bits(bits.view(np.float32)).tolist() == nearest
 
 
 def test_rows_for_llama_cpp_give_the_scores_of_the_rows_that_they_were():

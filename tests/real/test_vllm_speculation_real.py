@@ -1,13 +1,13 @@
 """A real vLLM from end to end, and its speculative decoding: with a draft of known acceptance, and with its own."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from support.cli import benchctl
 from support.known_draft import draw_waves, make_known_pair, write_circle_model
 from support.servers.real_engines import assert_accounts_agree, measured, needs
 from support.steps import records_of
@@ -98,10 +98,6 @@ def runs_of(results):
     return {run.record.variant: run for run in results.runs}
 
 
-def counts_of(run):
-    return draft_counts(run.columns)
-
-
 def measured_requests(run):
     return [request for request in run.requests if not request.is_warmup]
 
@@ -121,7 +117,7 @@ def assert_drafts_agree(results):
             confirmed = {check.name for check in experiment.checks(run) if check.ok}
             assert {"draft-counters", "accepted-drafts", "speculation"} <= confirmed
         if run.record.variant in {"speculative", "own"}:  # every decoding sequence of every step has drafts
-            counts = counts_of(run)
+            counts = draft_counts(run.columns)
             sampled = NUM_REQUESTS + counts.drafts + counts.accepted_tokens
             assert usage <= sampled <= usage + NUM_REQUESTS * NUM_DRAFTED  # but for what the end cut off
             assert counts.draft_tokens == counts.drafts * NUM_DRAFTED
@@ -131,17 +127,15 @@ def test_all_accounts_of_a_run_and_of_its_drafts_agree_and_leave_no_secret(drawn
     assert_drafts_agree(drawn)
     for run in drawn.runs:
         directory = Path(drawn.path) / "runs" / run.record.run_id
-        log = (directory / "server.log").read_text()
-        assert "Iteration(" not in log
-        assert "benchctl records no more" not in log
+        assert not re.search(r"Iteration\(|benchctl records no more", (directory / "server.log").read_text())
         described = json.loads((directory / "server.json").read_text())
-        assert "hf_token" not in {key for key, value in described["model_config"].items() if value is not None}
+        assert described["model_config"].get("hf_token") is None
 
 
 def test_acceptance_by_position_follows_the_law_of_the_pair_and_every_context_is_known(drawn):
     law = 0.7 ** np.arange(NUM_DRAFTED + 1)
     run = runs_of(drawn)["speculative"]
-    counts = counts_of(run)
+    counts = draft_counts(run.columns)
     survivors = [counts.drafts, *counts.accepted_by_position]
     assert counts.drafts > 1500
     assert chisquare(lengths_of(survivors), lengths_of(law * counts.drafts)).pvalue > 1e-4
@@ -158,31 +152,14 @@ def lengths_of(survivors):
 
 def test_the_configuration_says_what_is_speculated_and_that_the_cpu_was_put_right(drawn):
     baseline, config = (runs_of(drawn)[name].record.effective_config for name in ("baseline", "speculative"))
-    speculative = {key: value for key, value in config.items() if "server.speculative." in key}
-    assert (
-        speculative.items()
-        >= {
-            "server.speculative.num_speculative_tokens": NUM_DRAFTED,
-            "server.speculative.method": "draft_model",
-            "server.speculative.draft_sample_method": "probabilistic",
-            "server.speculative.cpu_sampling": "corrected by benchctl",
-        }.items()
-    )
+    assert config.items() >= {
+        "server.speculative.num_speculative_tokens": NUM_DRAFTED,
+        "server.speculative.method": "draft_model",
+        "server.speculative.draft_sample_method": "probabilistic",
+        "server.speculative.cpu_sampling": "corrected by benchctl",
+    }.items()  # fmt: skip
     assert not [key for key in baseline if "speculative" in key]
     assert (baseline["server.enable_prefix_caching"], baseline["server.enforce_eager"]) == (False, True)
-
-
-def test_compare_divides_the_change_into_steps_and_time_per_step(drawn):
-    sides = [f"{drawn.path}:baseline", f"{drawn.path}:speculative"]
-    (cell,) = json.loads(benchctl("compare", *sides, "--json").stdout)["cells"]
-    wall = cell["decomposition"]["wall"]
-    factors = {factor["name"]: factor["ratio"] for factor in wall["factors"]}
-    steps = {variant: len(measured_steps(run)) for variant, run in runs_of(drawn).items()}
-    ratio = factors["passes"] * factors["steps per pass"]
-    assert ratio == pytest.approx(steps["speculative"] / steps["baseline"], rel=1e-6)
-    assert ratio < 0.6
-    assert factors["time per step"] > 1
-    assert np.prod(list(factors.values())) == pytest.approx(wall["ratio"], rel=1e-6)
 
 
 @pytest.mark.nightly
@@ -195,7 +172,7 @@ def test_greedy_answers_are_the_baselines_and_a_model_that_drafts_for_itself_gai
     }
     assert len({*texts["baseline"].values()}) > NUM_REQUESTS / 2
     assert texts["again"] == texts["own"] == texts["repeated"] == texts["baseline"]
-    repeated, own = counts_of(runs["repeated"]), counts_of(runs["own"])
+    repeated, own = draft_counts(runs["repeated"].columns), draft_counts(runs["own"].columns)
     assert 0 < repeated.accepted_tokens < repeated.draft_tokens, "the text repeats too little or too much"
     assert own.drafts == NUM_REQUESTS * ((OUTPUT_TOKENS - 1) // (NUM_DRAFTED + 1))
     assert own.accepted_tokens == own.draft_tokens == NUM_DRAFTED * own.drafts

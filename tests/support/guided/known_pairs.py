@@ -5,16 +5,16 @@ text is: from the first token, which alone is marked, attention that is the same
 of tokens) on, and the value falls with it. Both are Llamas of numpy's making; no torch is needed.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.files import END_ID, train_tokenizer, write_model_files
-from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
+from benchctl.engines.tiny_models.recipe import Recipe, tensor_specs
 
 VOCABULARY, HIDDEN = 512, 64
 END = END_ID
@@ -29,6 +29,7 @@ _SHAPE = ModelShape(
     name="known", layers=1, hidden=HIDDEN, q_heads=2, kv_heads=2, head_dim=32, ffn=64, vocab=VOCABULARY,
     tied_embeddings=False, qkv_bias=False,
 )  # fmt: skip
+_RECIPE = Recipe(arch="llama", shape=_SHAPE, context=1024, dtype="float32", seed=0)
 
 
 def value_after(num_tokens: int) -> float:
@@ -64,18 +65,16 @@ def write_known_pair(directory: Path) -> Path:
     """``directory/base`` and ``directory/value``; return the directory."""
     tokenizer = train_tokenizer(VOCABULARY)
     for name, tensors in (("base", _base()), ("value", _value())):
-        recipe = Recipe(arch="llama", shape=_SHAPE, context=1024, dtype="float32", seed=0)
         (directory / name).mkdir(parents=True)
-        write_model_files(directory / name, recipe, tokenizer, is_value_model=name == "value")
-        _write(directory / name / "model.safetensors", tensors)
+        write_model_files(directory / name, _RECIPE, tokenizer, is_value_model=name == "value")
+        save_file(tensors, directory / name / "model.safetensors", {"format": "pt"})
     return directory
 
 
 def _plain() -> dict[str, np.ndarray]:
     """Weights that hand the embedding through: norms of 1, and 0 for everything else."""
-    recipe = Recipe(arch="llama", shape=_SHAPE, context=1024, dtype="float32", seed=0)
     tensors = {
-        spec.name: np.full(spec.dims, float("norm" in spec.name), np.float32) for spec in tensor_specs(recipe)
+        spec.name: np.full(spec.dims, float("norm" in spec.name), np.float32) for spec in tensor_specs(_RECIPE)
     }
     (embedding,) = (tensor for name, tensor in tensors.items() if "embed_tokens" in name)
     embedding[:, 0] = 1
@@ -100,29 +99,14 @@ def _value() -> dict[str, np.ndarray]:
             tensor[0, 1] = 1
         if "o_proj" in name:
             tensor[2, 0] = 1
-    head = {spec.name: np.zeros(spec.dims, np.float32) for spec in _head_specs()}
+    shapes = {
+        "fc.weight": (HIDDEN, HIDDEN),
+        "fc.bias": (HIDDEN,),
+        "summary.weight": (1, HIDDEN),
+        "summary.bias": (1,),
+    }
+    head = {f"v_head.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
     head["v_head.fc.weight"][0, 2] = 1
     head["v_head.summary.weight"][0, 0] = 1
     head["v_head.summary.bias"][0] = _OFFSET
     return tensors | head
-
-
-def _head_specs() -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("v_head.fc.weight", (HIDDEN, HIDDEN), 0.0),
-        TensorSpec("v_head.fc.bias", (HIDDEN,), 0.0),
-        TensorSpec("v_head.summary.weight", (1, HIDDEN), 0.0),
-        TensorSpec("v_head.summary.bias", (1,), 0.0),
-    )
-
-
-def _write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in tensors.items():
-        entries[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": (offset, offset + tensor.nbytes)}
-        offset += tensor.nbytes
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % 8)
-    content = b"".join(tensor.tobytes() for tensor in tensors.values())
-    path.write_bytes(len(header).to_bytes(8, "little") + header + content)
