@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import bonus_directory
-from support.bonus_directory import BOTH, LAUNCHES_US, LISTENER, ROW_US
+from support.bonus_directory import BOTH, LAUNCHES_US, LISTENER, ROW_US, measure
 from support.cli import benchctl
 from support.fake_passes import A100, CPU, FakeWorkers, info_of
 from support.peaks import cpu_peaks, gpu_peaks
@@ -19,10 +19,10 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.costs.hardware import HARDWARE
 from benchctl.errors import RunError, UsageError
-from benchctl.measure.directory import Origin, reopen_experiment
-from benchctl.micro.experiment import measure_forward, resume_forward
+from benchctl.measure.directory import reopen_experiment
+from benchctl.micro.experiment import resume_forward
 from benchctl.micro.peaks import peak_warnings, peaks_of_device
-from benchctl.micro.points import forward_profile, grid_of_points
+from benchctl.micro.points import grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory
@@ -39,16 +39,9 @@ def launch_bound(point, mode):
 GRID = grid_of_points(("decode", "prefill"), (5, 10), (0,), (4,))
 
 
-def measured(path, workers, points=GRID, **changes):
-    """The outcome of a measurement of points with these settings into a directory."""
-    how = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": BOTH, "blocks": 6, "replays": 200}
-    profile = forward_profile(points, **(how | changes))
-    return measure_forward(profile, Origin(output_root=path, argv=("benchctl", "micro")), LISTENER, workers.start)
-
-
 def test_every_point_runs_in_every_mode_once_a_block_with_at_least_the_replays_that_were_asked_for(tmp_path):
     workers = FakeWorkers(launch_bound)
-    outcome = measured(tmp_path, workers)
+    outcome = measure(tmp_path, GRID, workers, replays=200)
     assert outcome.outcome.num_done == 6 * 4 * 2
     assert workers.num_started == workers.num_ended == 6
     for arm in load_experiment(outcome.path).arms:
@@ -61,7 +54,7 @@ def test_every_point_runs_in_every_mode_once_a_block_with_at_least_the_replays_t
 
 
 def test_each_cell_of_a_graph_is_compared_with_the_same_cell_eager_and_launches_divided_among_operators(tmp_path):
-    outcome = measured(tmp_path, FakeWorkers(launch_bound))
+    outcome = measure(tmp_path, GRID, FakeWorkers(launch_bound))
     pairs = baseline_pairs(load_experiment(outcome.path))
     assert len(pairs) == 4
     assert all(pair.a.cell == pair.b.cell and pair.a.variant == "eager" for pair in pairs)
@@ -80,7 +73,7 @@ def test_a_result_below_the_floor_is_a_failed_run_that_counts_nowhere(tmp_path):
     def too_fast(point, mode):
         return 42.0 if mode == "graph" and point.batch_size == 5 and point.phase == "decode" else 900.0
 
-    outcome = measured(tmp_path, FakeWorkers(too_fast, device_name=A100))
+    outcome = measure(tmp_path, GRID, FakeWorkers(too_fast, device_name=A100))
     assert len(outcome.below_floor) == 6
     for allow_suspect in (False, True):
         analysis = analyze_directory(outcome.path, allow_suspect=allow_suspect)
@@ -92,7 +85,7 @@ def test_a_result_below_the_floor_is_a_failed_run_that_counts_nowhere(tmp_path):
 
 
 def test_a_device_without_known_peaks_and_memory_that_is_handed_out_during_replays_are_told(tmp_path):
-    outcome = measured(tmp_path, FakeWorkers(lambda *_: 0.1, num_allocations=4), modes=("eager",))
+    outcome = measure(tmp_path, GRID, FakeWorkers(lambda *_: 0.1, num_allocations=4), modes=("eager",))
     results = ResultDirectory(outcome.path)
     assert outcome.below_floor == ()
     assert "floor-unknown" in {warning.code for warning in results.manifest().warnings}
@@ -104,7 +97,7 @@ def test_a_device_without_known_peaks_and_memory_that_is_handed_out_during_repla
 def test_a_pass_without_memory_for_it_is_refused_before_anything_is_measured(tmp_path):
     workers = FakeWorkers(launch_bound, too_large=UsageError("keys and values need 4578 GiB"))
     with pytest.raises(UsageError, match="4578 GiB"):
-        measured(tmp_path, workers)
+        measure(tmp_path, GRID, workers)
     assert (workers.measured, workers.num_started, workers.num_ended) == ([], 1, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +106,7 @@ def test_a_pass_without_memory_for_it_is_refused_before_anything_is_measured(tmp
 def test_what_was_measured_before_a_refusal_or_an_interrupt_is_kept_and_can_be_continued(tmp_path, error):
     workers = FakeWorkers(launch_bound, error=error, fails_at=3)
     with pytest.raises(type(error)):
-        measured(tmp_path, workers)
+        measure(tmp_path, GRID, workers)
     (path,) = (path for path in tmp_path.glob("*/*") if not path.is_symlink())
     analysis = analyze_directory(path)
     assert [run.record.state for run in analysis.runs] == ["done"] * 3 + ["failed"]
@@ -126,7 +119,7 @@ def test_what_was_measured_before_a_refusal_or_an_interrupt_is_kept_and_can_be_c
 
 def test_a_worker_that_dies_fails_its_run_and_another_takes_over(tmp_path):
     workers = FakeWorkers(launch_bound, error=RunError("the worker ended", cause="worker-died"), fails_at=2)
-    outcome = measured(tmp_path, workers).outcome
+    outcome = measure(tmp_path, GRID, workers).outcome
     assert (outcome.num_done, outcome.num_failed) == (47, 1)
     assert workers.num_started == workers.num_ended == 7
 
@@ -135,7 +128,7 @@ def test_points_of_backfill_get_the_context_and_the_new_tokens_of_their_own(tmp_
     decode = ForwardPoint(phase="decode", batch_size=6, context_tokens=256)
     backfill = ForwardPoint(phase="prefill", batch_size=3, new_tokens=1, context_tokens=256)
     workers = FakeWorkers(launch_bound)
-    measured(tmp_path, workers, (decode, backfill), modes=("eager",), blocks=1, name="bonus")
+    measure(tmp_path, (decode, backfill), workers, modes=("eager",), blocks=1, name="bonus")
     assert {point for _, point, _ in workers.measured} == {decode, backfill}
 
 
@@ -152,8 +145,8 @@ def _store(tmp_path, monkeypatch):
 
 def test_a_pass_faster_than_the_measured_peaks_allow_is_refused_also_when_it_is_resumed_with_other_peaks(tmp_path):
     PEAKS.add(cpu_peaks(host=HOST))
-    outcome = measured(tmp_path / "r", BELOW, **DECODE)
-    slower = measured(tmp_path / "s", ABOVE, **DECODE)
+    outcome = measure(tmp_path / "r", workers=BELOW, **DECODE)
+    slower = measure(tmp_path / "s", workers=ABOVE, **DECODE)
     assert (len(outcome.below_floor), len(slower.below_floor)) == (2, 0)
     title = passes_table(analyze_directory(slower.path)).title
     assert "floor at the peaks of the fastest rounds of amd-epyc-2-threads (peaks measured 2026-11-22" in title
@@ -175,7 +168,7 @@ def test_the_fastest_round_of_measured_peaks_bounds_a_pass_and_a_data_sheet_bett
 def test_peaks_of_a_busy_machine_bound_nothing_and_the_directory_says_so(tmp_path):
     busy = cpu_peaks(host=HOST, busy_frac=0.9)
     PEAKS.add(cpu_peaks(host=HOST, busy_frac=0.9, warnings=peak_warnings(busy)))
-    outcome = measured(tmp_path / "r", BELOW, **DECODE)
+    outcome = measure(tmp_path / "r", workers=BELOW, **DECODE)
     warnings = {warning.code: warning.message for warning in ResultDirectory(outcome.path).manifest().warnings}
     assert outcome.below_floor == ()
     assert "while the machine was quiet" in warnings["floor-unknown"]
@@ -220,7 +213,7 @@ def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_p
 def test_a_directory_of_requests_or_of_other_passes_is_refused_with_what_lacks(tmp_path):
     with pytest.raises(UsageError, match=r"holds requests to engine 'sim'.*micro bonus"):
         measured_bonus(Path("results/example"))
-    outcome = measured(tmp_path, FakeWorkers(launch_bound), [backfill_point(3, 64)], modes=("eager",), blocks=1)
+    outcome = measure(tmp_path, [backfill_point(3, 64)], modes=("eager",), blocks=1)
     with pytest.raises(UsageError, match="no batch size B with decodes at B and 2B"):
         measured_bonus(outcome.path)
 

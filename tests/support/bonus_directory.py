@@ -21,13 +21,22 @@ def launch_bound(point, mode):
     return LAUNCHES_US[point.phase][mode] + ROW_US * point.total_new_tokens
 
 
-def measured(
-    path: Path, batch_sizes=(5, 10), modes=BOTH, contexts=(256,), workers=None, name="bonus", **changes
-) -> Path:
-    """The directory of an experiment of 6 blocks; ``changes`` are those of its settings."""
-    designs = [bonus_design(batch_sizes, context, modes) for context in contexts]
-    points = tuple(point for design in designs for point in points_of(design))
-    values = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": modes, "blocks": 6, "replays": 60}
-    profile = forward_profile(points, name=name, **(values | changes))
+def measure(path: Path, points, workers=None, **changes):
+    """The outcome of an experiment of 6 blocks in both modes; ``changes`` are those of its settings."""
+    settings = {
+        "model": "llama-68m",
+        "device": "cpu",
+        "dtype": "float16",
+        "modes": BOTH,
+        "blocks": 6,
+        "replays": 60,
+    }
+    profile = forward_profile(points, **(settings | changes))
     origin = Origin(output_root=path, argv=("benchctl", "micro", "bonus"))
-    return measure_forward(profile, origin, LISTENER, (workers or FakeWorkers(launch_bound)).start).path
+    return measure_forward(profile, origin, LISTENER, (workers or FakeWorkers(launch_bound)).start)
+
+
+def measured(path: Path, batch_sizes=(5, 10), modes=BOTH, contexts=(256,), **changes) -> Path:
+    """The directory of a design of bonus tokens."""
+    points = [point for context in contexts for point in points_of(bonus_design(batch_sizes, context, modes))]
+    return measure(path, tuple(points), modes=modes, **({"name": "bonus"} | changes)).path
