@@ -1,14 +1,17 @@
-"""The scripts for GPU machines, as far as a machine without one can show: the simulator stands in for an engine."""
+"""Scripts and the workflow for GPU machines, as far as a machine without one can show: the simulator stands in."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support.cli import preloaded_directory
-from support.servers.real_engines import needs, tiny_model, turn_of
 
+from benchctl.cli.app import load_command
 from benchctl.records.schema import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 from benchmarks.measure.nvml_agreement import differences, paired, report
@@ -47,40 +50,25 @@ def test_the_first_run_becomes_the_baseline_and_the_next_ones_are_compared_with_
     baseline = tmp_path / "results/gpu-smoke-baseline/sim-exact/manifest.json"
     assert not baseline.exists()
     first = smoke(tmp_path, *studied)
-    assert first.returncode == 0, first.stderr
-    assert "this run is stored as the baseline" in first.stdout
-    assert baseline.is_file()
+    assert (first.returncode, "this run is stored as the baseline" in first.stdout) == (0, True), first.stderr
     same = smoke(tmp_path, *studied, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"), THRESHOLD="50%")
-    assert same.returncode == 0, same.stderr
+    assert (same.returncode, "| step\\_ms |" in same.stdout) == (0, True), same.stderr
     assert (tmp_path / "summary.md").read_text() == same.stdout
-    assert same.stdout.startswith("## Smoke of sim-exact\n")
-    assert "| step\\_ms |" in same.stdout
     slower = smoke(tmp_path, *studied, "--set", "engine.options.overlap_schedule=false", THRESHOLD="1%")
     assert (slower.returncode, "\n**regression: " in slower.stdout) == (1, True), slower.stdout
     other = smoke(tmp_path, "--cpu", "--set", "workload.output_len=8", BLOCKS="1")
-    assert other.returncode == 4
-    for words in ("request_set_sha256", "store a new baseline"):
-        assert words in other.stdout
+    words = [word in other.stdout for word in ("request_set_sha256", "store a new baseline")]
+    assert (other.returncode, words) == (4, [True, True])
 
 
-def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
-    refused = smoke(tmp_path)
-    assert (refused.returncode, "gpu device missing" in refused.stderr) == (2, True)
+def test_a_gpu_and_known_options_are_demanded_before_anything_is_measured(tmp_path):
+    for options, env, message in (
+        ((), {}, "gpu device missing"),
+        (("--cpu",), {"ON_INCONCLUSIVE": "shrug"}, "write pass or fail"),
+    ):
+        refused = smoke(tmp_path, *options, **env)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.real_engine
-@needs("transformers")
-def test_a_real_engine_is_smoked_against_itself(tmp_path):
-    asked = {"ENGINE": "transformers-cpu", "MODEL": str(tiny_model(tmp_path)), "BLOCKS": "1", "THRESHOLD": "90%"}
-    # Two runs are compared: nothing heavy runs beside one of them.
-    with turn_of("transformers", is_alone=True), turn_of("vllm", is_alone=True):
-        first, second = (smoke(tmp_path, "--cpu", is_virtual=False, **asked) for _ in range(2))
-    assert [first.returncode, second.returncode] == [0, 0], second.stderr
-    assert "stored as the baseline" in first.stdout
-    assert "| sampled top\\_k=5 | step\\_ms |" in second.stdout
 
 
 def sample(t_ms: float, power_w: float | None = 300.0, **more) -> GpuSample:
@@ -97,29 +85,63 @@ def test_each_reading_is_held_against_the_nearest_one_of_the_same_device():
     assert differences(pairs, "temperature_c") == []
 
 
-@pytest.mark.parametrize(("off_w", "agrees"), [(3.0, True), (40.0, False)])
-def test_two_ways_agree_when_their_medians_do_and_without_readings_nothing_agrees(capsys, off_w, agrees):
-    assert report([(sample(t), sample(t, 300.0 + off_w)) for t in range(5)]) is agrees
-    assert f"{off_w:.2f}" in capsys.readouterr().out
+def test_two_ways_agree_when_their_medians_do_and_without_readings_nothing_agrees():
+    for off_w, agrees in ((3.0, True), (40.0, False)):
+        assert report([(sample(t), sample(t, 300.0 + off_w)) for t in range(5)]) is agrees
     assert report([]) is False
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        (["benchmarks/measure/nvml_agreement.py"], "no visible GPU through NVML and nvidia-smi"),
-        (["benchmarks/measure/nvml_agreement.py", "--", "true"], "benchctl doctor --gpu"),
-    ],
-)
-def test_the_comparison_of_gpu_readings_refuses_a_machine_without_a_gpu(script, says):
-    done = subprocess.run(
-        [sys.executable, *script],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert says in done.stdout
+WORKFLOW = ROOT / ".github" / "workflows" / "gpu-smoke.yml"
+SCRIPT = ROOT / "scripts" / "gpu_smoke.sh"
+SOURCES = [WORKFLOW, SCRIPT, ROOT / "docs" / "tasks" / "ci-gate.md", ROOT / "docs" / "interop.md"]
+COMMAND = re.compile(r"benchctl (?:run|compare|export|doctor|models) [^\n`|#]*")
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])")
+
+
+def test_the_recipe_holds_the_commands_that_a_gate_needs_with_options_that_exist():
+    texts = (re.sub(r"\\\n\s*|\n\s+(?=--)", " ", path.read_text(encoding="utf-8")) for path in SOURCES)
+    commands = sorted({line.strip() for text in texts for line in COMMAND.findall(text)})
+    for part in ("benchctl run --profile ci-smoke", "benchctl compare", "--github-summary", "--noise-floor"):
+        assert part in " ".join(commands)
+    for line in commands:
+        _, name, *words = line.split()
+        command = load_command(name)
+        while words and words[0] in (inner := getattr(command, "commands", {})):
+            command, words = inner[words[0]], words[1:]
+        options = {word for parameter in command.params for word in (*parameter.opts, *parameter.secondary_opts)}
+        assert set(OPTION.findall(line)) <= options, line
+
+
+def test_the_workflow_measures_one_job_at_a_time_on_a_gpu_with_enough_blocks_and_keeps_its_results():
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    job, script = workflow["jobs"]["smoke"], SCRIPT.read_text()
+    assert workflow["concurrency"] == {"group": "gpu-smoke", "cancel-in-progress": False}
+    assert {"self-hosted", "gpu"} <= set(job["runs-on"])
+    assert "matrix" not in job.get("strategy", {})
+    inputs = workflow[True]["workflow_dispatch"]["inputs"]  # YAML reads the word on as true
+    assert inputs["blocks"]["default"] == "6"
+    assert "|| '6'" in job["env"]["BLOCKS"]
+    assert '--blocks "${BLOCKS:-6}"' in script
+    assert [name for name in job["env"] if f"${{{name}:" not in script] == []
+    words = [word for step in job["steps"] for word in shlex.split(step.get("run", ""))]
+    programs = [ROOT / word.replace("${ENGINE%%-*}", "vllm") for word in words if word.startswith("scripts/")]
+    assert [os.access(path, os.X_OK) for path in programs] == [True] * len(programs) != []
+    upload = job["steps"][-1]
+    assert (upload["if"], upload["with"]["path"]) == ("always()", job["env"]["RESULTS"])
+
+
+@pytest.mark.slow
+def test_the_gate_refreshes_its_baseline_and_passes_or_fails_what_decides_nothing_as_it_is_told(tmp_path):
+    summary, baseline = tmp_path / "summary.md", tmp_path / "results" / "gpu-smoke-baseline" / "sim-exact"
+    options = ["--cpu", *STEADY, "--set", "engine.options.time_scale=50"]
+    env = {"BLOCKS": "1", "GITHUB_STEP_SUMMARY": str(summary)}
+    first = smoke(tmp_path, *options, **env)
+    assert first.returncode == 0, first.stderr
+    stored = (baseline / "manifest.json").read_text()
+    lenient = smoke(tmp_path, *options, **env, REFRESH="1")
+    assert (lenient.returncode, "stored as the new baseline" in lenient.stdout) == (0, True), lenient.stderr
+    assert summary.read_text() == first.stdout + lenient.stdout
+    assert {path.suffix for path in (tmp_path / "results").glob("comparison.*")} == {".md", ".json", ".csv", ".png"}
+    assert (baseline / "manifest.json").read_text() != stored
+    strict = smoke(tmp_path, *options, **env, ON_INCONCLUSIVE="fail")
+    assert strict.returncode == 3, strict.stderr
