@@ -98,9 +98,9 @@ def test_the_same_prompts_that_two_tokenizers_counted_are_the_same_request_set(r
 def test_a_refusal_names_ten_differences_and_how_many_more_there_are(results, other):
     report(other, **{f"server.flag_{i:02d}": i for i in range(25)})
     refusal = refused(compare, results.path, other.path)
-    assert "  server.flag_09: absent against 9\n" in str(refusal)
-    assert "server.flag_10: absent" not in str(refusal)
-    assert "and 15 more, which --json names" in str(refusal)
+    text = str(refusal)
+    assert ("flag_09: absent against 9" in text, "flag_10: absent" in text) == (True, False)
+    assert "and 15 more, which --json names" in text
     assert len(refusal_document(refusal)["reasons"]) == len(refusal.differences) == 25
 
 
@@ -114,8 +114,9 @@ def test_an_undeclared_setting_is_refused_and_can_be_declared(results):
         'server.value_model: absent against "qwen2.5-1.5b"',
     ]
     report(results, BASELINE, **{"server.max_num_seqs": 8})
-    (difference,) = refused(compare_arms, results, allow=("server.overlap_schedule",)).differences
-    assert difference == "server.max_num_seqs: 8 or absent against absent", "it changes between blocks of one side"
+    refusal = refused(compare_arms, results, allow=("server.overlap_schedule",))
+    of_one_block = "server.max_num_seqs: 8 or absent against absent"
+    assert refusal.differences == (of_one_block,), "it changes between blocks of one side"
 
 
 def test_only_what_both_profiles_allow_is_allowed_between_two_directories(results, other):
@@ -149,12 +150,11 @@ def test_one_failed_request_makes_the_cell_incomplete_unless_that_is_allowed(res
     assert "(unanswered)" in compare_arms(results).cells[0].errors[0]
     change_requests(results, GUIDED, 0, error=GONE)
     edit_run(results, GUIDED, num_completed=3, num_failed=1, state="suspect")
-    comparison = compare_arms(results)
+    comparison, allowed = compare_arms(results), compare_arms(results, allow_failed=True)
+    message = f"1 of 4 requests failed in {GUIDED} (reset)"
     assert (comparison.verdict, comparison.exit_code) == ("invalid", 4)
-    assert comparison.cells[0].errors == (f"INCOMPLETE: 1 of 4 requests failed in {GUIDED} (reset)",)
-    allowed = compare_arms(results, allow_failed=True)
-    assert allowed.verdict == "regression"
-    assert messages(allowed, "failed-requests") == [f"1 of 4 requests failed in {GUIDED} (reset)"]
+    assert comparison.cells[0].errors == (f"INCOMPLETE: {message}",)
+    assert (allowed.verdict, messages(allowed, "failed-requests")) == ("regression", [message])
 
 
 def test_a_failed_or_suspect_run_takes_its_block_out_of_both_sides_with_its_reason(results):

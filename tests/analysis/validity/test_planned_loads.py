@@ -4,7 +4,7 @@ that end early though theirs was forced; loads that were are left in peace.
 
 import random
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 
 import msgspec
@@ -239,10 +239,8 @@ def chunks_of(rng, sizes, *, are_counted=False):
 
 def split(rng, total, most):
     """Sizes of chunks with 1 to ``most`` tokens each, ``total`` together."""
-    sizes = []
-    while sum(sizes) < total:
-        sizes.append(min(rng.randint(1, most), total - sum(sizes)))
-    return sizes
+    ends = [0, *accumulate(rng.randint(1, most) for _ in range(total))]
+    return [min(end, total) - start for start, end in pairwise(ends) if start < total]
 
 
 def answer_codes(records, *, is_forced=True, may_stop=False):

@@ -244,13 +244,16 @@ def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revi
 
 
 def test_top_k_one_is_reported_as_the_greedy_path_and_not_as_a_violation(tmp_path):
-    results = write_results(tmp_path / "k1", block_factors=ONE_BLOCK, cells=({"top_k": 1},))
-    checks = checks_of(results, "001-b0-guided-top_k1")
-    assert (outcome(checks["guided"]), outcome(checks["greedy-share"])) == ("unknown", "agrees")
-    assert checks["guided"].detail.startswith("greedy path")
-    assert checks["greedy-share"].detail == "greedy declared; 8 of 8 steps are greedy"
-    change_steps(results, "001-b0-guided-top_k1", 1, is_greedy=False)
-    assert outcome(checks_of(results, "001-b0-guided-top_k1")["greedy-share"]) == "doubt"
+    results, run_id = (
+        write_results(tmp_path, block_factors=ONE_BLOCK, cells=({"top_k": 1},)),
+        "001-b0-guided-top_k1",
+    )
+    guided, greedy = (checks_of(results, run_id)[name] for name in ("guided", "greedy-share"))
+    assert (outcome(guided), outcome(greedy)) == ("unknown", "agrees")
+    assert guided.detail.startswith("greedy path")
+    assert greedy.detail == "greedy declared; 8 of 8 steps are greedy"
+    change_steps(results, run_id, 1, is_greedy=False)
+    assert outcome(checks_of(results, run_id)["greedy-share"]) == "doubt"
 
 
 PREFIX = "vllm:spec_decode_num"
