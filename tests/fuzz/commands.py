@@ -4,16 +4,16 @@ import gc
 import random
 import re
 import shutil
+import stat
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from typing import Final
 
-from support.results import builders
-
+from benchctl.analysis.analyzed import analyze_directory
 from fuzz.directories import CANARY, Sandbox, damage_directory
 from fuzz.isolation import LIMIT_S, command_codes
-from fuzz.readers import CORPUS, EXAMPLE
+from fuzz.readers import CORPUS, EXAMPLE, write_results
 
 EXIT_CODES: Final = frozenset(range(6))
 MOST_BYTES: Final = 1_000_000
@@ -42,12 +42,6 @@ def commands_of(directory: Path, draw: random.Random) -> list[list[str]]:
     ]
 
 
-def _written(path: Path) -> Path:
-    factors = [{"baseline": 1.0, "guided": 1.1}, {"baseline": 1.02, "guided": 1.09}]
-    builders.write_samples(builders.write_results(path, block_factors=factors, num_requests=3))
-    return path
-
-
 def _simulated(path: Path) -> Path:
     command_codes([["simulate", "-p", str(_PROFILE), "-o", str(path)]], path.parent, limit_s=120)
     assert (path / "digests.json").exists(), (path.parent / "0.txt").read_text()
@@ -63,24 +57,17 @@ def load_modules() -> None:
             import_module(module.name)
 
 
-def _warm_up(directory: Path) -> None:
-    """Do once what every fork would do again: compile templates, pack the library of charts, build tables."""
-    from benchctl.analysis.analyzed import analyze_directory
-    from benchctl.report.page.page import directory_page
-
-    directory_page(analyze_directory(directory))
-    gc.collect()
-    gc.freeze()
-
-
 class DamagedDirectories:
     """Cases with a damaged copy of a small experiment of two arms: one written, one simulated, one measured."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self._sandbox = Sandbox(root / "sandbox")
-        self._honest = (_written(root / "written"), _simulated(root / "simulated"), EXAMPLE)
+        self._honest = (write_results(root / "written"), _simulated(root / "simulated"), EXAMPLE)
         self._seed = seed
-        _warm_up(self._honest[0])
+        # Once what every fork would do again: templates are compiled, the library of charts packed, tables built.
+        import_module("benchctl.report.page.page").directory_page(analyze_directory(self._honest[0]))
+        gc.collect()
+        gc.freeze()
 
     def problems(self, number: int, kept: Path) -> list[str]:
         """What goes wrong in the case of this number; the damaged directory is then kept at ``kept``."""
@@ -132,7 +119,5 @@ def _problems_of(code: int | None, output: Path) -> list[str]:
 def _specials(folder: str, names: list[str]) -> list[str]:
     """FIFOs and sockets, which cannot be copied."""
     return [
-        name
-        for name in names
-        if not (path := Path(folder, name)).is_symlink() and not path.is_file() and not path.is_dir()
+        name for name in names if stat.S_IFMT(Path(folder, name).lstat().st_mode) in {stat.S_IFIFO, stat.S_IFSOCK}
     ]

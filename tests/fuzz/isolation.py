@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -25,72 +26,42 @@ _ENDED: Final = "the process ended"
 _MEMORY_BYTES: Final = 4 << 30
 
 
-def in_children(count: int, run: Callable[[int], str | None], limit_s: float = LIMIT_S) -> dict[int, str]:
-    """Problems of the cases ``0 … count - 1`` by number; ``run`` says what is wrong with one, or None.
-
-    One child process takes case after case; where it hangs or dies, another one goes on with the next.
-    """
-    problems: dict[int, str] = {}
-    first = 0
-    while first < count:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reader)
-            _become_child()
-            warnings.simplefilter("ignore")
-            _run_all(range(first, count), run, writer)
-        os.close(writer)
-        first, problem = _followed(pid, reader, first, problems, limit_s)
-        os.close(reader)
+def in_child(run: Callable[[], str | None], limit_s: float = LIMIT_S) -> str | None:
+    """What ``run`` says is wrong, or None, in a child process; a problem too where it raises, hangs or dies."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_child()
+        try:
+            problem = run()
+        except BaseException:  # noqa: BLE001 - whatever it is, it is a problem
+            problem = traceback.format_exc()
+        os.write(writer, json.dumps(problem and problem[-6_000:]).encode())
+        os._exit(0)
+    os.close(writer)
+    if is_late := not _is_over(reader, pid, limit_s):
         os.kill(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if first < count:
-            problems[first] = problem or f"{_ENDED} ({status})"
-            first += 1
-    return problems
+    with os.fdopen(reader, "rb") as pipe:
+        told = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if told:
+        return json.loads(told)  # type: ignore[no-any-return]
+    return f"took longer than {limit_s:g} s" if is_late else f"{_ENDED} ({status})"
 
 
-def _is_told(reader: int, pid: int, limit_s: float) -> bool:
-    """True once ``reader`` has something; False when the process ``pid`` has taken too long for it."""
+def _is_over(reader: int, pid: int, limit_s: float) -> bool:
+    """True once ``reader`` has something or was closed; False when the process has taken too long for it."""
     process = psutil.Process(pid)
-    began_s, used_s = time.monotonic(), sum(process.cpu_times()[:2])
+    began_s = time.monotonic()
     while not select.select([reader], [], [], min(_LOOK_S, limit_s))[0]:
-        is_late = time.monotonic() - began_s >= _WALL_LIMITS * limit_s
-        if is_late or sum(process.cpu_times()[:2]) - used_s >= limit_s:
+        if time.monotonic() - began_s >= _WALL_LIMITS * limit_s or sum(process.cpu_times()[:2]) >= limit_s:
             return False
     return True
 
 
-def _followed(pid: int, reader: int, first: int, problems: dict[int, str], limit_s: float) -> tuple[int, str]:
-    """Collect what the child says; returns the number of the case in which it ended and, if it hung, that."""
-    pending = b""
-    while _is_told(reader, pid, limit_s):
-        read = os.read(reader, 1 << 16)
-        if not read:
-            return first, ""
-        *lines, pending = (pending + read).split(b"\n")
-        for line in lines:
-            if (problem := json.loads(line)) is not None:
-                problems[first] = problem
-            first += 1
-    return first, f"took longer than {limit_s:g} s"
-
-
-def _run_all(numbers: Sequence[int], run: Callable[[int], str | None], writer: int) -> None:
-    try:
-        for number in numbers:
-            try:
-                problem = run(number)
-            except BaseException:  # noqa: BLE001 - whatever it is, it is a problem
-                problem = traceback.format_exc()
-            os.write(writer, json.dumps(problem if problem is None else problem[-6_000:]).encode() + b"\n")
-    finally:
-        os._exit(0)
-
-
 def _become_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -98,7 +69,7 @@ def _become_child() -> None:
 def command_codes(
     commands: Sequence[Sequence[str]], cwd: Path, *, has_plots: bool = True, limit_s: float = LIMIT_S
 ) -> list[int | None]:
-    """Exit codes of ``benchctl`` with these arguments, one after the other in one fork of this process.
+    """Exit codes of ``benchctl`` with these arguments, one after the other, each in a fork of this process.
 
     What the command at ``i`` says is in ``cwd/i.txt``. A code is None where the command had to be killed, and -1
     where it killed its process. Without plots a report draws none, which takes most of its time.
@@ -110,8 +81,8 @@ def command_codes(
             sys.modules["benchctl.report.export"].why_not_drawn = lambda: "not asked for"  # type: ignore[attr-defined]
         return str(_code_of(commands[number], f"{number}.txt"))
 
-    told = in_children(len(commands), run, limit_s)
-    return [int(word) if word.isdigit() else -1 if _ENDED in word else None for _, word in sorted(told.items())]
+    told = [in_child(partial(run, number), limit_s) or "" for number in range(len(commands))]
+    return [int(word) if word.isdigit() else -1 if _ENDED in word else None for word in told]
 
 
 class _LeavingError(BaseException):
@@ -129,7 +100,7 @@ def _code_of(argv: Sequence[str], output: str) -> int:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    with mock.patch("os._exit", leave), mock.patch("sys.argv", ["benchctl", *argv]), warnings.catch_warnings():
+    with mock.patch("os._exit", leave), mock.patch("sys.argv", ["benchctl", *argv]):
         try:
             main()
         except _LeavingError as leaving:
@@ -140,14 +111,3 @@ def _code_of(argv: Sequence[str], output: str) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
     return 70
-
-
-class Deadline:
-    """The end of a time budget."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def has_passed(self) -> bool:
-        return time.monotonic() >= self._end

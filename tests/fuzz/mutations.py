@@ -2,12 +2,10 @@
 
 import json
 import random
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DEEP: Final = 100_000
 RAW: Final = {
@@ -132,16 +130,8 @@ _UNDAMAGEABLE: Final = (ValueError, RecursionError, OverflowError, yaml.YAMLErro
 
 def hostile_value(draw: random.Random) -> Any:
     """A value that honest files do not hold where it comes to stand."""
-    kind = draw.randrange(6)
-    if kind == 0:
-        return draw.choice(NUMBERS)
-    if kind == 1:
-        return draw.choice(TEXTS)
-    if kind == 2:
-        return draw.choice((None, True, False))
-    if kind == 3:
-        return draw.choice(([], {}, [[]], {"": None}, [None], {"a": {"b": []}}, [0] * 3_000, ["x", 1, None]))
-    return draw.choice(tuple(RAW)) if kind == 4 else draw.choice(NUMBERS)
+    nested = ([], {}, [[]], {"": None}, [None], {"a": {"b": []}}, [0] * 3_000, ["x", 1, None])
+    return draw.choice(draw.choice((NUMBERS, NUMBERS, TEXTS, (None, True, False), nested, tuple(RAW))))
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
@@ -158,38 +148,30 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 def _near(value: Any, draw: random.Random) -> Any:
     """The same kind of value, but another: what checks of types let through."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return draw.choice(
-            (-value, value + 1, value * 1_000_000, value // 2 if value else 3, float(value), str(value), value - 1)
-        )
-    if isinstance(value, str):
-        return draw.choice(
-            (
+    match value:
+        case bool():
+            others: tuple[Any, ...] = (not value,)
+        case int() | float():
+            half = value // 2 if value else 3
+            others = (-value, value + 1, value * 1_000_000, half, float(value), str(value), value - 1)
+        case str():
+            others = (
                 value[:-1],
                 value + value,
                 value.upper(),
                 f" {value}",
                 f"{value}\x1b[1m",
                 f"../{value}",
-                list(value[:5]),
+                [value],
             )
-        )
-    if isinstance(value, list):
-        return draw.choice(
-            (value[::-1], value * 2, value[:-1], value[:1] * 500, dict.fromkeys(map(str, range(3)), value))
-        )
-    if isinstance(value, dict):
-        return draw.choice(
-            (
-                list(value.items()),
-                list(value),
-                {f"{key}x": part for key, part in value.items()},
-                list(value.values()),
-            )
-        )
-    return 0
+        case list():
+            others = (value[::-1], value * 2, value[:-1], value[:1] * 500, dict.fromkeys(map(str, range(3)), value))
+        case dict():
+            longer = {f"{key}x": part for key, part in value.items()}
+            others = (list(value.items()), list(value), longer, list(value.values()))
+        case _:
+            others = (0,)
+    return draw.choice(others)
 
 
 def mutated_tree(tree: Any, draw: random.Random) -> Any:
@@ -217,28 +199,21 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
     return holder[0]
 
 
-def _with_raw(text: str, draw: random.Random, quote: str) -> bytes:
+def mutated_json(content: bytes, draw: random.Random) -> bytes:
+    """A JSON document with another structure."""
+    tree = mutated_tree(json.loads(content), draw)
+    text = json.dumps(tree, indent=draw.choice((None, 1)))
     for name, raw in RAW.items():
-        text = text.replace(f"{quote}{name}{quote}", raw)
+        text = text.replace(f'"{name}"', raw)
     if draw.random() < 0.1 and "{" in text:  # a key that is there twice
         at = draw.choice([i for i, letter in enumerate(text) if letter == "{"])
         text = f'{text[: at + 1]}"{draw.choice(("state", "schema_version", "a"))}": 1, {text[at + 1 :]}'
-    return text.encode(
-        "utf-8", "surrogateescape" if all(not 0xD800 <= ord(c) < 0xDC80 for c in text) else "replace"
-    )
-
-
-def mutated_json(content: bytes, draw: random.Random) -> bytes:
-    """A JSON document with another structure."""
-    return _with_raw(json.dumps(mutated_tree(json.loads(content), draw), indent=draw.choice((None, 1))), draw, '"')
+    return text.encode("utf-8", "surrogateescape")
 
 
 def mutated_yaml(content: bytes, draw: random.Random) -> bytes:
-    """A YAML document with another structure."""
-    tree = mutated_tree(yaml.safe_load(content), draw)
-    if draw.random() < 0.7:
-        return _with_raw(json.dumps(tree), draw, '"')  # flow style, which can hold what the encoder of YAML refuses
-    return _with_raw(yaml.safe_dump(json.loads(json.dumps(tree)), sort_keys=False), draw, "'")
+    """A YAML document with another structure, in flow style, which can hold what the encoder of YAML refuses."""
+    return mutated_json(json.dumps(yaml.safe_load(content)).encode(), draw)
 
 
 def mutated_lines(content: bytes, draw: random.Random) -> bytes:
@@ -293,14 +268,10 @@ def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
 
 def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
     """``content`` damaged in a way that suits its ``kind``: json, yaml, lines or bytes."""
-    structural: dict[str, Callable[[bytes, random.Random], bytes]] = {
-        "json": mutated_json, "yaml": mutated_yaml, "lines": mutated_lines,
-    }  # fmt: skip
-    if kind in structural and draw.random() < 0.8:
-        try:
-            return structural[kind](content, draw)
-        except _UNDAMAGEABLE:
-            return mutated_bytes(content, draw)
+    ways = {"json": mutated_json, "yaml": mutated_yaml, "lines": mutated_lines}
+    if draw.random() < 0.8:
+        with suppress(*_UNDAMAGEABLE):
+            return ways.get(kind, mutated_bytes)(content, draw)
     return b"" if draw.random() < 0.03 else mutated_bytes(content, draw)
 
 

@@ -3,7 +3,7 @@
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -81,8 +81,9 @@ class Reader:
         """The directory with honest files, made once."""
         path = directory / self.name
         if not path.exists():
+            path.mkdir()
             if self.write is None:
-                shutil.copytree(CORPUS / self.name, path)
+                shutil.copytree(CORPUS / self.name, path, dirs_exist_ok=True)
             else:
                 self.write(path)
         return path
@@ -141,18 +142,6 @@ def _answer(directory: Path) -> None:
             assert error is None or len(error.message) < MESSAGE_CHARS
 
 
-def _metrics(directory: Path) -> None:
-    series_of((directory / "page.txt").read_text(errors="replace"))
-
-
-def _chat_template(directory: Path) -> None:
-    ChatTemplate(directory).render((Message(role="user", content="What is 1 + 2?"),))
-
-
-def _steps(read: Callable[[Path], Iterator[object]]) -> Callable[[Path], object]:
-    return lambda directory: list(read(directory))
-
-
 def _import(directory: Path) -> None:
     out = directory.parent / "imported"
     try:
@@ -162,13 +151,14 @@ def _import(directory: Path) -> None:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _write_results(path: Path) -> None:
+def write_results(path: Path) -> Path:
+    """Results of two blocks with telemetry."""
     factors = [{"baseline": 1.0, "guided": 1.1}, {"baseline": 1.02, "guided": 1.09}]
     builders.write_samples(builders.write_results(path, block_factors=factors, num_requests=3))
+    return path
 
 
 def _write_archive(path: Path) -> None:
-    path.mkdir()
     results = builders.write_results(path.parent / "packed" / "x", num_requests=1)
     write_archive(results, contents_of(results.path), path / "x.tar.gz")
 
@@ -178,27 +168,23 @@ def _import_archive(directory: Path) -> None:
         import_archive(directory / "x.tar.gz", Path(made) / "x", Path(made))
 
 
-def _write_example(path: Path) -> None:
-    shutil.copytree(EXAMPLE, path, ignore=shutil.ignore_patterns("plots", "runs"))
-
-
 def _write_model(path: Path) -> None:
     planted = {"compute": 1.5, "memory": 1.2, "all_reduce": 1.0, "layers": 40.0, "requests": 8.0, "steps": 90.0}
     runs = [planted_run(*deployment, planted, noise=0.02, num_steps=60) for deployment in MODELS[:2]]
-    path.mkdir()
     write_model(path / "model.json", fit_model(runs, FitOptions(num_draws=4), fitted_on="2026-01-01"))
-
-
-def _write_peaks(path: Path) -> None:
-    path.mkdir()
-    write_json_atomic(path / "peaks.json", cpu_peaks())
 
 
 READERS: Final = (
     Reader("profile", lambda directory: load_profile(str(directory / "profile.yaml"))),
-    Reader("results", analyze_directory, _write_results),
-    Reader("resume", lambda directory: reopen_experiment(directory, None), _write_example),
-    Reader("digests", verify_directory, _write_results),
+    Reader("results", analyze_directory, write_results),
+    Reader(
+        "resume",
+        lambda directory: reopen_experiment(directory, None),
+        lambda path: shutil.copytree(
+            EXAMPLE, path, ignore=shutil.ignore_patterns("plots", "runs"), dirs_exist_ok=True
+        ),
+    ),
+    Reader("digests", verify_directory, write_results),
     Reader("archive", _import_archive, _write_archive),
     *(
         Reader(name, lambda directory: read_foreign(str(directory)))
@@ -212,16 +198,24 @@ READERS: Final = (
     _dataset("azure", azure_trace),
     _dataset("replay", replay_trace),
     Reader("step-time-model", lambda directory: read_model(directory / "model.json"), _write_model),
-    Reader("peaks", lambda directory: PEAKS.read(directory / "peaks.json"), _write_peaks),
+    Reader(
+        "peaks",
+        lambda directory: PEAKS.read(directory / "peaks.json"),
+        lambda path: write_json_atomic(path / "peaks.json", cpu_peaks()),
+    ),
     Reader("answer", _answer),
-    Reader("metrics", _metrics, refuses_by=(BenchctlError, ValueError)),
+    Reader(
+        "metrics",
+        lambda directory: series_of((directory / "page.txt").read_text(errors="replace")),
+        refuses_by=(BenchctlError, ValueError),
+    ),
     Reader("config", lambda directory: shape_from_config(directory / "config.json")),
     Reader("config-experts", lambda directory: shape_from_config(directory / "config.json")),
-    Reader("chat-template", _chat_template),
+    Reader("chat-template", lambda directory: ChatTemplate(directory).render(_ASKED.messages)),
     Reader("layers", read_layer_tables, layer_tables.write_tables),
     Reader("lint", lambda directory: lint_config(directory / "config.yaml")),
     Reader("step-table", lambda directory: read_step_table(directory / "steps.csv", TableDefaults())),
-    Reader("vllm-steps", _steps(VllmEngine().read_steps)),
-    Reader("sglang-steps", _steps(SglangEngine().read_steps)),
-    Reader("transformers-steps", _steps(TransformersEngine().read_steps)),
+    Reader("vllm-steps", lambda directory: list(VllmEngine().read_steps(directory))),
+    Reader("sglang-steps", lambda directory: list(SglangEngine().read_steps(directory))),
+    Reader("transformers-steps", lambda directory: list(TransformersEngine().read_steps(directory))),
 )

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fuzz.isolation import command_codes, in_children
+from fuzz.isolation import command_codes, in_child
 from fuzz.mutations import mutated
 from fuzz.readers import CORPUS, READERS
 
@@ -36,28 +37,30 @@ def test_each_reader_reads_its_honest_files(reader, tmp_path):
 
 def test_what_a_reader_once_failed_on_is_read_or_refused(tmp_path):
     for reader in READERS:
-        inputs = sorted(CORPUS.glob(f"found/{reader.name}/*"))
-        copies = [shutil.copytree(path, tmp_path / path.name / reader.name) for path in inputs]
-        assert in_children(len(copies), lambda i, reader=reader, of=copies: reader.problem(of[i])) == {}, reader
+        for path in sorted(CORPUS.glob(f"found/{reader.name}/*")):
+            copy = shutil.copytree(path, tmp_path / path.name / reader.name)
+            assert in_child(partial(reader.problem, copy)) is None, path
 
 
-def test_the_search_tells_crashes_hangs_and_deaths_apart_and_goes_on():
-    def run(number: int) -> str | None:
-        if number == 1:
-            raise ZeroDivisionError
-        if number == 2:
-            while True:
-                pass
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return "long" if number == 4 else None
+def test_the_search_tells_crashes_hangs_and_deaths_apart():
+    def fail():
+        raise ZeroDivisionError
 
-    found = in_children(6, run, limit_s=0.3)
-    assert found.keys() == {1, 2, 3, 4}
-    assert "ZeroDivisionError" in found[1]
-    assert "took longer" in found[2]
-    assert "ended" in found[3]
-    assert found[4] == "long"
+    def hang():
+        while True:
+            pass
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(lambda: None) is None
+    for run, problem in (
+        (fail, "ZeroDivisionError"),
+        (hang, "took longer"),
+        (die, "ended (-9)"),
+        (lambda: "long", "long"),
+    ):
+        assert problem in in_child(run, limit_s=0.3)
 
 
 def test_a_command_that_hangs_is_killed_and_its_exit_code_is_none(tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ def write_directory(
     path: Path, *, num_questions: int = 4, num_samples: int = 16, revision: str | None = "V1"
 ) -> Truth:
     """A directory of both arms, run one after the other."""
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     sizes = {"num_questions": num_questions, "num_samples": num_samples}
     write_arm(path, "baseline", revision=revision, start_s=EPOCH_S, **sizes)
     write_arm(path, "lenvm", revision=revision, start_s=EPOCH_S + 100.0, **sizes)
