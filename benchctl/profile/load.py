@@ -141,7 +141,8 @@ def _validated(
         raise profile_error((*errors, *unusable))
     is_whole = not any(error.hides_keys for error in errors)
     profile, problems = validate(tree.values, Profile, reports_missing=is_whole)
-    errors += tree.errors(problems)
+    unread = {error.location for error in errors}  # what could not be read is not reported again as missing
+    errors += [error for error in tree.errors(problems) if error.location not in unread]
     if profile is None and _OF_ARMS.isdisjoint(step for path, _ in problems for step in path[:1]):
         profile = _without(tree.values, (path for path, _ in problems))
     if profile is None:

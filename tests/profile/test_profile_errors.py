@@ -149,18 +149,18 @@ HUNDRED = list(range(1, 101))
             (HEAD + addition, message)
             for addition, message in [
                 (
-                    "seed: !!int 5\nrequest: {extra_body: {a: !x 5}}\n",
-                    "9: request.extra_body.a: the tag !x is not supported; write the plain value",
+                    "seed: !!int 5\nblocks: !x 5\n",
+                    "9: blocks: the tag !x is not supported; write the plain value",
                 ),
                 ("timeouts: !!set {}\n", "8: timeouts: the tag !!set is not supported; write the plain value"),
                 ("? [a]\n: 5\n", "8: a key is a list or a mapping; write plain text before the ':'"),
                 (
-                    "request: {extra_body: {a: !!int five}}\n",
-                    "8: request.extra_body.a: 'five' is not a number that can be stored; write another",
+                    "seed: !!int five\n",
+                    "8: seed: 'five' is not a number that can be stored; write another",
                 ),
                 (
-                    "request: {extra_body: {a: 1e999}}\n",
-                    "8: request.extra_body.a: '1e999' is not a number that can be stored",
+                    "telemetry: {gpu_hz: 1e999}\n",
+                    "8: telemetry.gpu_hz: '1e999' is not a number that can be stored",
                 ),
                 ("<<: {seed: 5}\n", "8: <<: unknown key; known keys here are name, description, seed, blocks,"),
             ]
