@@ -17,7 +17,6 @@ from unittest import mock
 import psutil
 import pytest
 from support.cli import benchctl, refusal
-from support.set_clock import SetClock, needs_compiler
 from support.shared_directory import assert_whole, prepared_directory, records
 from support.slurm import Slurm, missing_slurm, running_slurm, until, write_profile
 
@@ -326,35 +325,3 @@ def test_the_block_of_a_lost_node_is_measured_on_another(slurm: Slurm, tmp_path:
     finally:
         subprocess.run(restart, env=os.environ | slurm.environment, check=True, timeout=30)
         slurm.resume_nodes("node1")
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_full_disk_fails_the_blocks_of_its_node_alone_and_a_wrong_clock_none(slurm: Slurm, tmp_path: Path):
-    # A limit on the size of files is refused by the system as a full disk is, and can be set for one node.
-    full, clock = tmp_path / "full", SetClock(tmp_path)
-    full.touch()
-    clock.set_by(-3600.0)
-    wrong = " ".join(f"{name}={value}" for name, value in clock.environment.items())
-    python = f'[ "$SLURMD_NODENAME" = node1 ] && export {wrong}\nexec {sys.executable} "$@"'
-    programs(tmp_path / "bin", python=python)
-    profile = one_arm(
-        tmp_path, blocks=3, tokens=LONG, cpus=2, resubmissions=0, python=f"{tmp_path}/bin/python",
-        setup=[f"if [ -e {full} ] && [ $SLURMD_NODENAME = node1 ]; then ulimit -f 16; fi"],
-    )  # fmt: skip
-    code, output = slurm.end(slurm.start("run", profile, *ON_SLURM, cwd=tmp_path))
-    assert code == 5, output
-    done = [record for record in records(tmp_path / "d") if record.state == "done"]
-    assert len(done) >= 2
-    full.unlink()
-    slurm.command("scontrol", "update", "NodeName=node0", "State=DRAIN", "Reason=aside")
-    try:
-        code, output = slurm.end(slurm.start(*RESUME, cwd=tmp_path))
-    finally:
-        slurm.resume_nodes("node0")
-    assert code == 0, output
-    assert_measured_once(tmp_path / "d")
-    whole = records(tmp_path / "d")
-    assert {record.attempt for record in whole if record.run_id in {each.run_id for each in done}} == {1}
-    hours = {record.node.name: record.started_at[11:13] for record in whole}
-    assert len(set(hours.values())) == len(hours) == 2

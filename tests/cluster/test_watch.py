@@ -98,19 +98,6 @@ def test_the_block_of_an_owner_that_died_on_this_machine_is_lost(tmp_path):
     assert "2 of 6 runs ended" in progress.problems[0].message
 
 
-def test_a_record_that_has_not_changed_is_read_once(tmp_path):
-    results = plant_shared(tmp_path, 2)
-    plant_block(results, 0, num_ended=6)
-    plant_block(results, 1, num_ended=3, is_running=True)
-    watcher, opened = Watcher(results), []
-    watcher.look()
-    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-    watcher.look()
-    assert not [path for path in opened if path.endswith("run.json")]
-    plant_block(results, 1, num_ended=4)
-    assert watcher.look().blocks[1].num_ended == 4
-
-
 def test_the_time_left_is_that_of_the_runs_left_in_rounds_of_blocks(tmp_path):
     results = plant_shared(tmp_path, 5)
     plant_block(results, 0, num_ended=6)

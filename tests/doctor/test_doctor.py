@@ -25,7 +25,6 @@ from benchctl.measure.doctor.machine import (
     clock_check,
     engine_checks,
     governor_check,
-    granted_priority,
     open_files_check,
     priority_check,
     results_check,
@@ -261,15 +260,6 @@ def test_a_client_that_may_not_run_first_is_a_warning_that_says_how_it_may(prior
     assert check.state == state
     assert ("rtprio" in (check.remedy or "")) is (state == "warning")
     assert str(priority) in check.finding
-
-
-def test_looking_at_the_client_changes_nothing():
-    def scheduling():
-        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
-
-    before = scheduling()
-    granted_priority()
-    assert scheduling() == before
 
 
 def test_peaks_on_file_are_reported_with_their_time_and_limits_and_absent_ones_with_the_command(

@@ -141,13 +141,16 @@ def test_a_device_that_cannot_be_opened_hides_no_other_and_is_named_with_its_rea
             assert warnings == {"gpu-unreadable": unknown}
 
 
-def test_a_broken_device_matters_only_where_the_server_is_given_it_by_name(no_smi):
+def test_a_broken_device_matters_only_where_the_server_is_given_it_by_name_and_a_failing_shutdown_nowhere(
+    no_smi,
+):
     broken = FakeNvml(count=4, refuses={("GetHandleByIndex", 1): LOST})
     assert opened("3,0", broken) == ([3, 0], {})
     assert opened("GPU-3", broken) == ([3], {})
     indices, warnings = opened("GPU-11", broken)
     assert indices is None
     assert "names none of the 4 devices here (the identity of GPU 1 is unknown)" in warnings["gpu-unknown-name"]
+    assert opened(None, FakeNvml(refuses={"Shutdown": LOST}))[0] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -172,10 +175,6 @@ def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reaso
     assert indices is None
     assert f"(NVML: {problem}; nvidia-smi: no program nvidia-smi is on the PATH)" in warnings["gpu-sampler-missing"]
     assert gpu_inventory() == ()
-
-
-def test_an_nvml_that_cannot_be_shut_down_does_not_end_the_run(no_smi):
-    assert opened(None, FakeNvml(refuses={"Shutdown": LOST}))[0] == [0, 1]
 
 
 def test_a_device_that_is_lost_in_the_middle_ends_its_samples_and_the_others_go_on(no_smi, tmp_path):

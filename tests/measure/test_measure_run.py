@@ -165,20 +165,15 @@ def test_a_server_that_is_up_but_answers_nonsense_fails_the_run(tmp_path):
 
 def test_a_run_leaves_no_event_loop_and_no_certificates_in_memory_for_the_next_one(tmp_path):
     """Half a megabyte and one megabyte a run; nothing else frees them, since cycles are searched for so rarely."""
-
-    def left():
-        return Counter(type(each).__name__ for each in gc.get_objects())
-
-    gc.collect()
+    counts = []
     gc.disable()
     try:
-        measure(tmp_path / "first", [request(0, max_tokens=4)])  # with what is made once
-        before = left()
-        for name in ("second", "third"):
+        for name in ("first", "second", "third"):  # the first makes what is made once
             measure(tmp_path / name, [request(0, max_tokens=4)])
-        grown = left() - before
+            counts.append(Counter(type(each).__name__ for each in gc.get_objects()))
     finally:
         gc.enable()
+    grown = counts[2] - counts[0]
     assert not {"Loop", "SSLContext", "AsyncClient", "Client"} & grown.keys()
     assert sum(grown.values()) < 500
 

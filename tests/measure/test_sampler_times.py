@@ -9,9 +9,8 @@ from support.cli import printed
 from support.results.lenvm_results import write_directory
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.attribution.breakdown import break_down, mean_breakdown
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
+from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.table import METRICS
@@ -61,15 +60,6 @@ def test_charts_and_tables_show_the_sampler_and_say_so_or_leave_out_what_needs_w
     decomposition = comparison.cells[0].decomposition
     assert (decomposition.sections, isinstance(decomposition.work, str)) == (None, True)
     assert "time per step" not in {factor.name for factor in decomposition.wall.parts}
-
-
-def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path: Path) -> None:
-    experiment = load_experiment(path)
-    run = load_results(path).runs[0]
-    parts = (break_down(run.columns, covers_steps=covers) for covers in (True, False))
-    mixed = mean_breakdown([replace(experiment.run_time(run), breakdown=part) for part in parts])
-    assert not mixed.covers_steps
-    assert (mixed.tree[0].name, mixed.tree[0].mean_ns) == ("sampler_total", pytest.approx(0.25e6))
 
 
 def test_the_samplers_are_no_time_of_steps_in_checks_and_metrics(path: Path) -> None:

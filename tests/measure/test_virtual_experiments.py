@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.cli import WITHOUT_PICTURES, only_result, printed
-from support.servers.simulator import request_of
 from support.step_time import fitted_model
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
@@ -27,7 +26,6 @@ from benchctl.measure.capacity import (
 from benchctl.measure.virtual import simulate_recorded
 from benchctl.profile.load import parse_profile
 from benchctl.profile.planning import plan_runs
-from benchctl.sim.requests import CountedRequests, SamplingParams
 from benchctl.steptime.model import write_model
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 from benchctl.workload.prepare import prepare_requests, recorded_load
@@ -201,14 +199,6 @@ def test_the_metrics_of_a_trace_are_those_of_the_run_whose_records_are_kept(trac
     told = {name: value for name, value in metrics_of(profile).items() if value is not None}
     assert {"ttft_ms", "p90_ttft_ms", "tpot_ms", "e2el_ms", "output_throughput", "num_steps"} <= told.keys()
     assert told == pytest.approx({name: whole[name] for name in told})
-
-
-def test_a_request_of_a_trace_has_the_lengths_of_its_row_and_the_sampling_of_the_profile(trace):
-    load = recorded_load(replayed(trace))
-    template = request_of("example", sampling=SamplingParams(top_k=4))
-    requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
-    assert (len(requests), requests[3].prompt.num_tokens, requests[3].max_tokens) == (40, 40 + 13 * 3, 1 + 7 * 3)
-    assert (requests[11].request_id, requests[3].sampling.top_k) == ("11", 4)
 
 
 def test_a_repeated_trace_goes_on_behind_its_last_arrival_and_prompts_repeat_as_their_lengths_do(trace):

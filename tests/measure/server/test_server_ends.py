@@ -304,9 +304,10 @@ def test_a_supervisor_that_is_killed_takes_the_server_along_and_the_log_is_writt
 
 
 def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    with up(launch(tmp_path / "one")) as first, up(launch(tmp_path / "other")) as second:
+    directories = [tmp_path / "one", tmp_path / "other"]
+    for directory in directories:
+        directory.mkdir()
+    with up(launch(directories[0])) as first, up(launch(directories[1])) as second:
         first.stop()
         second.check_alive()
     assert second.warnings == ()
