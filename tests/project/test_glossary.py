@@ -1,10 +1,11 @@
-"""Names, docstrings, messages and documents use the words of ``docs/glossary.md``, and none that it replaces."""
+"""Names, docstrings, messages and documents use the words of ``docs/glossary.md``; generated pages are current."""
 
 import ast
 import re
 from pathlib import Path
 
 import pytest
+from generate import PAGES
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -103,3 +104,10 @@ def test_the_glossary_rejects_what_it_replaces():
     assert {"found", "told"} <= BARE_NAMES
     texts = ("results is no directory", "two doubts remain", "there is no server")
     assert [bool(forbidden_in(text)) for text in texts] == [True, True, False]
+
+
+def test_every_reference_page_is_generated_and_current_and_every_option_has_a_meaning():
+    written = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md")}
+    assert written == {name: page() for name, page in PAGES.items()}, "run: python docs/generate.py"
+    rows = [line.split("|") for line in written["commands"].splitlines() if line.startswith("| `")]
+    assert [names for _, names, meaning, *_ in rows if not meaning.strip()] == []

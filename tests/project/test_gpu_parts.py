@@ -54,13 +54,10 @@ def test_the_quick_parts_come_first_and_need_nothing_and_every_file_that_a_part_
     from parts import FULL, QUICK, Setup
 
     assert FULL[: len(QUICK)] == QUICK
-    assert [need for each in QUICK for need in each.needs] == []
-    assert QUICK[0].name == "goal"
+    assert ([need for each in QUICK for need in each.needs], QUICK[0].name) == ([], "goal")
     setup = Setup(directory=tmp_path, torch_python="python", has_benchctl=True)
     words = {word for each in FULL for command in each.commands(setup) for word in command}
-    programs = [Path(word) for word in words if word.endswith(".py")]
-    assert len(programs) == 2
-    assert all(program.is_file() for program in programs)
+    assert [Path(word).is_file() for word in words if word.endswith(".py")] == [True, True]
 
 
 def test_a_part_that_is_done_is_known_to_the_next_call_unless_commit_or_device_changed(tmp_path):
@@ -77,8 +74,8 @@ def test_a_part_that_fails_is_told_with_the_end_of_its_log_and_one_that_could_de
     runs = runs_in(tmp_path)
     outcome = runs.run(trial, 100)
     assert (outcome.ending, outcome.is_bad) == ("failed", True)
-    for words in ("ended with exit code 1", "some of it", "memory is gone"):
-        assert words in runs.section(trial, outcome)
+    told = ("ended with exit code 1", "some of it", "memory is gone")
+    assert [words for words in told if words not in runs.section(trial, outcome)] == []
     assert runs_in(tmp_path).run(part("raise SystemExit(3)"), 100).ending == "done"
 
 
@@ -90,8 +87,7 @@ def test_a_part_beyond_its_time_is_ended_with_all_that_it_started(tmp_path):
     )
     trial, runs = part(code, limit_s=2), runs_in(tmp_path)
     outcome = runs.run(trial, 100)
-    assert outcome.ending == "timed out"
-    assert "begun" in runs.section(trial, outcome)
+    assert (outcome.ending, "begun" in runs.section(trial, outcome)) == ("timed out", True)
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(started.read_text())).wait(timeout=10)
 
@@ -102,8 +98,8 @@ def test_a_part_without_time_or_without_what_it_needs_does_not_begin(tmp_path, m
     assert not (tmp_path / "parts" / "trial.md").exists()
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
     outcome = runs_in(tmp_path).run(part("print(1)", needs=("benchctl", "vllm")), 100)
-    assert (outcome.ending, outcome.is_bad) == ("skipped", False)
-    assert outcome.reason == "vllm is not installed here: benchctl engines install vllm --device cuda"
+    reason = "vllm is not installed here: benchctl engines install vllm --device cuda"
+    assert (outcome.ending, outcome.is_bad, outcome.reason) == ("skipped", False, reason)
     bare = runs_in(tmp_path, has_benchctl=False).run(part("print(1)", needs=("benchctl",)), 100)
     assert "pip install -e ." in bare.reason
 
@@ -167,21 +163,11 @@ def test_the_parts_that_need_benchctl_are_measured_on_a_cpu(tmp_path):
         "--tiny", "--device", "cpu", "--torch-python", python, "--engine", "sim-exact", "--model", "qwen2.5-7b",
         "--value-model", "qwen2.5-0.5b", "--only", "machine,served,roofline,forward,bonus",
     ]  # fmt: skip
-    done = subprocess_of(measure_all, [*options, str(tmp_path / "out")], BENCHCTL_PEAKS_DIR=str(tmp_path / "peaks"))
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "BENCHCTL_PEAKS_DIR": str(tmp_path / "peaks")}
+    argv, env = [sys.executable, measure_all.__file__, *options, tmp_path / "out"], os.environ | variables
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=600)
     page = (tmp_path / "out" / "gpu.md").read_text()
     assert done.returncode == 0, done.stderr + page
-    for command in ("benchctl doctor", "benchctl run", "benchctl show", "benchctl micro roofline"):
-        assert f"`{command}" in page
-    assert "runs: 4 done" in page
+    texts = ("`benchctl doctor", "`benchctl run", "`benchctl show", "`benchctl micro roofline", "runs: 4 done")
+    assert [text for text in texts if text not in page] == []
     assert json.loads((tmp_path / "out/parts/forward.json").read_text())["ending"] == "done"
-
-
-def subprocess_of(module, arguments, **env):
-    return subprocess.run(
-        [sys.executable, module.__file__, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
-    )
