@@ -171,6 +171,10 @@ CASES = {
     ),
     "prompts that steps computed once": (partial(prefill, num_tokens=80), "prefix-cache", "agrees", ""),
     "prompts computed again after preemption": (partial(prefill, num_tokens=200), "prefix-cache", "agrees", ""),
+    "drafts that the steps alone count": (
+        lambda r: change_steps(r, BASELINE, drafts=8, draft_tokens=16, accepted_tokens=8),
+        "draft-counters", "unknown", "steps or counters do not count drafts",
+    ),
     "a step log that lacks output says nothing of a cache": (
         partial(prefill, num_tokens=0, output_tokens=1), "prefix-cache", "unknown", "neither counters nor usage",
     ),
