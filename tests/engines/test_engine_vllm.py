@@ -18,7 +18,6 @@ from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.vllm import VllmEngine
-from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.profile.load import load_profile
@@ -246,31 +245,11 @@ def test_options_that_contradict_each_other_are_refused_with_what_to_do(options,
         VllmOptions(**options)
 
 
-def test_speculation_with_a_value_model_is_refused_by_name():
-    for name, value, drafting in (
-        ("num_speculative_tokens", "2", ["engine.options.draft_model=d"]),
-        ("speculative_config", "{method: ngram}", []),
-    ):
-        overrides = [f"engine.options.{name}={value}", *drafting]
-        with pytest.raises(ProfileError, match=f"{name} and value_model exclude each other"):
-            load_profile("topk-sweep", engine="vllm-lenvm", overrides=overrides)
-    assert VllmLenvmOptions(num_speculative_tokens=2, draft_model="d").speculates
-
-
-def test_the_profile_sweeps_one_to_four_tokens_and_a_sweep_may_be_of_drafts_and_methods():
+def test_the_profile_sweeps_one_to_four_tokens_beside_a_baseline_of_none():
     for engine in ("sim", "vllm", "vllm-cpu"):
         profile = load_profile("speculation", engine=engine)
         numbers = [variant_settings(profile, *arm).server.num_speculative_tokens for arm in arms(profile)]
         assert [number or 0 for number in numbers] == [0, 1, 2, 3, 4]
-    for factor, values, dropped in (
-        ("draft_model", ["a", "b"], ()),
-        ("speculative_method", ["ngram", "suffix"], ("draft_model", "draft_sampling")),
-    ):
-        overrides = ["sweep.num_speculative_tokens=null", f"sweep.{factor}=[{', '.join(values)}]"]
-        overrides += [f"variants.speculative.server.{name}=null" for name in dropped]
-        overrides += ["variants.speculative.server.num_speculative_tokens=2"]
-        profile = load_profile("speculation", engine="vllm", overrides=overrides)
-        assert [cell for _, cell in arms(profile)][1:] == [{factor: value} for value in values]
 
 
 def test_the_correction_is_made_when_asked_for_and_gives_each_draft_the_value_of_its_request(monkeypatch):

@@ -148,7 +148,11 @@ def test_the_command_makes_a_value_model_of_any_name_and_spares_a_base_that_is_t
 def test_what_excludes_a_value_model_and_one_thing_under_two_names_are_faults_of_the_profile():
     for overrides, said in (
         (["engine.options.tensor_parallel_size=2"], "servers of one device"),
-        (["engine.options.speculative_config={method: ngram}"], "exclude each other"),
+        (["engine.options.speculative_config={method: ngram}"], "speculative_config and value_model exclude each"),
+        (
+            ["engine.options.draft_model=d", "engine.options.num_speculative_tokens=2"],
+            "num_speculative_tokens and value_model exclude each other",
+        ),
         (
             ["engine.options.async_scheduling=true", "variants.guided.server.overlap_schedule=false"],
             "two names of one option",

@@ -296,11 +296,11 @@ def test_a_lora_adapter_has_two_matrices_of_the_rank_that_is_asked_for_in_every_
     adapter, again = (tensors_of(tmp_path / name / "adapter/adapter_model.safetensors") for name in pairs)
     adapted = {name: tensor["shape"] for name, tensor in base.items() if name.endswith("_proj.weight")}
     assert {name.split(".")[-2] for name in adapted} == set(config["target_modules"])
-    expected = {}
-    for name, (rows, columns) in adapted.items():
-        prefix = f"base_model.model.{name.removesuffix('.weight')}"
-        expected |= {f"{prefix}.lora_A.weight": [4, columns], f"{prefix}.lora_B.weight": [rows, 4]}
-    assert {name: tensor["shape"] for name, tensor in adapter.items()} == expected
+    assert {name: tensor["shape"] for name, tensor in adapter.items()} == {
+        f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight": dims
+        for name, (rows, columns) in adapted.items()
+        for part, dims in (("A", [4, columns]), ("B", [rows, 4]))
+    }
     assert (config["r"], config["base_model_name_or_path"]) == (4, str(tmp_path / "pair/base"))
     assert any(bytes(tensor["data"]).strip(b"\0") for name, tensor in adapter.items() if "lora_B" in name)
     assert adapter == again

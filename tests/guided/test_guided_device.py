@@ -25,7 +25,6 @@ from benchctl.guided.rows import GuideRow
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.sizes import attention_chunks
 from benchctl.guided.value_model.value_model import ValueModel, ValueModelConfig
 from benchmarks.guided.graph_shapes import LEAST_REPLAYED, MOST_PADDING, decode
 
@@ -234,9 +233,3 @@ def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_af
     assert missing == {"tilt_candidates"}
     assert compiled["later"] == []
     assert {each["kernel"] for each in compiled["by_check"] if each["stack"]} == set()
-
-
-def test_a_pass_over_prompts_is_not_split_into_more_than_memory_has_room_for():
-    heads, head_dim, prompt_tokens = 28, 128, 4096
-    assert attention_chunks(4160, 16 * heads * head_dim) == (512, 9)
-    assert attention_chunks(4160, prompt_tokens * heads * head_dim) == (8192, 1)

@@ -13,7 +13,6 @@ from support.guided.guidance_reference import guided, mean, softmax
 from support.guided.tensors import torch
 
 from benchctl.guided.modes import (
-    candidate_values,
     length_of_value,
     log_tilt,
     mode_batch,
@@ -195,30 +194,10 @@ def test_a_target_length_is_met_in_length_and_in_total_shrinks_with_what_is_gene
     assert abs(v[1] - target) < abs(v[0] - target), "in value the longer one is nearer"
     assert steer([0.5, 0.5], v, GuidanceParams(target_value=target)) == [1, 0]
     v = [value_of_length(length, 0.997) for length in (0.0, 40.0, 100.0)]
-    for mode, generated, expected in (
-        ("total", 0, [0, 0, 1]),
-        ("total", 65, [0, 1, 0]),
-        ("total", 100, [1, 0, 0]),
-        ("total", 5000, [1, 0, 0]),
-        ("remaining", 5000, [0, 0, 1]),
-    ):
-        params = GuidanceParams(target_length=100, target_length_mode=mode)
+    for generated, expected in ((0, [0, 0, 1]), (65, [0, 1, 0]), (100, [1, 0, 0]), (5000, [1, 0, 0])):
+        params = GuidanceParams(target_length=100, target_length_mode="total")
         assert steer([0.3, 0.3, 0.4], v, params, generated=generated) == expected
-    for gamma, expected in ((0.997, [0, 1]), (0.9998, [1, 0])):
-        assert steer([0.5, 0.5], [0.02, 0.26], GuidanceParams(target_length=100, gamma=gamma)) == expected
     assert target_value(GuidanceParams(target_value=0.25, target_length=9000), 0) == 0.25
-
-
-def test_tokens_that_end_the_answer_have_the_value_zero_but_keep_their_raw_output() -> None:
-    raw = torch.tensor([[4.0, -1.0, 0.0]], dtype=torch.float64)
-    ids = torch.tensor([[7, 2, 9]])
-    values = candidate_values(raw, ids, torch.tensor([2, 7, 100]))
-    assert values.tolist() == [[0.0, 0.0, 0.5]]
-    assert candidate_values(raw, ids, torch.tensor([], dtype=torch.int64)).tolist() == torch.sigmoid(raw).tolist()
-    probs = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
-    biased = tilt(probs, values, raw, probs > 0, mode_batch([GuidanceParams(mode="value_bias")], "cpu", [0]))
-    weights = [0.2 * math.exp(4), 0.3 * math.exp(-1), 0.5]
-    assert biased[0].tolist() == pytest.approx([each / sum(weights) for each in weights])
 
 
 def test_logarithms_keep_apart_what_underflows_as_a_probability() -> None:
@@ -350,9 +329,3 @@ def test_a_row_of_little_entropy_among_its_candidates_or_that_is_not_due_is_filt
         assert select([0.0] * 100, {"top_k": 4, "threshold": threshold}).counts.tolist() == [count]
     selected = select([1.0, 0.5, 0.0], {"top_k": 2, "is_due": False})
     assert (selected.counts.tolist(), sorted(of_row(selected))) == ([0], [0, 1])
-
-
-def test_without_top_p_the_sum_over_the_vocabulary_changes_nothing() -> None:
-    logits, filters = [0.3, 2.0, -1.0, 1.5, 0.0], {"top_k": 3, "min_p": 0.05}
-    opened = select(logits, filters, max_candidates=3, is_top_p_open=True)
-    assert of_row(opened) == of_row(select(logits, filters))
