@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cli import printed, refusal
+from support.engine_settings import interpreter_with
 from support.waiting import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
@@ -78,10 +79,8 @@ def test_versions_are_asked_of_the_environment_itself(tmp_path, monkeypatch):
     assert installed_versions(HERE, ("pytest", "absent-package")) == {"pytest": pytest.__version__}
     assert installed_versions(interpreter_in(tmp_path / "broken", "exit 3"), ("pytest",)) == {}
     # What a shell puts on the path of modules does not count.
-    information = tmp_path / "ghost-1.0.dist-info" / "METADATA"
-    information.parent.mkdir()
-    information.write_text("Metadata-Version: 2.1\nName: ghost\nVersion: 1.0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    interpreter_with(tmp_path, "ghost")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     assert installed_versions(HERE, ("ghost",)) == {}
 
 

@@ -35,14 +35,15 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
-    value_model = str(models / "value") if settings.server.guides_with else None
-    server = settings.server.model_copy(update={"value_model": value_model})
-    return settings.model_copy(update={"model": str(models / "base"), "server": server})
-
-
 def settings_by_arm(profile: Profile, models: Path) -> dict[str, VariantSettings]:
-    return {arm_label(*arm): with_models(variant_settings(profile, *arm), models) for arm in arms(profile)}
+    """Settings of each arm, with the models that exist here."""
+    by_arm = {}
+    for arm in arms(profile):
+        settings = variant_settings(profile, *arm)
+        value_model = str(models / "value") if settings.server.guides_with else None
+        server = settings.server.model_copy(update={"value_model": value_model})
+        by_arm[arm_label(*arm)] = settings.model_copy(update={"model": str(models / "base"), "server": server})
+    return by_arm
 
 
 def launches(profile: Profile, models: Path) -> dict[str, dict[str, str]]:

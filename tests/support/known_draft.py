@@ -62,14 +62,6 @@ class Waves:
         return 2 * np.pi * (positions * self.frequencies % self.vocab) / self.vocab
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDraft:
-    """Probabilities that a draft is accepted, after any text: one drawn at temperature 1, or a likeliest one."""
-
-    drawn: float
-    likeliest: float
-
-
 def draw_waves(vocab: int, hidden: int, seed: int, *, name: str) -> Waves:
     """Random waves of the seed: as many frequencies as ``hidden`` has pairs; ``name`` is that of the law.
 
@@ -95,7 +87,7 @@ def with_peak(waves: Waves, seed: int) -> Waves:
     return replace(waves, coefficients=waves.coefficients + height / count * turned)
 
 
-def make_known_pair(directory: Path, base: Recipe, draft: Recipe, *, acceptance: float) -> KnownDraft:
+def make_known_pair(directory: Path, base: Recipe, draft: Recipe, *, acceptance: float) -> None:
     """Write ``directory/base`` and ``directory/draft``, of which drawn drafts are accepted so often; in float32.
 
     The recipes share vocabulary, hidden size and seed; both models get a head of their own.
@@ -104,11 +96,8 @@ def make_known_pair(directory: Path, base: Recipe, draft: Recipe, *, acceptance:
         draw_waves(base.shape.vocab, base.shape.hidden, base.seed, name=name) for name in ("base", "draft")
     )
     law = with_peak(smooth, base.seed)
-    drafted = law.mixed_with(other, share_for(law, other, acceptance))
     write_circle_model(directory / "base", base, law)
-    write_circle_model(directory / "draft", draft, drafted)
-    p, q = distribution(law.logits()), distribution(drafted.logits())
-    return KnownDraft(drawn=float(np.minimum(p, q).sum()), likeliest=float(p[q.argmax()]))
+    write_circle_model(directory / "draft", draft, law.mixed_with(other, share_for(law, other, acceptance)))
 
 
 def share_for(base: Waves, other: Waves, acceptance: float) -> float:

@@ -1,12 +1,11 @@
 """An environment that has the LenVM fork as far as anybody looks, and settings for its engine."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from support import engine_settings
-from support.engine_settings import model_in
+from support.engine_settings import interpreter_with, model_in
 
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
@@ -15,20 +14,13 @@ SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 
 def environment(directory: Path, *, has_fork: bool = True) -> str:
     """The interpreter of an environment whose ``sglang.launch_server`` is the stand-in."""
-    library = directory / "venv" / "lib"
-    package = library / "sglang"
+    python = interpreter_with(directory, "sglang", "0.5.7")
+    package = directory / "packages" / "sglang"
     (package / "srt" / ("lvm" if has_fork else "models")).mkdir(parents=True)
     (package / "__init__.py").write_text("")
     start = f"import runpy\nrunpy.run_path({str(SERVER)!r}, run_name='__main__')\n"
     (package / "launch_server.py").write_text(start)
-    metadata = library / "sglang-0.5.7.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.7\n")
-    python = directory / "venv" / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{library}"\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return str(python)
+    return python
 
 
 def model(directory: Path, name: str, **config: Any) -> str:
