@@ -16,7 +16,6 @@ from support.engine_settings import HELLO, interpreter_with, model_in
 
 from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
-from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.vllm import VllmEngine
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
@@ -48,15 +47,19 @@ def argv_of(settings: VariantSettings, directory: Path) -> list[str]:
     return list(ENGINE.argv(settings, LaunchSite(port=8123, directory=directory)))
 
 
-def test_a_server_is_started_as_a_module_so_that_the_name_of_the_package_does_not_matter(python, model, tmp_path):
-    settings = settings_of(model, python=python)
-    ENGINE.check_available(settings)
-    argv = argv_of(settings, tmp_path)
-    assert argv[:5] == [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    assert argv[argv.index("--host") :][:4] == ["--host", "127.0.0.1", "--port", "8123"]
-    assert "--no-enable-prefix-caching" in argv
-    assert "--enable-logging-iteration-details" in argv
-    assert argv[argv.index("--generation-config") + 1] == "vllm"
+def test_a_server_is_started_as_a_module_and_a_built_in_name_stands_for_its_repository(python, model, tmp_path):
+    """As a module, so that the name of the package does not matter."""
+    for name, source in ((model, model), ("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct")):
+        settings = settings_of(name, python=python)
+        ENGINE.check_available(settings)
+        argv = argv_of(settings, tmp_path)
+        assert argv[:5] == [python, "-m", "vllm.entrypoints.openai.api_server", "--model", source]
+        words = " ".join(argv)
+        for spelt in (
+            f"--served-model-name {name}", "--host 127.0.0.1 --port 8123", "--no-enable-prefix-caching",
+            "--enable-logging-iteration-details", "--generation-config vllm",
+        ):  # fmt: skip
+            assert spelt in words
 
 
 def test_options_become_flags_further_words_come_last_and_what_is_left_open_is_left_to_the_server(
@@ -90,12 +93,6 @@ def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_o
     assert parts(extra_args=("--max-num-batched-tokens=64",)) == []
     assert parts(extra_args=("--enable-chunked-prefill",)) == ["--enable-chunked-prefill"]
     assert parts(python=interpreter_with(tmp_path / "gpu", "vllm")) == [], "on a GPU as vLLM chooses"
-
-
-def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own_name(python, tmp_path):
-    argv = argv_of(settings_of("qwen2.5-7b", python=python), tmp_path)
-    assert argv[argv.index("--model") + 1] == REPOSITORIES["qwen2.5-7b"] == "Qwen/Qwen2.5-7B-Instruct"
-    assert argv[argv.index("--served-model-name") + 1] == "qwen2.5-7b"
 
 
 def test_a_model_that_is_nowhere_or_damaged_is_refused_before_anything_starts(python, model):

@@ -11,7 +11,6 @@ from benchctl.guided.params import (
     PARAMETERS,
     GuidanceError,
     GuidanceParams,
-    check_top_k,
     parse_params,
 )
 from benchctl.profile.model import Guidance
@@ -99,17 +98,6 @@ def test_guidance_is_a_no_op_exactly_at_the_neutral_scales_of_its_mode_and_never
     for target in ({"target_value": 0.0}, {"target_length": 10}):
         assert not GuidanceParams(mode="mul", value_scale=1.0, **target).is_neutral
     assert parse_params({"constraint": "eq"}).is_neutral
-
-
-def test_more_candidates_than_a_value_model_scores_are_refused_at_the_door() -> None:
-    params = GuidanceParams()
-    for top_k in (1, 2, 64):
-        check_top_k(params, top_k, 64)
-    for top_k, meaning in ((-1, "every token"), (0, "every token"), (65, "65 candidates")):
-        with pytest.raises(
-            GuidanceError, match=rf"top_k is {top_k} with mode 'centered_exp': {meaning}.* 64 at most"
-        ):
-            check_top_k(params, top_k, 64)
 
 
 def test_profiles_requests_and_the_plugin_know_the_same_parameters() -> None:

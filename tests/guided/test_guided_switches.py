@@ -73,10 +73,6 @@ def base_logits(tokens):
     return [spread * draw.gauss(0, 1) for _ in range(VOCABULARY)]
 
 
-def entropy(shares):
-    return -math.fsum(share * math.log(share) for share in shares if share > 0)
-
-
 def law_of(row):
     """Chances of the next token by the definition, and the candidates that a value model had to be asked for."""
     logits, params = base_logits(tuple(row.tokens)), row.params
@@ -85,7 +81,8 @@ def law_of(row):
     before = candidates(softmax(logits, row.temperature), top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
     threshold = params.value_entropy_threshold
     is_due = (len(row.tokens) - row.num_prompt) % params.stride == 0
-    is_sure = threshold is not None and entropy(before.values()) <= threshold
+    entropy = -math.fsum(share * math.log(share) for share in before.values())
+    is_sure = threshold is not None and entropy <= threshold
     if not is_due or is_sure or len(before) == 1:
         return before, 0
     raw = {token: raw_value((*row.tokens, token)) for token in before}

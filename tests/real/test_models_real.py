@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from support.datasets import GSM8K
 from support.engine_settings import settings_of
 from support.servers.real_engines import TINY, answer_of, needs, served, turn_of
 from tokenizers import Tokenizer
@@ -21,7 +20,6 @@ from benchctl.engines.tiny_models.make import make_model
 from benchctl.measure.tokens import launched_server, tokenizer_for
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.record import PreparedRequest
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.tokenizers import LocalTokenizer
 
@@ -108,26 +106,6 @@ def let_completions_begin_with_a_token(path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def questions(profile) -> list[PreparedRequest]:
-    """Chats of GSM8K where the dataset is here, else of generated problems, and completions."""
-    dataset = "gsm8k" if GSM8K.is_file() else "generated"
-    workload = profile.workload.model_copy(update={"dataset": dataset, "num_prompts": 12})
-    chats = prepare_requests(profile.model_copy(update={"workload": workload}), GSM8K.parent.parent).requests
-    texts = (
-        msgspec.structs.replace(chats[0], request_id=f"text-{i}", messages=None, prompt=text)
-        for i, text in enumerate(TEXTS)
-    )
-    return [*chats, *texts]
-
-
-def computed(client: httpx.Client, engine, settings, request: PreparedRequest) -> int:
-    """The tokens of the prompt by ``usage`` of an answer of one token."""
-    short = msgspec.structs.replace(request, max_tokens=1, ignore_eos=False)
-    response = answer_of(client, engine, settings, short)
-    assert response.is_success, response.text
-    return response.json()["usage"]["prompt_tokens"]
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("preset", "begins"),
@@ -142,22 +120,23 @@ def test_prompts_are_counted_beforehand_exactly_as_the_server_computes_them(tmp_
     make_model(model, TINY, gguf=True)
     if begins:
         let_completions_begin_with_a_token(model / "tokenizer.json")
-    profile = load_profile("ci-smoke", engine=preset, overrides=[f"model={model}", "workload.output_len=8"])
+    overrides = [f"model={model}", "workload.output_len=8", "workload.num_prompts=12"]
+    profile = load_profile("ci-smoke", engine=preset, overrides=overrides)
     engine, settings = engine_for(profile.engine.kind), variant_settings(profile, "baseline", {})
-    requests = questions(profile)
-    chats, texts = ([r.messages for r in requests if r.messages], [r.prompt for r in requests if r.prompt])
-    with turn_of(profile.engine.kind), launched_server(engine, settings, profile.timeouts, print) as url:
+    asked = [msgspec.structs.replace(each, max_tokens=1) for each in prepare_requests(profile).requests]
+    chats = [each.messages for each in asked]
+    asked += [
+        msgspec.structs.replace(asked[0], request_id=f"text-{i}", messages=None, prompt=text)
+        for i, text in enumerate(TEXTS)
+    ]
+    with turn_of(engine.kind), launched_server(engine, settings, profile.timeouts, print) as url:
         with httpx.Client(base_url=url, timeout=120) as client:
-            usage = tuple(computed(client, engine, settings, request) for request in requests)
+            answers = [answer_of(client, engine, settings, each).json() for each in asked]
+        usage = tuple(answer["usage"]["prompt_tokens"] for answer in answers)
         local = LocalTokenizer(model)
-        assert (*local.count_chats(chats), *local.count_texts(texts)) == usage
-        dialect = profile.engine.kind
-        attached = load_profile(
-            "ci-smoke",
-            engine="attach",
-            overrides=["model=unknown", f"engine.options.url={url}", f"engine.options.dialect={dialect}"],
-        )
-        with tokenizer_for(attached) as tokenizer:
-            counts = (*tokenizer.count_chats(chats), *tokenizer.count_texts(texts))
-            assert tokenizer.source == ("estimate" if dialect == "transformers" else "server")
-        assert (counts == usage) is (tokenizer.source == "server")
+        assert (*local.count_chats(chats), *local.count_texts(TEXTS)) == usage
+        overrides = ["model=unknown", f"engine.options.url={url}", f"engine.options.dialect={engine.kind}"]
+        with tokenizer_for(load_profile("ci-smoke", engine="attach", overrides=overrides)) as tokenizer:
+            counts = (*tokenizer.count_chats(chats), *tokenizer.count_texts(TEXTS))
+        expected = "estimate" if engine.kind == "transformers" else "server"
+        assert (tokenizer.source, counts == usage) == (expected, expected == "server")
