@@ -1,7 +1,6 @@
 """``show``, ``list`` and ``report`` as a person calls them."""
 
 import json
-import os
 import re
 
 import pytest
@@ -45,7 +44,6 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
         "guided top_k=1 took the greedy path",
     ):
         assert part in text
-    assert "Notes" not in text
     results.write_profile(builders.PROFILE_YAML.replace("arrival: {", "arrival: {launch_rate_limit: 2.5, "))
     gpus = (GpuInfo(index=0, name="NVIDIA H200"),)
     builders.edit_manifest(results, label="night", git=GitState(sha="0123456789abcdef", is_dirty=True), gpus=gpus)
@@ -72,11 +70,6 @@ def test_show_of_an_unfinished_experiment_shows_what_is_planned_running_and_fail
     ):
         assert part in text
     assert "Against the baseline" not in text
-    for run in (first, second):
-        (run.path / "run.json").unlink()
-    text = shown(tmp_path)
-    assert "0 of 6 runs done" in text
-    assert "Cells" not in text
 
 
 def test_show_prints_each_doubt_once_as_a_footnote_with_its_runs(tmp_path):
@@ -90,7 +83,6 @@ def test_show_prints_each_doubt_once_as_a_footnote_with_its_runs(tmp_path):
     runs = "(000-b0-baseline, 001-b0-guided-top_k5, 002-b1-baseline and 2 more)"
     assert f"[2] sim-lag: the simulator lagged {runs}" in text
     assert text.count("the simulator lagged") == 1
-    assert next(line for line in text.splitlines() if line.startswith("000-b0-baseline")).split()[-1] == "2"
 
 
 def test_show_of_a_damaged_line_shows_the_rest_then_names_file_and_line_unless_its_run_never_ended(tmp_path):
@@ -101,9 +93,8 @@ def test_show_of_a_damaged_line_shows_the_rest_then_names_file_and_line_unless_i
     code, out, err = in_process("show", tmp_path)
     assert code == 4
     assert f"{path}:8: the line is cut off" in err
-    assert "002-b1-baseline done, damaged" in words(out)
-    assert "baseline 2 (1 left out) 0.08000" in words(out)
-    assert "Against the baseline of the same block" in out
+    for part in ("002-b1-baseline done, damaged", "baseline 2 (1 left out) 0.08000", "Against the baseline of"):
+        assert part in words(out)
     builders.edit_run(results, run.path.name, state="running")
     assert "[1] damaged-line:" in shown(tmp_path)
 
@@ -114,13 +105,9 @@ def test_show_as_json_is_one_document_even_of_damaged_results(tmp_path):
     (results.runs()[0].path / "requests.jsonl").write_bytes(b"{\n")
     code, out, _ = in_process("show", tmp_path, "--json")
     document = json.loads(out)
-    assert code == 4
-    assert document["manifest"]["profile"] == "built"
-    assert len(document["runs"]) == 5
-    assert document["not_begun"] == ["005-b2-guided-top_k5"]
-    assert document["sweep"][0]["n_blocks"] == 1
+    assert (code, document["manifest"]["profile"], document["sweep"][0]["n_blocks"]) == (4, "built", 1)
+    assert (len(document["runs"]), document["not_begun"]) == (5, ["005-b2-guided-top_k5"])
     assert len(document["damage"]) == 1
-    assert {"cells", "findings", "warnings", "definitions", "path"} <= set(document)
 
 
 def test_report_prints_what_it_wrote_and_what_it_could_not_draw_and_exits_with_damage(tmp_path):
@@ -151,7 +138,6 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         (tmp_path / "built" / name / "manifest.json").write_text(content)
     (tmp_path / "notes" / "more").mkdir(parents=True)
     (tmp_path / ".hidden").mkdir()
-    (tmp_path / "file").write_text("")
     rows = [words(line) for line in shown(tmp_path, command="list").splitlines()[1:]]
     assert rows[0] == "built/new 2026-02-01T00:00:00Z built sim failed 6/6 the new"
     assert sorted(rows[1:3]) == [
@@ -159,7 +145,6 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         f"loose {newest.created_at} built sim done 6/6",
     ]
     assert rows[3].startswith("built/later unreadable")
-    assert "schema_version 9 is newer than 3" in rows[3]
     assert rows[4].startswith("built/torn damaged")
     assert rows[5:] == ["notes unreadable not a result directory"]
     assert str(tmp_path / "loose") in shown(tmp_path / "loose", command="list"), "a result directory lists itself"
@@ -167,25 +152,15 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
 
 def test_list_counts_runs_that_are_done_and_survives_damaged_ones_and_its_json_is_one_document(tmp_path):
     results = builders.write_results(tmp_path / "a")
-    builders.edit_manifest(results, label="a remark")
     first, second, third, *_ = results.runs()
     builders.edit_run(results, first.path.name, state="failed")
     (third.path / "run.json").unlink()
-    (tmp_path / "b").mkdir()
-    listed = json.loads(shown(tmp_path, "--json", command="list"))
-    ours, foreign = listed["results"]
-    expected = {"profile": "built", "label": "a remark", "num_done": 4, "num_planned": 6, "problem": None}
+    (ours,) = json.loads(shown(tmp_path, "--json", command="list"))["results"]
+    expected = {"path": str(results.path), "profile": "built", "num_done": 4, "num_planned": 6, "problem": None}
     assert {name: ours[name] for name in expected} == expected
-    assert (listed["root"], foreign["path"]) == (str(tmp_path), str(tmp_path / "b"))
     (second.path / "run.json").write_text("{")
     row = words(shown(tmp_path / "a", command="list").splitlines()[1])
     assert f"{results.manifest().created_at} built sim damaged 3/6" in row
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_list_survives_a_directory_it_may_not_read(tmp_path):
-    (tmp_path / "locked").mkdir(mode=0)
-    assert "not a result directory" in shown(tmp_path, command="list")
 
 
 def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_how_many_nodes(tmp_path):
@@ -208,7 +183,6 @@ def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
             builders.edit_run(results, run_id, state="suspect", warnings=warnings)
         return suspects_lines(analyze_directory(tmp_path))
 
-    assert told() == []
     late, busy = ("gpu-sampler-missing", "arrival-times-unreliable"), ("client-cpu", "arrival-times-unreliable")
     (line,) = told(**{"000-b0-baseline": late, "002-b1-baseline": busy})
     assert line.startswith(
@@ -216,10 +190,8 @@ def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
     )
     assert "times of the server (step_ms) are not" in line
     assert "--allow-suspect" in line
-    assert "gpu-sampler-missing" not in line
     first, second = told(**{"002-b1-baseline": ("arrival-times-unreliable", "steps-damaged")})
     assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): times of the client are excluded")
-    assert second.startswith("1 run is suspect (")
     assert second.endswith("their results are not reliable; see Notes")
 
 
@@ -229,6 +201,3 @@ def test_the_short_option_o_is_output_in_every_command():
     short = [names for names, _ in rows if re.search(r"(^|[ ,])-o\b", names)]
     assert len(short) > 8
     assert [names for names in short if "--output" not in names.replace("--output-", "")] == []
-    parents = [meaning for names, meaning in rows if names.startswith("--output-dir")]
-    assert parents
-    assert all("arent" in meaning or "free space" in meaning for meaning in parents)

@@ -11,11 +11,8 @@ import pytest
 from support.cli import benchctl, document, in_process, only_result, printed, refusal
 from support.results.builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.cli.commands.compare import SUFFIXES, parse_threshold
+from benchctl.cli.commands.compare import SUFFIXES
 from benchctl.cli.screen import PICTURE_SUFFIXES
-from benchctl.report.page.plots import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 KEYS = {"name", "unit", "cell", "a", "b", "ratio", "ci_low", "ci_high", "blocks", "verdict", "p", "exploratory"}
@@ -80,8 +77,7 @@ def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):
     assert verdict == f"**{plain.splitlines()[0].replace('_', chr(92) + '_')}**"
     assert headings == "| cell | metric | baseline | guided | change (95% CI) | p | verdict |"
     assert rule == "|" + " --- |" * 7
-    fields = [" ".join(field.replace("\\", "").split()) for field in first.strip("|").split("|")]
-    assert " ".join(fields) == " ".join(plain.splitlines()[3].split())
+    assert first.replace("|", " ").replace("\\", "").split() == plain.splitlines()[3].split()
     assert "\n- n = 6 blocks, interleaved, baseline ran first in 6 of 6" in markdown
 
 
@@ -126,12 +122,10 @@ def test_json_is_valid_when_the_comparison_is_refused_invalid_or_of_damaged_file
     table = compared(*sides(results), code=4)
     assert table.startswith("invalid: guided against baseline cannot be judged: ")
     assert "reason: top_k=5: 000-b0-baseline: check requests failed" in table
-    assert as_document(*sides(results), code=4)["reasons"]
     log = run.path / "requests.jsonl"
     log.write_bytes(log.read_bytes()[:-9])
     damaged = as_document(*sides(results), code=4)
-    assert (damaged["verdict"], damaged["exit_code"]) == ("invalid", 4)
-    assert "requests.jsonl:3" in damaged["reasons"][0]
+    assert (damaged["verdict"], "requests.jsonl:3" in damaged["reasons"][0]) == ("invalid", True)
 
 
 def test_a_difference_can_be_allowed_on_the_command_line(results):
@@ -151,28 +145,16 @@ def test_exact_metrics_that_differ_are_shown_and_sides_with_equal_names_are_told
     baselines = (f"{results.path}:baseline", f"{longer.path}:baseline")
     reasons = as_document(*baselines, code=4)["reasons"]
     assert "num_requests must be equal and is 4 against 5" in " ".join(reasons)
-    table = compared(*baselines, code=4)
-    assert "num_requests" in table
-    assert f"{longer.path}:baseline against {results.path}:baseline" in table.splitlines()[0]
-
-
-def test_numbers_of_blocks_that_differ_between_cells_are_a_range(tmp_path):
-    results = write_results(tmp_path / "r", block_factors=BLOCKS, cells=({"top_k": 2}, {"top_k": 5}))
-    edit_run(results, "001-b0-guided-top_k2", state="failed")
-    assert "n = 5 to 6 blocks" in compared(*sides(results))
+    verdict, *_ = compared(*baselines, code=4).splitlines()
+    assert f"{longer.path}:baseline against {results.path}:baseline" in verdict
 
 
 def test_one_block_shows_a_change_without_an_interval_and_great_values_are_written_out(tmp_path):
     (tmp_path / "one").mkdir()
     text = compared(*sides(write_results(tmp_path / "one", block_factors=BLOCKS[:1])), code=3)
     assert "+58.1% [one block]" in text
-    assert "reason: top_k=5: step_ms" in text
     fast = write_results(tmp_path / "fast", block_factors=({"baseline": 0.01, "guided": 0.01},) * 6)
     assert "80,000" in compared(*sides(fast))
-
-
-def test_a_threshold_is_a_percentage_or_a_fraction():
-    assert [*map(parse_threshold, ("1%", "0.01", "2.5 %", "0"))] == pytest.approx([0.01, 0.01, 0.025, 0.0])
 
 
 def data_of(page: Path):
@@ -190,36 +172,26 @@ def test_each_suffix_gives_its_form_and_the_screen_stays_what_it_was(results, tm
     step = next(row for row in rows if row["name"] == "step_ms")
     expected = {"cell": "top_k=5", "role": "deciding", "verdict": "regression", "blocks": "6"}
     assert {name: step[name] for name in expected} == expected
-    assert float(step["ci_low"]) < float(step["ratio"]) < float(step["ci_high"])
-    assert height(files[".png"].read_bytes()) > 300
-    assert files[".svg"].read_text().startswith("<svg")
-    assert files[".pdf"].read_bytes().startswith(b"%PDF")
+    for suffix, beginning in ((".png", b"\x89PNG"), (".svg", b"<svg"), (".pdf", b"%PDF")):
+        assert files[suffix].read_bytes().startswith(beginning)
     assert "<title>regression: guided against baseline</title>" in files[".html"].read_text()
-    told = ["--threshold", "90%", "--metrics", "step_ms"]
-    assert compared(*sides(results), *told, "-o", files[".html"], code=0) == compared(
-        *sides(results), *told, code=0
-    )
+    compared(*sides(results), "--threshold", "90%", "--metrics", "step_ms", "-o", files[".html"], code=0)
     assert "<title>equivalent: guided against baseline</title>" in files[".html"].read_text()
 
 
 def test_files_of_other_tools_have_a_page_with_their_verdict_percentiles_and_requests(tmp_path):
+    whole = json.loads((FOREIGN / "vllm-0.json").read_text())
+    whole |= {"ttfts": [0.01 + 0.001 * k for k in range(12)], "output_lens": [16] * 12, "errors": [""] * 12}
     directories = [tmp_path / side for side in "ab"]
     for directory, factor in zip(directories, (1.0, 1.5), strict=True):
         directory.mkdir()
         for i in range(5):
             gap = 0.006 * factor * (1 + 0.01 * i)
-            details = {"ttfts": [0.01 + 0.001 * k for k in range(12)], "itls": [[gap] * 15] * 12}
-            details |= {"output_lens": [16] * 12, "errors": [""] * 12}
-            details |= {"mean_tpot_ms": gap * 1e3, "median_tpot_ms": gap * 1e3}
-            (directory / f"{i}.json").write_text(
-                json.dumps(json.loads((FOREIGN / "vllm-0.json").read_text()) | details)
-            )
+            times = {"itls": [[gap] * 15] * 12, "mean_tpot_ms": gap * 1e3, "median_tpot_ms": gap * 1e3}
+            (directory / f"{i}.json").write_text(json.dumps(whole | times))
     page = tmp_path / "page.html"
     compared(*directories, "--metrics", "tpot_ms", "-o", page)
-    for words in (
-        *("<title>regression: b against a</title>", "result files of vllm", 'data-chart="latencies"'),
-        *("gap between chunks (ITL)", "5 against 5 runs"),
-    ):
+    for words in ("<title>regression: b against a</title>", 'data-chart="latencies"', "5 against 5 runs"):
         assert words in page.read_text()
     assert re.search(r"<td>b</td><td class=\"num\">9\.1\d+ \[", page.read_text())
     compared(FOREIGN / "vllm-0.json", FOREIGN / "vllm-1.json", "-o", page, code=3)
@@ -248,26 +220,6 @@ def test_a_refusal_is_written_where_words_can_be(results, tmp_path, monkeypatch)
         assert path.read_text().startswith("**not compared: the two sides differ")
         assert 'model: "other"' in path.read_text()
     assert not files[2].exists()
-
-
-def height(png):
-    assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    return int.from_bytes(png[20:24], "big")
-
-
-def plotted(path, factors=BLOCKS, cells=({"top_k": 5},), **options):
-    results = write_results(path, block_factors=factors, cells=cells)
-    return forest_plot(compare_sides(*map(parse_side, sides(results)), CompareOptions(**options)))
-
-
-def test_a_picture_grows_by_its_rows_is_the_same_each_time_and_needs_no_intervals_or_ratios(tmp_path):
-    one = plotted(tmp_path / "one", metrics=("step_ms",))
-    assert one == plotted(tmp_path / "again", metrics=("step_ms",))
-    assert height(plotted(tmp_path / "many", cells=tuple({"top_k": k} for k in (1, 2, 5, 10, 20)))) > 3 * height(
-        one
-    )
-    assert height(plotted(tmp_path / "lone", BLOCKS[:1])) > 200
-    assert height(plotted(tmp_path / "exact", metrics=("num_failed",))) > 200
 
 
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=16", "--set", "gates=[]"]
@@ -319,6 +271,5 @@ def test_the_worst_verdict_is_that_of_the_whole(path):
 
 def test_a_directory_with_the_baseline_alone_is_an_error_of_usage(tmp_path):
     alone = ["--set", "variants.guided=null", "--set", "allowed_differences=[]", "--set", "sweep.top_k=null"]
-    output = printed("simulate", "--profile", "ci-smoke", "--blocks", "1", *SMALL, *alone, cwd=tmp_path)
-    assert "compare: " not in output
+    printed("simulate", "--profile", "ci-smoke", "--blocks", "1", *SMALL, *alone, cwd=tmp_path)
     assert "only baseline was planned" in refusal("compare", only_result(tmp_path))
