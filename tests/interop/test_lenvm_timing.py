@@ -46,16 +46,6 @@ def life_of(*steps):
     return life
 
 
-@pytest.mark.parametrize("revision", ["V1", "V3", "V4"])
-def test_every_revision_s_lines_are_read_with_all_they_tell(revision):
-    record = records_of(lives_of(revision_lines(revision, is_guided=True)))[8]
-    assert (record.step, record.batch_size, record.is_greedy, record.is_active) == (9, 3, False, True)
-    assert (record.sections_ms["lvm_forward"], record.count("lvm_n_reqs_with_guidance")) == (36.0, 3)
-    has_more = revision == "V4"
-    assert record.sections_ms.get("lvm_build_topk_filter") == (1.0 if has_more else None)
-    assert record.other.get("lvm_has_topk_all_path") is (False if has_more else None)
-
-
 @pytest.mark.parametrize(
     ("revision", "is_guided", "fits"),
     [
