@@ -1,15 +1,13 @@
 """Secrets that servers print and die with, and that requests carry: none is on disk, in an output or on a page."""
 
 import json
-import sys
 
 import httpx
 import pytest
 from support.cli import WITHOUT_PICTURES, benchctl, in_process, printed
 from support.servers.openai_server import OpenAIServer, SentRequest
 from support.servers.paced_engine import PacedEngine, planned, profile, request
-from support.servers.programs import leaking_server
-from support.servers.programs.leaking_server import HALF_LINE_BYTES
+from support.servers.stubborn_engine import SERVER, StubbornEngine
 
 from benchctl.errors import RunError
 from benchctl.measure.measured_run import MeasuredRun
@@ -27,12 +25,12 @@ SENT = "not-to-be-written-anywhere-4711"
 PLAIN = ("workload.num_prompts=4", "workload.samples_per_prompt=1", "workload.output_len=4", "telemetry.host_hz=0")
 
 
-class Leaking(PacedEngine):
+class Leaking(StubbornEngine):
     """The engine of a server that prints, sends and dies with secrets."""
 
     def argv(self, settings, site):
-        files = (leaking_server.__file__, "--secrets", str(self.truth))
-        return (sys.executable, *files, "--port", str(site.port), *self.flags)
+        python, _, *rest = super().argv(settings, site)
+        return (python, str(SERVER.with_name("leaking_server.py")), "--secrets", "secrets", *rest)
 
     def env(self, settings, site):
         return {}
@@ -48,7 +46,7 @@ def _leaked(tmp_path, monkeypatch):
     words = [word for setting in small for word in ("--set", f"workload.{setting}")]
 
     def leaked(*flags, options=()):
-        engine = Leaking(truth=tmp_path / "secrets", flags=flags)
+        engine = Leaking(truth=tmp_path / "truth.jsonl", flags=flags, essential_processes=())
         monkeypatch.setattr("benchctl.engines.engine.load_name", lambda _: lambda: engine)
         code, out, err = in_process("run", "--profile", "aa", "--blocks", "1", *words, *options)
         return code, out + err
@@ -72,7 +70,7 @@ def test_no_secret_of_a_server_is_in_any_file_or_output(tmp_path, leaked, flags)
     assert (directory / "report.html").is_file()
     assert holding(tmp_path, *SECRETS) == set()
     log = next((directory / "runs").glob("*baseline/server.log")).read_bytes()
-    long_line = b"x" * HALF_LINE_BYTES + b'"[redacted: TEAM_TOKEN]"' + b"y" * HALF_LINE_BYTES
+    long_line = b"x" * 10_000_000 + b'"[redacted: TEAM_TOKEN]"' + b"y" * 10_000_000
     assert (long_line in log, log.count(b"\n\xff\xfe ")) == (True, len(SECRETS))
     record = json.loads(next((directory / "runs").glob("*baseline/run.json")).read_text())
     assert all(record["redactions"][label] >= 6 for label in ("TEAM_TOKEN", "Hugging Face token", "API key"))
