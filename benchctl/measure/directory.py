@@ -82,7 +82,8 @@ def create_results(
         begin_digests(results)
         finished = finish()
     if origin.directory is None:
-        _point_latest(finished)
+        # A simulation beside a measurement must not be taken for it.
+        _point(finished.with_name("latest-simulated" if manifest.is_simulated else "latest"), finished)
     return ResultDirectory(finished)
 
 
@@ -136,14 +137,14 @@ def renamed_when_complete(parent: Path, stem: str) -> Iterator[tuple[Path, Calla
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _point_latest(path: Path) -> None:
-    """Let ``latest`` beside the result directory ``path`` name it, for people who type paths."""
-    link = path.with_name(".latest.partial")
+def _point(link: Path, directory: Path) -> None:
+    """Let ``link`` name the result directory beside it, for people who type paths."""
+    unfinished = link.with_name(f".{link.name}.partial")
     # A file system without links only costs the convenience.
     with suppress(OSError):
-        link.unlink(missing_ok=True)
-        link.symlink_to(path.name, target_is_directory=True)
-        link.replace(path.with_name("latest"))
+        unfinished.unlink(missing_ok=True)
+        unfinished.symlink_to(directory.name, target_is_directory=True)
+        unfinished.replace(link)
 
 
 def set_state(results: ResultDirectory, state: ExperimentState) -> None:
@@ -221,10 +222,6 @@ def begin_attempt(directory: RunDirectory) -> int:
     return number + 1
 
 
-_SIMULATED: Final = "simulated"
-"""Code of the note in the manifest of an experiment in virtual time."""
-
-
 def why_not_extended(manifest: Manifest) -> str | None:
     """The reason why no blocks can be added to an experiment; None where they can."""
     if manifest.stopping is not None:
@@ -234,7 +231,7 @@ def why_not_extended(manifest: Manifest) -> str | None:
         )
     if manifest.imported is not None:
         return "it was imported; measure a new experiment"
-    if any(warning.code == _SIMULATED for warning in manifest.warnings):
+    if manifest.is_simulated:
         return "its runs were simulated in virtual time; simulate it again with more --blocks"
     if manifest.dataset == NO_REQUESTS:
         return "it measures forward passes, which 'benchctl micro' measures anew in seconds"

@@ -177,6 +177,11 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     """Limits on the use of the whole experiment."""
 
     @property
+    def is_simulated(self) -> bool:
+        """True for runs in virtual time, without a server and a client."""
+        return any(warning.code == "simulated" for warning in self.warnings)
+
+    @property
     def directory_name(self) -> str:
         """Name of its result directory where nobody chose another: ``<utc>-<hash8>``."""
         utc = self.created_at.replace("-", "").replace(":", "")

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.summary import SWEEP_COLUMNS
-from benchctl.errors import InvalidDataError, RecordError, UsageError
+from benchctl.errors import BenchctlError, InvalidDataError, RecordError, UsageError
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.files import document_bytes, write_bytes_atomic
+from benchctl.records.files import document_bytes, read_if_there, write_bytes_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.records.writers import current_manifest
@@ -71,7 +73,7 @@ def _contents(
     yield "sweep_summary.csv", csv_bytes(SWEEP_COLUMNS, analysis.sweep_values())
     if analysis.nodes:
         yield "nodes_summary.csv", csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
-    yield "summary.json", document_bytes(summary_document(analysis))
+    yield "summary.json", document_bytes(summary_document(analysis) | {"verdict": verdict.word})
     yield "sweep_summary.json", document_bytes(sweep_document(analysis))
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     directory = ResultDirectory(analysis.results.path)
@@ -107,7 +109,7 @@ def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFi
 
 _NAMES: Final = (
     *("path", "created_at", "profile", "engine", "state", "label", "num_done", "num_planned", "num_blocks_done"),
-    *("num_blocks", "nodes", "problem", "damage", "altered"),
+    *("num_blocks", "nodes", "is_simulated", "verdict", "problem", "damage", "altered"),
 )
 
 
@@ -115,8 +117,8 @@ def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
     """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
 
     What is unknown of one is None; the state of one with a document that cannot be read is ``damaged``. ``nodes``
-    are those that measured runs, as far as records name them; ``problem`` says why nothing else of it can be read,
-    ``damage`` why a run cannot, ``altered`` what is not as measured.
+    are those that measured runs, as far as records name them; ``verdict`` is that of its last report; ``problem``
+    says why nothing else of it can be read, ``damage`` why a run cannot, ``altered`` what is not as measured.
 
     Raises UsageError when ``root`` is not a directory.
     """
@@ -192,9 +194,25 @@ def _entry_of(results: ResultDirectory) -> dict[str, Any]:
         "num_blocks_done": plan.num_blocks_of(done),
         "num_blocks": len({planned.block for planned in plan.runs}),
         "nodes": tuple(sorted({record.node.name for record in readable if record.node is not None})),
+        "is_simulated": manifest.is_simulated,
+        "verdict": _reported_verdict(results.path),
         "damage": damage,
         "altered": "altered: " + first_of(altered, 2) if altered else None,
     }
+
+
+class _Summary(msgspec.Struct):
+    """What a list reads of ``summary.json``."""
+
+    verdict: str | None = None
+
+
+def _reported_verdict(directory: Path) -> str | None:
+    try:
+        content = read_if_there(directory / "summary.json", within=directory)
+        return None if content is None else msgspec.json.decode(content, type=_Summary).verdict
+    except (BenchctlError, OSError, msgspec.MsgspecError):  # a report that is not whole has no verdict
+        return None
 
 
 def _read(run: RunDirectory) -> RunRecord | InvalidDataError | None:

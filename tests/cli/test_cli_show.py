@@ -157,17 +157,21 @@ def test_list_counts_runs_that_are_done_and_survives_damaged_ones_and_its_json_i
     (third.path / "run.json").unlink()
     (ours,) = json.loads(shown(tmp_path, "--json", command="list"))["results"]
     expected = {"path": str(results.path), "profile": "built", "num_done": 4, "num_planned": 6, "problem": None}
+    expected |= {"verdict": None, "is_simulated": False}
     assert {name: ours[name] for name in expected} == expected
     (second.path / "run.json").write_text("{")
+    (tmp_path / "a" / "summary.json").write_text('{"verdict": "regression"}')
     row = words(shown(tmp_path / "a", command="list").splitlines()[1])
-    assert f"{results.manifest().created_at} built sim damaged 3/6" in row
+    assert f"{results.manifest().created_at} built sim damaged regression 3/6" in row
+    (tmp_path / "a" / "summary.json").write_text('{"verdict": ["regression"]}')
+    assert "damaged 3/6" in words(shown(tmp_path / "a", command="list"))
 
 
 def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_how_many_nodes(tmp_path):
     results = plant_shared(tmp_path / "shared", 4)
     plant_block(results, 0, num_ended=6, node="n01")
     plant_block(results, 1, num_ended=3, is_running=True, node="n02")
-    assert "running  9/24  1 of 4 blocks done · 2 nodes" in printed("list", tmp_path)
+    assert "running 9/24 1 of 4 blocks done · 2 nodes" in words(printed("list", tmp_path))
     (entry,) = document("list", tmp_path)["results"]
     assert (entry["num_blocks_done"], entry["num_blocks"], entry["nodes"]) == (1, 4, ["n01", "n02"])
     headline = "ci-smoke · running · 9 of 24 runs done in 1 whole block on 2 nodes · 4 blocks"

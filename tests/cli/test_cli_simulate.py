@@ -32,6 +32,10 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_simulated_experiment_says_so_and_other_commands_read_it(simulated: Path) -> None:
+    assert [path.name for path in simulated.parent.glob("latest*")] == ["latest-simulated"]
+    (row,) = printed("list", cwd=simulated.parents[2]).splitlines()[1:]
+    assert f"ci-smoke/{simulated.name}  " in row
+    assert row.split()[-4:] == ["done", "inconclusive", "4/4", "simulated"]
     manifest = json.loads((simulated / "manifest.json").read_text())
     (note,) = (warning for warning in manifest["warnings"] if warning["code"] == "simulated")
     assert "cost model lenvm-h100 (qwen2.5-7b on h100-sxm)" in note["message"]

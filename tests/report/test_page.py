@@ -12,7 +12,7 @@ import pytest
 from jinja2 import UndefinedError
 from scipy.stats import t as student
 from support.bonus_directory import LISTENER, launch_bound, measured
-from support.cli import benchctl, document, printed
+from support.cli import benchctl, document, printed, refusal
 from support.fake_passes import FakeWorkers
 from support.results.builders import edit_manifest, edit_run, write_results
 from support.results.planted import HOSTILE, right, write_answers, write_hostile, write_on_nodes, wrong
@@ -178,7 +178,7 @@ def test_one_variant_an_unfinished_and_a_damaged_directory_are_named_before_anyt
 def test_sides_that_must_not_be_compared_show_each_difference_as_not_allowed(tmp_path):
     a = write_results(tmp_path / "a").path
     b = write_results(tmp_path / "b", asks="How much is").path
-    text = text_of(sides_page(*((analyze_directory(path), Side(path)) for path in (a, b))))
+    text = text_of(sides_page(*((analyze_directory(path), Side(path)) for path in (a, b)))[0])
     assert text.index("not comparable") < text.index("exit code 4") < text.index("request_set_sha256")
     assert "NOT allowed" in text
 
@@ -205,6 +205,10 @@ def test_a_page_is_written_where_it_was_asked_for_or_in_the_working_directory(di
     assert 'href="runs/' not in page.read_text()
     printed("report", *sides, "-o", "other.html", cwd=tmp_path)
     assert (tmp_path / "other.html").read_bytes() == page.read_bytes()
+    builders.edit_manifest(builders.write_results(tmp_path / "other"), stop="natural")
+    refused = (f"{directory}:baseline", "other:baseline", "-o", "refused.html")
+    assert 'stop: "forced" against "natural"' in refusal("report", *refused, cwd=tmp_path, code=4)
+    assert "not comparable" in text_of((tmp_path / "refused.html").read_text())
     printed("report", directory, "-o", "elsewhere", cwd=tmp_path)
     files = {path.name for path in (tmp_path / "elsewhere").rglob("*")}
     assert {"report.html", "summary.csv", "sweep_summary.json", "result.json"} <= files

@@ -129,7 +129,8 @@ def started(*args: object, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def only_result(cwd: Path) -> Path:
-    """The one result directory under ``cwd``, to which ``latest`` leads."""
+    """The one result directory under ``cwd``, to which ``latest`` leads, or ``latest-simulated``."""
     (path,) = (path for path in (cwd / "results").glob("*/*") if not path.is_symlink())
-    assert (path.parent / "latest").resolve() == path.resolve()
+    (link,) = path.parent.glob("latest*")
+    assert link.resolve() == path.resolve()
     return path

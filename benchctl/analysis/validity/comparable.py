@@ -306,8 +306,8 @@ def refused_differences(differences: Sequence[Difference], patterns: Sequence[st
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
     """Return the differences. Raises NotComparableError with each one that is not allowed.
 
-    Its message names the first of them, the number of others, and the options that allow all, unless one can never
-    be allowed.
+    Its message names the first of them, the number of others, and the options that allow all, or those that can
+    never be allowed.
     """
     refused = refused_differences(differences, patterns)
     if not refused:
@@ -316,13 +316,17 @@ def require_comparable(differences: Sequence[Difference], patterns: Sequence[str
     if len(refused) > _MOST_NAMED:
         lines.append(f"  and {len(refused) - _MOST_NAMED} more, which --json names")
     keys = list(dict.fromkeys(difference.key for difference in refused))
-    words = " ".join(f"--allow-difference {shlex.quote(glob.escape(key))}" for key in keys)
-    raise NotComparableError(
-        "the two sides differ in more than the declared factor:\n" + "\n".join(lines) + "\n"
-        "What a variant or a cell of one profile sets is declared by that. Measure both sides alike in all else; "
-        "or, if this is the change that you study, list it in the profile's allowed_differences"
-        + (f", or add:\n  {words}" if NEVER_ALLOWED.isdisjoint(keys) else "")
-        + "\nNever allowed: "
-        + ", ".join(sorted(NEVER_ALLOWED)),
-        tuple(map(str, refused)),
+    remedy = (
+        "What a variant or a cell of one profile sets is declared by that. Measure both sides alike in all else"
     )
+    never = [key for key in keys if key in NEVER_ALLOWED]
+    if never:
+        remedy += f": {' and '.join(never)} may never differ, because both sides have to do the same work"
+    else:
+        words = " ".join(f"--allow-difference {shlex.quote(glob.escape(key))}" for key in keys)
+        remedy += (
+            "; or, if this is the change that you study, list it in the profile's allowed_differences, or add:\n"
+            f"  {words}"
+        )
+    text = "\n".join(["the two sides differ in more than the declared factor:", *lines, remedy])
+    raise NotComparableError(text, tuple(map(str, refused)))

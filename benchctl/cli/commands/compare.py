@@ -336,7 +336,7 @@ def page_of_sides(
     comparison: Comparison | None = None,
     loaded: Sequence[Experiment] = (),
 ) -> tuple[str, tuple[str, ...]]:
-    """The page on two sides, and descriptions of damaged files.
+    """The page on two sides, and why they cannot be compared, if so, before descriptions of damaged files.
 
     ``comparison`` is that of the sides where it was already made, ``loaded`` their experiments where it was of
     directories.
@@ -357,7 +357,8 @@ def page_of_sides(
         if variants and side.variant not in {None, *variants}:
             raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {', '.join(variants)}")
     damage = dict.fromkeys(line for analysis in analyses for line in analysis.damage)
-    return sides_page(*analyzed, options, comparison), tuple(damage)
+    page, verdict = sides_page(*analyzed, options, comparison)
+    return page, tuple(filter(None, (verdict.problem, *damage)))
 
 
 def _refusal(error: InvalidDataError) -> Contents:

@@ -30,7 +30,7 @@ from benchctl.report import experiment_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_report
 from benchctl.report.table import table_of
-from benchctl.units import megabytes, shortened, shortened_inside
+from benchctl.units import megabytes, shortened
 from benchctl.untrusted.text import visible_line
 
 _ALTERED: Final = 4
@@ -59,11 +59,13 @@ def show(
         raise RecordError("\n".join(analysis.damage))
 
 
-_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
+_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "verdict", "runs", "remarks")
 _GAP: Final = 2
 """Blanks between two columns."""
-_LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
-"""Characters that are left of each column that a narrow terminal shortens, by the column's number."""
+_LEAST_WIDTHS: Final = {2: 8, 7: 8}
+"""Characters that are left of each column that a narrow terminal shortens, by the column's number: never of names
+that are typed.
+"""
 
 
 def list_results(
@@ -85,25 +87,25 @@ def _row(root: Path, entry: dict[str, Any]) -> list[str]:
     path, nodes = Path(entry["path"]), entry["nodes"]
     name = str(path.relative_to(root)) if path != root else str(root)
     if entry["problem"] is not None:
-        return [name, "", "", "", entry["state"] or "unreadable", "", entry["problem"]]
-    remarks = [f"{len(nodes)} nodes" if len(nodes) > 1 else None, entry["label"], entry["damage"], entry["altered"]]
+        return [name, "", "", "", entry["state"] or "unreadable", "", "", entry["problem"]]
+    simulated = "simulated" if entry["is_simulated"] else None
+    on_nodes = f"{len(nodes)} nodes" if len(nodes) > 1 else None
+    remarks = [simulated, on_nodes, entry["label"], entry["damage"], entry["altered"]]
     if entry["state"] in {"running", "interrupted"} and entry["num_blocks"]:
         remarks.insert(0, f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done")
-    fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state"))
+    fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state", "verdict"))
     return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", " · ".join(filter(None, remarks))]
 
 
 def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
-    """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
-    possible.
-    """
+    """The rows with profile and remarks shortened until the table has ``width`` columns, if that is possible."""
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     while sum(widths) + _GAP * (len(widths) - 1) > width:
         widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
         if widths[widest] <= _LEAST_WIDTHS[widest]:
             break
         widths[widest] -= 1
-    return [[shortened_inside(row[0], widths[0]), *map(shortened, row[1:], widths[1:])] for row in rows]
+    return [list(map(shortened, row, widths)) for row in rows]
 
 
 def report(
@@ -131,8 +133,8 @@ def report(
 
     'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
     report-A-vs-B.html in the working directory; for a page with another threshold, use 'benchctl compare A B
-    --output page.html'. The page is self-contained. Damaged files are named on stderr, with exit code 4 after the
-    rest is written.
+    --output page.html'. The page is self-contained. Damaged files, and why two sides cannot be compared, are named
+    on stderr, with exit code 4 after the rest is written.
     """
     if b is not None:
         _write_page(a, b, output, allow_suspect=allow_suspect)
@@ -156,11 +158,11 @@ def report(
 
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
-    page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
+    page, problems = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
     write_bytes_atomic(path, page.encode())
     print(path)
-    if damage:
-        raise RecordError("\n".join(damage))
+    if problems:
+        raise RecordError("\n".join(problems))
 
 
 def _slug(side: Side) -> str:

@@ -50,6 +50,7 @@ from benchctl.report.verdicts import (
     SHAPES,
     SIGNS,
     AnalyzedSide,
+    ComparisonVerdict,
     PageVerdict,
     definition_values,
     directory_verdict,
@@ -86,8 +87,8 @@ def directory_page(
 
 def sides_page(
     a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None, comparison: Comparison | None = None
-) -> str:
-    """The page of two sides. Charts are those of each directory; of one directory, once.
+) -> tuple[str, ComparisonVerdict]:
+    """The page of two sides, and their verdict. Charts are those of each directory; of one directory, once.
 
     ``comparison`` is theirs where it was already made.
     """
@@ -95,7 +96,7 @@ def sides_page(
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
     verdict = page_verdict([one], one.a_name, analyses)
     charts = draw_charts(analyses[0], verdict.comparisons) if len(analyses) == 1 else _charts_of(analyses)
-    return _page(f"{verdict.word}: {one.sides}", verdict, charts, analyses)
+    return _page(f"{verdict.word}: {one.sides}", verdict, charts, analyses), one
 
 
 def files_page(comparison: Comparison, sides: ForeignSides) -> str:
