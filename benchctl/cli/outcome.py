@@ -27,6 +27,7 @@ from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.model_tables import acceptance_table
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
+from benchctl.units import count_of
 from benchctl.untrusted.text import visible_line
 
 
@@ -34,12 +35,12 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
     analysis = analyze_directory(path)
     files = write_derived(analysis)
+    if outcome.num_failed:
+        _warn_of_failures(analysis, outcome.num_failed)
     print_tables_and_notes(analysis)
     print(f"\nruns: {counts_text(outcome)}")
     print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
     print(f"details: benchctl show {shlex.quote(str(path))}")
-    if outcome.num_failed:
-        warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
     print_verdicts(analysis, files.verdict)
@@ -49,6 +50,16 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
     for picture in drawn.written[len(files.written) :]:
         print(f"picture: {picture}")
     return analysis, files.verdict
+
+
+def _warn_of_failures(analysis: AnalyzedExperiment, num_failed: int) -> None:
+    """Say how many runs failed, why the first did, and how to measure them and those that were not tried."""
+    first = next(run.record.failure for run in analysis.runs if run.record.failure is not None)
+    num_left = len(analysis.runs_not_begun)
+    left = f", and {count_of(num_left, 'run')} of other blocks were not tried" if num_left else ""
+    resume = shlex.join(["benchctl", "run", "--resume", str(analysis.results.path)])
+    warn(f"{count_of(num_failed, 'run')} failed{left}: {visible_line(first.reason)}")
+    warn(f"measure what is left with: {resume}")
 
 
 def outcome_document(

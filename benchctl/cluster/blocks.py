@@ -22,6 +22,7 @@ from benchctl.measure.measured_run import ignore, utc_now
 from benchctl.measure.run import measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
+from benchctl.profile.planning import arms
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
@@ -196,6 +197,8 @@ def run_free_blocks(
                 takes_over=takes_over,
             )
             total.update(asdict(outcome))
+            if outcome.num_failed == len(arms(profile)):  # so will the other blocks
+                break
         except OwnedError as error:
             num_owned += 1
             on_owned(str(error))

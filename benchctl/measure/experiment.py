@@ -156,6 +156,8 @@ def run_experiment(
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
+    It also ends after a block in which every arm failed.
+
     ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through after
     the manifest says ``interrupted``; what was measured is kept. Raises UsageError when another benchctl measures
     into the directory or nothing can be written there, and RunError when the system refuses files or memory later.
@@ -201,7 +203,7 @@ def _run_pending(
     profile, requests = context.profile, context.requests
     pending = pending_runs(results, profile)
     num_skipped = len(results.due_plan().runs) - len(pending)
-    states = Counter[RunState]()
+    states, failed_in_block = Counter[RunState](), Counter[int]()
     failed: dict[str, RunRecord] = {}
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
@@ -214,11 +216,11 @@ def _run_pending(
                 record = _measure_feasible(measure, context, planned, results.run(planned.run_id), failed)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
+            failed_in_block[planned.block] += record.state == "failed"
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
-            if sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values()) == len(
-                arms(profile)
-            ):
+            num_refused = sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values())
+            if len(arms(profile)) in (num_refused, failed_in_block[planned.block]):  # so will the other blocks
                 break
         else:
             _take_looks(results, profile, results.manifest().blocks, failed, listener.on_look)

@@ -3,6 +3,7 @@
 Requests are as prepared before the load, and as the client saw them; a run is one fresh server and one workload.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -385,6 +386,15 @@ class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text of the failure, with its remedy."""
     log_tail: str = ""
     """Last lines of the server's log."""
+
+    @property
+    def reason(self) -> str:
+        """The cause, and the last error that the log names; without one the message."""
+        errors = _ERROR.findall(self.log_tail)
+        return f"{self.cause}: {errors[-1] if errors else self.message}"
+
+
+_ERROR: Final = re.compile(r"\b[\w.]*(?:Error|Exception): .*\S")
 
 
 class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):

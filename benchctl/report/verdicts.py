@@ -86,6 +86,9 @@ def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | No
         if name != baseline
     ]
     whole = page_verdict(verdicts, baseline, [analysis])
+    failures = [run.record.failure for run in analysis.runs if run.record.failure is not None]
+    if failures and len(failures) == len(analysis.runs):
+        return replace(whole, word="invalid", sentence=f"every run failed: {failures[0].reason}")
     if bonus is None:
         return whole
     word, exit_code = ("decided", 0) if bonus.is_decided else ("inconclusive", EXIT_CODES["inconclusive"])

@@ -1,6 +1,7 @@
 """Servers that die, hang or are killed, alone or with benchctl: the run fails and says why, and nothing stays."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -165,8 +166,8 @@ def _run(tmp_path, monkeypatch):
     monkeypatch.setattr(conduct, "_REPORT_INTERVAL_S", 0.5)
     small = ("--set", "workload.num_prompts=3", "--set", "workload.output_len=4")
 
-    def run(*flags, engine=Truncating, words=("--profile", "ci-smoke", *small)):
-        flags_of = {"guided": flags} if flags else {}
+    def run(*flags, variants=("guided",), engine=Truncating, words=("--profile", "ci-smoke", *small)):
+        flags_of = dict.fromkeys(variants, flags)
         stubborn = engine(truth=tmp_path / "truth.jsonl", flags_of=flags_of)
         monkeypatch.setattr("benchctl.engines.engine.load_name", lambda _: lambda: stubborn)
         code, _, messages = in_process("run", "--quiet", *words)
@@ -198,6 +199,19 @@ def test_a_server_that_fails_otherwise_fails_its_run_shows_its_log_and_the_exper
     assert messages.count("  | Segmentation fault in kernel 7") == 2
     assert [run.failure.cause for run in records_of(tmp_path, "guided")] == ["server-died"] * 2
     assert [run.num_sent for run in records_of(tmp_path, "baseline")] == [3, 3]
+
+
+def test_an_experiment_ends_after_a_block_in_which_every_server_died_and_says_why_first(tmp_path, run):
+    code, messages = run("--die-saying", "ValueError: no such model", variants=("baseline", "guided"))
+    assert code == 5, messages
+    results = only_result(tmp_path)
+    reason = "server-died: ValueError: no such model"
+    assert f"2 runs failed, and 2 runs of other blocks were not tried: {reason}" in messages
+    assert len(records_of(tmp_path, "")) == 2
+    assert json.loads((results / "summary.json").read_text())["verdict"] == "invalid"
+    assert f"every run failed: {reason}" in (results / "report.html").read_text()
+    run(words=("--resume", results))
+    assert len(records_of(tmp_path, "")) == 4
 
 
 def test_an_arm_that_runs_out_of_memory_is_not_tried_again_until_a_resume(tmp_path, run):
