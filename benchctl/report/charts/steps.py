@@ -314,7 +314,8 @@ def draw_batch_size(subject: figure.Subject) -> figure.Chart:
         encoding=figure.by_series([arm.label for arm in arms], drawn),
     )
     x = figure.axis("batch size, sequences in the step", "size", labelAngle=0, grid=False)
-    x |= {"type": "ordinal", "sort": list(bins), "scale": {}}
+    # The arms of a size stand close together, so that none seems to be at another size.
+    x |= {"type": "ordinal", "sort": list(bins), "scale": {"padding": max(0.2, 1 - 0.05 * len(bins))}}
     rows = [row for label in drawn for row in batch_size_rows(label, *decodes[label], bins)]
     note = figure.clock_note(clock for run in runs for clock in run.run.columns.clocks)
     return figure.Chart(
