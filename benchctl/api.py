@@ -48,15 +48,14 @@ def compare(
     a: str | Path,
     b: str | Path,
     *,
-    threshold: float = 0.01,
+    threshold: float | None = None,
     metrics: Sequence[str] = (),
     options: CompareOptions | None = None,
 ) -> Comparison:
     """Compare B with A, as ``benchctl compare A B`` does, and return the verdict with every ratio and interval.
 
-    ``a`` and ``b`` are ``DIR``, ``DIR:variant``, or result files of other
-    tools. ``threshold`` is the fraction that counts as a change, ``metrics`` those that decide (the profile's
-    primary metrics if empty). ``options`` replaces both. Raises InvalidDataError if the sides may not be compared,
-    and says why.
+    ``a`` and ``b`` are ``DIR``, ``DIR:variant``, or result files of other tools. ``threshold`` is the fraction that
+    counts as a change (None: that of the profile), ``metrics`` those that decide (the profile's primary metrics if
+    empty). ``options`` replaces both. Raises InvalidDataError if the sides may not be compared, and says why.
     """
     return compare_paths(str(a), str(b), options or CompareOptions(margin_frac=threshold, metrics=tuple(metrics)))

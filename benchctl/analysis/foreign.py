@@ -25,6 +25,7 @@ from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.foreign_readers import ForeignRun, exists, is_foreign, read_foreign, unanswered
 from benchctl.interop.foreign_values import Setting
+from benchctl.profile.choices import DEFAULT_THRESHOLD
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
@@ -134,7 +135,7 @@ def compare_foreign(
         )
     deciding = deciding_metrics(metrics)
     rules = Rules(
-        margin_frac=options.margin_frac,
+        margin_frac=DEFAULT_THRESHOLD if options.margin_frac is None else options.margin_frac,
         confidence=options.confidence,
         is_paired=False,
         noise=options.noise or {},

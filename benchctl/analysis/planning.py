@@ -37,8 +37,6 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
 from benchctl.units import percentage
 
-DEFAULT_MARGIN: Final = 0.01
-"""The default threshold of ``compare``."""
 _BLOCKS_OF_A_FLOOR: Final = 8
 
 
@@ -174,7 +172,7 @@ def power_lines(
     most_needed, needed = 0, ""
     for name in deciding:
         log_sd = noise_of[name].log_sd if name in noise_of else ASSUMED_LOG_SD
-        margins = margins_of(DEFAULT_MARGIN, noise_of[name].floor_frac if name in noise_of else 0.0)
+        margins = margins_of(profile.comparison.threshold, noise_of[name].floor_frac if name in noise_of else 0.0)
         change_frac = margins.change_frac
         effect_frac = minimum_detectable_effect(
             log_sd, profile.blocks, num_tests=num_corrected, margin_frac=change_frac, estimator=estimator

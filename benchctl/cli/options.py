@@ -52,8 +52,23 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-RESULTS_HELP: Final = "Result directory, finished or not."
-ResultsDir = Annotated[Path, typer.Argument(metavar="DIR", help=RESULTS_HELP, autocompletion=complete_results)]
+def results_named(text: str) -> str:
+    """The name of a profile as its latest result directory, with the variant behind it; other texts as they are."""
+    name, colon, variant = text.partition(":")
+    latest = RESULTS / name / "latest"
+    if os.sep in text or Path(name).exists() or Path(text).exists() or not latest.is_dir():
+        return text
+    return f"{latest}{colon}{variant}"
+
+
+def _latest_of(path: Path | None) -> Path | None:
+    return None if path is None else Path(results_named(str(path)))
+
+
+RESULTS_HELP: Final = "Result directory, finished or not; the name of a profile stands for its latest."
+ResultsDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help=RESULTS_HELP, autocompletion=complete_results, callback=_latest_of)
+]
 ProfileName = Annotated[
     str | None,
     typer.Option(
@@ -236,6 +251,7 @@ class RunOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
+            callback=_latest_of,
             help="Continue DIR: measure the runs that are not done. With --blocks N, add blocks until there are N; "
             "each addition is a look at the results and widens the intervals.",
         ),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+DEFAULT_THRESHOLD: Final = 0.01
+"""The smallest change that counts where nobody says another."""
 DEFAULT_MODEL: Final = "qwen2.5-7b"
 """Model of a profile that names none."""
 NO_REQUESTS: Final = "none"

@@ -53,7 +53,7 @@ def is_path(name_or_path: str) -> bool:
 
 
 def profile_file(name_or_path: str) -> Path:
-    """The file of a profile.
+    """The file of a profile; a name also stands for a file of the working directory, as ``init`` writes one.
 
     Raises ProfileError, naming the nearest known profile, when there is none.
     """
@@ -65,7 +65,8 @@ def profile_file(name_or_path: str) -> Path:
                 f"{known_profiles_text(path.stem)}"
             )
         return path
-    for path in named_files(name_or_path, profile_directories()):
+    carried = profile_directories()
+    for path in named_files(name_or_path, (carried[0], Path(), *carried[1:])):
         return path
     raise ProfileError(f"no profile is called {name_or_path!r}. {known_profiles_text(name_or_path)}")
 

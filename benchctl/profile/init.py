@@ -1,12 +1,13 @@
 """The text of a new profile: one change against a baseline, with the lines that its writer will want to edit.
 
-``new_profile`` writes it for a change of one of five kinds; the result stands alone and extends nothing.
+``new_profile`` writes it for a change of one of five kinds, or for one running server as it is; the result stands
+alone and extends nothing.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -18,6 +19,8 @@ from benchctl.profile.model import Sampling
 from benchctl.profile.sections import RequestOptions
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_MOST_OF_NAME: Final = 40
+"""Characters of the name of a variant."""
 _PLAIN: Final = re.compile(r"(?:[A-Za-z]|\.{0,2}/)(?:[\w./+@-]|:(?!$))*")
 
 
@@ -39,8 +42,18 @@ VALUES: Final = {
     Change.SERVER: "the addresses of both servers, first that of the baseline",
 }
 """Meaning of the values, by kind of change."""
-NUM_VALUES: Final = {Change.BUILD: (1, 2), Change.MODEL: (1, 1), Change.SERVER: (2, 2)}
+NUM_VALUES: Final = {Change.BUILD: (1, 2), Change.SERVER: (2, 2)}
 """Fewest and most values, where these are limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """A file of prompts of one's own."""
+
+    path: str
+    num_rows: int
+    has_output_lengths: bool
+    """Every row says how long its output is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +61,20 @@ class NewProfile:
     """The answers from which a profile is written."""
 
     name: str
-    change: Change
+    change: Change | None
+    """None for one running server that is measured as it is."""
     engine: str
     """Preset or kind; for two running servers their dialect."""
     kind: str
     """Kind of this engine."""
     model: str | None
     """Model of the baseline; None where running servers know theirs."""
-    values: tuple[str, ...]
-    """See ``VALUES``."""
+    values: tuple[str, ...] = ()
+    """See ``VALUES``; none for one running server that is measured as it is."""
+    url: str | None = None
+    """Address of the one running server; None where benchctl starts servers, or two are attached."""
+    prompts: Prompts | None = None
+    """None for random words."""
 
 
 def check_name(name: str) -> str:
@@ -68,26 +86,33 @@ def check_name(name: str) -> str:
 
 
 _TEMPLATE: Final = """\
-# {name}: a change against a baseline. Run it: benchctl run {name}.yaml
+# {name}: {title}. Run it: benchctl run {name}
 description: {description}
 {engine}
 {model}
 blocks: 6                # the fewest that give a verdict; each {start}
 workload:
-  dataset: synthetic     # random words; real prompts: gsm8k, sharegpt, or custom with a path
-  num_prompts: 16
-  input_len: 256         # tokens of each prompt
-  output_len: 64         # tokens of each output, so that both sides do equal work
+{prompts}
   arrival: {{kind: closed-loop, max_concurrency: 8}}
 {cache}variants:
-  baseline: {baseline}
-  changed: {changed}
+{variants}
 {rest}"""
+_SYNTHETIC: Final = """\
+  dataset: synthetic     # random words; prompts of your own: 'benchctl init --prompts FILE'
+  num_prompts: 16
+  input_len: 256         # tokens of each prompt
+  output_len: 64         # tokens of each output, so that both sides do equal work"""
+_OWN: Final = """\
+  dataset: custom        # prompts of your own
+  path: {path}
+  num_prompts: {num_rows:<11} # all rows of the file
+  output_len: {output_len:<12} # {remark}"""
 _CACHE: Final = "  allow_prefix_cache_hits: true # the caches of a server that is attached cannot be emptied\n"
 _ALLOWED: Final = {
     Change.BUILD: "'server.*'",
     Change.MODEL: "model, 'server.*'",
     Change.SERVER: "'server.*', model",
+    None: "'server.*'",
 }
 """Patterns of what may differ beside what the variants set; any other difference makes a comparison invalid."""
 
@@ -95,14 +120,15 @@ _ALLOWED: Final = {
 def new_profile(new: NewProfile) -> str:
     """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
     _check_values(new)
-    baseline, changed = _sides(new)
-    values, last, is_attached = " ".join(new.values), new.values[-1], new.change is Change.SERVER
+    variants = _variants(new)
+    values, is_attached = " ".join(new.values), new.url is not None or new.change is Change.SERVER
     description = {
         Change.FLAG: f"{values} against the default of the server",
         Change.SAMPLER: f"{values} against the default of requests",
         Change.MODEL: f"{values} against {new.model}",
         Change.BUILD: "A new build against the old one",
-        Change.SERVER: f"{last} against {new.values[0]}",
+        Change.SERVER: " against ".join(reversed(new.values)),
+        None: f"The server at {new.url} as it is",
     }[new.change]
     engine, model = (
         f"engine: {_text(new.engine)}",
@@ -112,23 +138,37 @@ def new_profile(new: NewProfile) -> str:
     remark = "a directory, or a name that the engine can load"
     if is_attached:
         served = f", served_model: {_text(new.model)}" if new.model else ""
-        url, remark = _text(new.values[0]), "a name whose shape benchctl knows also gives FLOPs"
+        url, remark = _text(new.url or new.values[0]), "a name whose shape benchctl knows also gives FLOPs"
         engine = f"engine: {{kind: attach, options: {{url: {url}, dialect: {_text(new.engine)}{served}}}}}"
-    rest = f"sweep: {{model: [{_text(last)}]}}\n" if new.change is Change.MODEL else ""
+    rest = f"sweep: {{model: [{', '.join(map(_text, new.values))}]}}\n" if new.change is Change.MODEL else ""
     if new.change in _ALLOWED:
         remark_of_rest = "beside what the variants set; any other makes the comparison invalid"
         rest += f"allowed_differences: [{_ALLOWED[new.change]}] # {remark_of_rest}\n"
     return _TEMPLATE.format(
         name=new.name,
+        title="a server as it is" if new.change is None else "a change against a baseline",
         description=_text(description),
         engine=engine,
         model=f"{model:<24} # {remark}",
-        start="loads both servers in turn" if is_attached else "starts both servers afresh",
+        start=_start(new, is_attached=is_attached),
+        prompts=_SYNTHETIC if new.prompts is None else _own_prompts(new.prompts),
         cache=_CACHE if is_attached and not _bypasses_cache(new.engine) else "",
-        baseline=baseline,
-        changed=changed,
+        variants="\n".join(f"  {name}: {settings}" for name, settings in variants.items()),
         rest=rest,
     )
+
+
+def _start(new: NewProfile, *, is_attached: bool) -> str:
+    if not is_attached:
+        return "starts every server afresh"
+    return "loads both servers in turn" if new.change is Change.SERVER else "sends every load once"
+
+
+def _own_prompts(prompts: Prompts) -> str:
+    length, remark = "64", "tokens of each output"
+    if prompts.has_output_lengths:
+        length, remark = "null", "rows have their own"
+    return _OWN.format(path=_text(prompts.path), num_rows=prompts.num_rows, output_len=length, remark=remark)
 
 
 def _bypasses_cache(dialect: str) -> bool:
@@ -137,49 +177,80 @@ def _bypasses_cache(dialect: str) -> bool:
 
 
 def _check_values(new: NewProfile) -> None:
-    fewest, most = NUM_VALUES.get(new.change, (1, len(new.values)))
+    fewest, most = (0, 0) if new.change is None else NUM_VALUES.get(new.change, (1, len(new.values)))
     if not fewest <= len(new.values) <= most:
         raise UsageError(
             f"--change {new.change} takes {fewest if fewest == most else f'{fewest} or {most}'} --value, and "
-            f"{len(new.values)} are given: {VALUES[new.change]}"
+            f"{len(new.values)} are given: {VALUES[new.change or Change.SAMPLER]}"
         )
-    if new.change is Change.SERVER and new.engine not in dialects():
+    if new.url is not None and new.change not in {None, Change.SAMPLER}:
+        raise UsageError(
+            f"--url {new.url} with --change {new.change}: that changes where the server is started; leave out "
+            "--change and --value, and measure the server before and after"
+        )
+    if (new.url is not None or new.change is Change.SERVER) and new.engine not in dialects():
         raise UsageError(
             f"--engine is {new.engine!r}; for running servers name their dialect, one of {', '.join(dialects())} "
             f"({PLAIN_DIALECT} where nothing more is known)"
         )
 
 
-def _sides(new: NewProfile) -> tuple[str, str]:
-    """The YAML of both variants."""
-    options, first, last = options_class(new.kind).model_fields, _text(new.values[0]), _text(new.values[-1])
+def _variants(new: NewProfile) -> dict[str, str]:
+    """The YAML of each variant by its name, the baseline first."""
+    options = options_class(new.kind).model_fields
+    if new.change is None:
+        return {"baseline": "{}"}
     if new.change is Change.FLAG:
-        return "{}", _settings(new, f"engine {new.engine!r} has no option", {"server": options})
+        return {"baseline": "{}"} | _settings(new, f"engine {new.engine!r} has no option", {"server": options})
     if new.change is Change.SAMPLER:
         sections = {"sampling": Sampling.model_fields, "request": RequestOptions.model_fields}
-        return "{}", _settings(new, "requests have no field", sections)
+        return {"baseline": "{}"} | _settings(new, "requests have no field", sections)
     if new.change is Change.MODEL:
-        return "{}", "{}"
+        return {"baseline": "{}", "other-model": "{}"}
+    first, last = _text(new.values[0]), _text(new.values[-1])
     if new.change is Change.SERVER:
-        return "{}", f"{{server: {{url: {last}}}}}"
+        return {"baseline": "{}", "other-server": f"{{server: {{url: {last}}}}}"}
     key = next((key for key in ("binary", "python") if key in options), None)
     if key is None:
         raise UsageError(
             f"--change build: engine {new.engine!r} has one build; name another engine, such as --engine vllm, "
             "and the interpreters of two environments that have it"
         )
-    return f"{{server: {{{key}: {first}}}}}" if len(new.values) > 1 else "{}", f"{{server: {{{key}: {last}}}}}"
+    old = f"{{server: {{{key}: {first}}}}}" if len(new.values) > 1 else "{}"
+    return {"baseline": old, "new-build": f"{{server: {{{key}: {last}}}}}"}
 
 
-def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[str]]) -> str:
-    """The values as the YAML of a variant, each in the section that has its key.
+def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """The YAML of a variant by its name: one with all values, or one for each value of a single option.
 
-    Words that begin with dashes go to a server's command line as they are. Raises UsageError for any other key.
+    Each value stands in the section that has its key; words that begin with dashes go to a server's command line as
+    they are. Raises UsageError for any other key.
     """
+    lists = [_choices(value) for value in new.values]
+    if len(lists) > 1 and any(len(choices) > 1 for choices in lists):
+        raise UsageError(f"--value {' '.join(new.values)}: several values of one option only; leave the others out")
+    of_variants = [(choice,) for choice in lists[0]] if len(lists) == 1 else [new.values]
+    return {_slug(values[0]): _variant(new, values, lacking, sections) for values in of_variants}
+
+
+def _choices(value: str) -> list[str]:
+    """``a=1,2`` as ``a=1`` and ``a=2``; a list or a mapping in YAML and words for a command line are one value."""
+    name, equals, setting = value.partition("=")
+    if value.startswith("-") or setting.lstrip().startswith(("[", "{", '"', "'")):
+        return [value]
+    return [f"{name}{equals}{part}" for part in setting.split(",")]
+
+
+def _slug(value: str) -> str:
+    """The name of a variant: ``max_num_seqs-4``."""
+    return re.sub(r"[^a-z0-9_.]+", "-", value.lower()).strip("-._")[:_MOST_OF_NAME] or "changed"
+
+
+def _variant(new: NewProfile, values: Sequence[str], lacking: str, sections: Mapping[str, Collection[str]]) -> str:
     names = [name for keys in sections.values() for name in keys]
     entries: dict[str, list[str]] = {section: [] for section in sections}
     words: list[str] = []
-    for value in new.values:
+    for value in values:
         name, equals, setting = (part.strip() for part in value.partition("="))
         if value.startswith("-") and new.change is Change.FLAG:
             words += shlex.split(value)

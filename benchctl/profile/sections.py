@@ -7,12 +7,13 @@ continued on another partition. Its texts that stand in the header of a job scri
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import MAX_DEVICES, Seconds, Section, ThreadCount, check_rules
+from benchctl.profile.choices import DEFAULT_THRESHOLD, MAX_DEVICES, Seconds, Section, ThreadCount, check_rules
 from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
@@ -223,11 +224,21 @@ class Timeouts(Section):
     """From asking a server to end until it is killed."""
 
 
+def _fraction(value: object) -> object:
+    """``1%`` as 0.01; anything else as it is."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value.removesuffix("%")) / 100
+    return value
+
+
 class ComparisonRules(Section):
     """The rules of the verdict, declared before the first run."""
 
     estimator: Literal["robust", "mean"] = "robust"
     """``robust`` gives outlying blocks little weight; ``mean`` gives all blocks the same."""
+    threshold: Annotated[float, BeforeValidator(_fraction)] = Field(default=DEFAULT_THRESHOLD, ge=0, lt=1)
+    """Smallest change that counts, as ``1%`` or ``0.01``."""
 
 
 class Telemetry(Section):

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from support.cli import benchctl, only_result, printed, refusal
+from support.cli import WITHOUT_SERVERS, benchctl, only_result, printed, refusal
 
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
@@ -90,6 +90,56 @@ def test_two_running_servers_are_attached(tmp_path: Path) -> None:
     settings = sides(tmp_path / "x.yaml")
     assert tuple(each.server.url for each in settings) == urls
     assert settings[1].server.dialect == "vllm"
+
+
+def test_several_values_of_one_option_are_a_variant_each_and_a_name_finds_its_file_and_its_results(
+    tmp_path: Path,
+) -> None:
+    init(tmp_path, "x", "--change", "flag", "--engine", "sim", "--value", "max_num_seqs=2,4")
+    assert [each.server.max_num_seqs for each in sides(tmp_path / "x.yaml")] == [1024, 2, 4]
+    assert list(load_profile(str(tmp_path / "x.yaml")).variants) == ["baseline", "max_num_seqs-2", "max_num_seqs-4"]
+    assert "no profile is called 'y'" in refusal("run", "y", cwd=tmp_path)
+    printed("run", "x", *SMALL, cwd=tmp_path, **WITHOUT_SERVERS)
+    assert printed("show", "x", cwd=tmp_path).startswith("x · ")
+    told = printed("compare", "x:max_num_seqs-2", cwd=tmp_path, code=3)
+    assert told.startswith("inconclusive: max_num_seqs-2 against baseline")
+    (tmp_path / "x").mkdir()
+    assert "x is not a result directory" in refusal("show", "x", cwd=tmp_path)
+    told = refusal("init", "z", "--change", "flag", "--engine", "sim", "--value=a=1,2", "--value=b=3", cwd=tmp_path)
+    assert "several values of one option only" in told
+
+
+def test_prompts_of_a_file_are_all_taken_with_their_lengths_where_every_row_has_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "How far is the moon?", "max_tokens": 5}\n{"prompt": "Why?", "output_len": 7}\n')
+    args = ("x", "--change", "flag", "--engine", "sim", "--value", "max_num_seqs=4", "--prompts", "mine.jsonl")
+    init(tmp_path, *args)
+    printed("run", "x", *SMALL[:2], "--dry-run", cwd=tmp_path)
+    printed("run", "x", *SMALL[:2], *SMALL[-3:], cwd=tmp_path, **WITHOUT_SERVERS)
+    requests = load_results(only_result(tmp_path)).requests
+    assert [(request.prompt, request.max_tokens) for request in requests] == [
+        ("How far is the moon?", 5),
+        ("Why?", 7),
+    ]
+    file.write_text('{"prompt": "How far is the moon?"}\n')
+    init(tmp_path, *args, "--force")
+    assert load_profile(str(tmp_path / "x.yaml")).workload.output_len == 64
+    assert "none.jsonl, which is not a file" in refusal(
+        "init", *args, "--prompts", "none.jsonl", "--force", cwd=tmp_path
+    )
+
+
+def test_one_running_server_is_measured_as_it_is_or_with_other_fields_of_its_requests(tmp_path: Path) -> None:
+    url = "http://10.0.0.1:8000"
+    told = init(tmp_path, "x", "--url", url)
+    (as_it_is,) = sides(tmp_path / "x.yaml")
+    assert as_it_is.server.url == url
+    assert "benchctl compare results/x/FIRST results/x/SECOND" in told
+    init(tmp_path, "x", "--url", url, "--engine", "vllm", "--value", "top_k=50", "--force")
+    baseline, changed = sides(tmp_path / "x.yaml")
+    assert (baseline.server.dialect, changed.server.url, changed.sampling.top_k) == ("vllm", url, 50)
+    told = refusal("init", "y", "--url", url, "--change", "flag", "--value", "max_num_seqs=4", cwd=tmp_path)
+    assert "that changes where the server is started; leave out --change and --value" in told
 
 
 def test_a_profile_is_about_twenty_lines_with_remarks_and_replaces_a_file_only_with_force(tmp_path: Path) -> None:

@@ -90,6 +90,21 @@ def test_prompts_of_a_seed_are_the_same_bytes_and_no_two_begin_alike(tmp_path):
     assert {*map(len, prompts)} == {30}
 
 
+def test_every_prompt_of_a_file_is_sent_once_with_the_length_of_its_row(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "How far is the moon?", "max_tokens": 3}\n{"prompt": "Why?", "output_len": 2}\n')
+    with OpenAIServer().running() as server:
+        args = ("load", server.url, "--prompts", "mine.jsonl", "--num-warmups", "0")
+        printed(*args, "-o", "a", cwd=tmp_path)
+        sent = {(each.body["prompt"], each.body["max_tokens"]) for each in server.requests}
+        assert sent == {("How far is the moon?", 3), ("Why?", 2)}
+        assert "--num-prompts 3: mine.jsonl has 2 rows" in refusal(*args, "--num-prompts", "3", cwd=tmp_path)
+        assert "leave these out" in refusal(*args, "--dataset-name", "custom", cwd=tmp_path)
+        file.write_text('{"prompt": "How far is the moon?"}\n')
+        printed(*args, "-o", "b", cwd=tmp_path)
+        assert server.requests[-1].body["max_tokens"] == 128
+
+
 @pytest.mark.parametrize(
     ("args", "kind", "rate"),
     [

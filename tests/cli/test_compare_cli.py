@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 from support.cli import benchctl, document, in_process, only_result, printed, refusal
-from support.results.builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
+from support.results.builders import (
+    PROFILE_YAML,
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    share_request_set,
+    write_results,
+)
 
 from benchctl.cli.commands.compare import SUFFIXES
 from benchctl.cli.screen import PICTURE_SUFFIXES
@@ -155,6 +162,12 @@ def test_one_block_shows_a_change_without_an_interval_and_great_values_are_writt
     assert "+58.1% [one block]" in text
     fast = write_results(tmp_path / "fast", block_factors=({"baseline": 0.01, "guided": 0.01},) * 6)
     assert "80,000" in compared(*sides(fast))
+
+
+def test_the_threshold_of_the_profile_counts_where_none_is_named(results):
+    results.write_profile(f"{PROFILE_YAML}comparison: {{threshold: 80%}}\n")
+    assert compared(*sides(results), code=0).startswith("equivalent: guided against baseline: 3 of 3 comparisons")
+    assert compared(*sides(results), "--threshold", "1%").startswith("regression")
 
 
 def data_of(page: Path):

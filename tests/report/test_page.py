@@ -205,7 +205,7 @@ def test_a_page_is_written_where_it_was_asked_for_or_in_the_working_directory(di
     assert 'href="runs/' not in page.read_text()
     printed("report", *sides, "-o", "other.html", cwd=tmp_path)
     assert (tmp_path / "other.html").read_bytes() == page.read_bytes()
-    builders.edit_manifest(builders.write_results(tmp_path / "other"), stop="natural")
+    edit_manifest(write_results(tmp_path / "other"), stop="natural")
     refused = (f"{directory}:baseline", "other:baseline", "-o", "refused.html")
     assert 'stop: "forced" against "natural"' in refusal("report", *refused, cwd=tmp_path, code=4)
     assert "not comparable" in text_of((tmp_path / "refused.html").read_text())

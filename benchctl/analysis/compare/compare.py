@@ -83,8 +83,8 @@ def metric_errors(
 class CompareOptions:
     """Options of a comparison. Raises UsageError for a value out of range."""
 
-    margin_frac: float = 0.01
-    """The threshold: a smaller change does not count."""
+    margin_frac: float | None = None
+    """The threshold: a smaller change does not count. None: that of the profile."""
     equivalence_margin_frac: float | None = None
     """Inside it two sides are called equivalent; None: inside the threshold."""
     confidence: float = 0.95
@@ -114,7 +114,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         margin, equivalence, confidence = self.margin_frac, self.equivalence_margin_frac, self.confidence
-        if not 0 <= margin < 1:
+        if margin is not None and not 0 <= margin < 1:
             raise UsageError(f"the threshold is {margin:.3g}; it is a fraction from 0 to below 1: 0.01 or 1%")
         if equivalence is not None and not 0 < equivalence < 1:
             message = "it is a fraction above 0 and below 1: 0.02 or 2%"
@@ -214,7 +214,7 @@ def _rules_of(pair: ArmPair, options: CompareOptions) -> tuple[Rules, tuple[Resu
         noise_of(*pair.sides) if options.noise is None else (options.noise, options.noise_source, ())
     )
     rules = Rules(
-        margin_frac=options.margin_frac,
+        margin_frac=pair.sides[0].margin_frac if options.margin_frac is None else options.margin_frac,
         confidence=pair.confidence,
         is_paired=pair.pairing != "unpaired",
         noise=noise,

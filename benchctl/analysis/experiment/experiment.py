@@ -24,7 +24,7 @@ from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_w
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.errors import ProfileError, RecordError, UsageError
-from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.choices import DEFAULT_THRESHOLD, NO_REQUESTS
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
@@ -124,6 +124,11 @@ class Experiment:
     def estimator(self) -> Estimator:
         """The estimator of block ratios that the profile declares."""
         return DEFAULT_ESTIMATOR if self.profile_or_none is None else self.profile_or_none.comparison.estimator
+
+    @property
+    def margin_frac(self) -> float:
+        """The smallest change that counts, as the profile declares it."""
+        return DEFAULT_THRESHOLD if self.profile_or_none is None else self.profile_or_none.comparison.threshold
 
     def first_blocks(self, num_blocks: int) -> "Experiment":
         """The experiment as it was after ``num_blocks`` blocks; values of single runs are not derived again."""

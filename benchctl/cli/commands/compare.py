@@ -17,7 +17,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
-from benchctl.cli.options import AsJson, complete_results
+from benchctl.cli.options import AsJson, complete_results, results_named
 from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.foreign_readers import is_foreign
@@ -63,11 +63,12 @@ _SideB = Annotated[
     ),
 ]
 _Threshold = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--threshold",
         help="Smallest change that counts: 1% or 0.01. Larger noise on file for this machine raises it for "
         "changes, not for equivalence.",
+        show_default="comparison.threshold of the profile, else 1%",
     ),
 ]
 _EquivalenceMargin = Annotated[
@@ -162,7 +163,7 @@ _GithubSummary = Annotated[
 def compare(
     a: _SideA,
     b: _SideB = None,
-    threshold: _Threshold = "1%",
+    threshold: _Threshold = None,
     equivalence_margin: _EquivalenceMargin = None,
     estimator: _EstimatorName = None,
     confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
@@ -193,7 +194,7 @@ def compare(
         raise UsageError("--json and --markdown exclude each other; give one of the two")
     write = partial(_write, outputs=_checked(output or ()), summary=_summary_path() if github_summary else None)
     options = CompareOptions(
-        margin_frac=parse_threshold(threshold),
+        margin_frac=None if threshold is None else parse_threshold(threshold),
         equivalence_margin_frac=(
             None if equivalence_margin is None else parse_threshold(equivalence_margin, "--equivalence-margin")
         ),
@@ -260,6 +261,7 @@ def _judged(a: str, b: str | None, options: CompareOptions, *, show_all: bool) -
 
     With one side that names a variant, that variant is B and the baseline of its directory is A.
     """
+    a, b = results_named(a), None if b is None else results_named(b)
     if b is None and (baseline := _baseline_beside(a)) is not None:
         a, b = baseline, a
     verdict, page = _judge_directory(Path(a), options) if b is None else _judge_sides(a, b, options)

@@ -36,9 +36,11 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.record import RunRecord
 from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
+from benchctl.units import count_of
 from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.base import FileDataset, OwnDataset, dataset_named
+from benchctl.workload.datasets.own import own_rows
 
 if TYPE_CHECKING:
     from benchctl.analysis.metrics.run import LoadFigures
@@ -48,6 +50,7 @@ _OBVIOUS_WARNING: Final = "server-not-fresh"
 """The user who typed the address knows that benchctl did not start the server."""
 _LIMITED: Final = ("ttft", "tpot", "e2el")
 """Latencies that goodput may limit."""
+_NUM_PROMPTS: Final = 64
 _OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""
 
@@ -63,7 +66,19 @@ class LoadOptions:
     dialect: Annotated[
         str, typer.Option(metavar="DIALECT", help="API of the server: openai, or an engine such as vllm.")
     ] = "openai"
-    num_prompts: Annotated[int, typer.Option(min=1, max=MAX_OUTPUTS, help="Number of requests.")] = 64
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_OUTPUTS, help="Number of requests; by default the rows of --prompts.", show_default="64"
+        ),
+    ] = None
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts of your own as JSON Lines with prompt or messages; by default all rows.",
+        ),
+    ] = None
     max_concurrency: Annotated[
         int | None, typer.Option(min=1, max=MAX_CONCURRENCY, help="Most requests that are open at once.")
     ] = None
@@ -165,7 +180,7 @@ def load(options: LoadOptions) -> None:
     results = create_load_directory(profile, prepared, origin)
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
     is_drawn = has_room_for_bars(is_quiet=options.as_json)
-    requests = bar(total=options.num_prompts, desc="requests", unit="req", leave=False) if is_drawn else None
+    requests = bar(total=len(prepared.requests), desc="requests", unit="req", leave=False) if is_drawn else None
 
     def advance(num_ended: int) -> None:
         if requests is not None:
@@ -183,10 +198,20 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
     if options.dialect not in dialects():
         raise UsageError(f"--dialect is {options.dialect!r}; choose one of {', '.join(dialects())}")
     dataset_name = options.dataset_name or ("generated" if options.input_len is None else "synthetic")
+    path, num_prompts = options.dataset_path, options.num_prompts or _NUM_PROMPTS
+    if options.prompts is not None:
+        if options.dataset_name is not None or path is not None:
+            raise UsageError("--prompts FILE is --dataset-name custom --dataset-path FILE: leave these out")
+        dataset_name, path = "custom", options.prompts
     dataset = dataset_named(dataset_name)
     has_lengths = isinstance(dataset, OwnDataset) or (
         isinstance(dataset, FileDataset) and dataset.has_output_lengths
     )
+    if dataset_name == "custom" and path is not None:
+        rows = own_rows(path)
+        has_lengths, num_prompts = all(row.output_len for row in rows), options.num_prompts or len(rows)
+        if num_prompts > len(rows):
+            raise UsageError(f"--num-prompts {num_prompts}: {path} has {count_of(len(rows), 'row')}; leave it out")
     length: dict[str, int | None] = {"max_tokens": options.output_len or _OUTPUT_TOKENS}
     if options.ignore_eos:
         length = {"output_len": options.output_len or (None if has_lengths else _OUTPUT_TOKENS)}
@@ -214,8 +239,8 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "model": options.model or "unknown",
         "workload": {
             "dataset": dataset_name,
-            "path": options.dataset_path,
-            "num_prompts": options.num_prompts,
+            "path": path,
+            "num_prompts": num_prompts,
             "input_len": options.input_len,
             "tokenizer": options.tokenizer,
             "chat": options.chat,

@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
-from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results
+from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results, results_named
 from benchctl.cli.outcome import print_tables_and_notes
 from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, wide_console
 from benchctl.errors import RecordError, UsageError, as_usage_error
@@ -136,8 +136,9 @@ def report(
     --output page.html'. The page is self-contained. Damaged files, and why two sides cannot be compared, are named
     on stderr, with exit code 4 after the rest is written.
     """
+    a = results_named(a)
     if b is not None:
-        _write_page(a, b, output, allow_suspect=allow_suspect)
+        _write_page(a, results_named(b), output, allow_suspect=allow_suspect)
         return
     try:
         files = write_report(Path(a), allow_suspect=allow_suspect, directory=output)

@@ -8,6 +8,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -34,13 +35,14 @@ from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.engine_table import ENGINES, is_virtual
+from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
-from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
+from benchctl.profile.init import VALUES, Change, NewProfile, Prompts, check_name, new_profile
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.report.table import table_of
 from benchctl.units import count_of
+from benchctl.workload.datasets.own import own_rows
 
 _QUESTIONS: Final = {
     "flag": "an option or flag of the server",
@@ -96,8 +98,18 @@ def init(
         typer.Option(
             metavar="VALUE",
             help="What it changes to: OPTION=VALUE or a flag; a path of each build; FIELD=VALUE; the other model; "
-            "the address of each server. Repeat as needed.",
+            "the address of each server. Several values of one option: OPTION=A,B,C. Repeat as needed.",
         ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of one running server: fields of its requests change, or without --value nothing.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts of your own, as JSON Lines with prompt or messages."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace NAME.yaml if it exists.")] = False,
 ) -> None:
@@ -107,23 +119,45 @@ def init(
     --value max_num_seqs=4
     """
     try:
-        new = _answered(name, change, engine, model, tuple(value or ()))
+        new = _answered(name, change, engine, model, tuple(value or ()), url)
     except typer.Abort:
         raise KeyboardInterrupt from None
     path = Path(f"{new.name}.yaml")
     if path.exists() and not force:
         raise UsageError(f"{path} exists; choose another name, or replace it with --force")
+    if prompts is not None:
+        rows = own_rows(str(prompts))
+        has_lengths = all(row.output_len is not None for row in rows)
+        own = Prompts(path=str(prompts), num_rows=len(rows), has_output_lengths=has_lengths)
+        new = replace(new, prompts=own)
     text = new_profile(new)
     check_names(parse_profile(f"{text}name: {new.name}\n", str(path)))
     path.write_text(text, encoding="utf-8")
-    what = f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, engine {new.engine}"
-    print(f"{path}: {'two running servers, 6 blocks' if new.change is Change.SERVER else what}")
+    print(f"{path}: {_summary(new)}, 6 blocks")
     print("edit it, or leave it as it is, then run it:")
-    print(f"  {shlex.join(['benchctl', 'run', str(path)])}")
+    print(f"  {shlex.join(['benchctl', 'run', new.name])}")
+    if new.change is None:
+        parent = RESULTS / new.name
+        print("change the server, run it again, then compare the first directory with the second:")
+        print(f"  benchctl compare {parent}/FIRST {parent}/SECOND")
+
+
+def _summary(new: NewProfile) -> str:
+    if new.change is None:
+        return f"the server at {new.url} as it is"
+    if new.change is Change.SERVER:
+        return "two running servers"
+    where = f"the server at {new.url}" if new.url is not None else f"engine {new.engine}"
+    return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, {where}"
 
 
 def _answered(
-    name: str | None, change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]
+    name: str | None,
+    change: str | None,
+    engine: str | None,
+    model: str | None,
+    values: tuple[str, ...],
+    url: str | None,
 ) -> NewProfile:
     """The profile that options and, at a terminal, answers describe.
 
@@ -133,6 +167,17 @@ def _answered(
         raise UsageError(f"--change is {change!r}; choose one of {', '.join(_QUESTIONS)}")
     if name is not None:
         name = check_name(name)
+    if url is not None:
+        of_url = Change(change) if change is not None else Change.SAMPLER if values else None
+        return NewProfile(
+            name=name or "my-server",
+            change=of_url,
+            engine=engine or PLAIN_DIALECT,
+            kind="attach",
+            model=model,
+            values=values,
+            url=url,
+        )
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_asked:
         _refuse_missing(change, engine, model, values)

@@ -7,7 +7,7 @@ Each row has one of the first three fields; ``workload.columns`` names other col
 | ``prompt`` | the prompt as plain text |
 | ``messages`` | the prompt as a chat: a list of ``{"role", "content"}`` |
 | ``input_len`` | in place of both: length of a prompt that is written; ``hash_ids``: blocks that it shares |
-| ``output_len`` | tokens of the output with stop mode ``forced`` |
+| ``output_len`` | tokens of the output with stop mode ``forced``; also called ``max_tokens`` |
 | ``gold`` | the right answer |
 | ``timestamp`` | arrival in milliseconds, for ``arrival.kind: trace`` |
 | ``session`` | name of the conversation that the prompt is a turn of; recorded only |
@@ -92,18 +92,7 @@ def _prompts_of_rows(
     located: Iterable[tuple[str, dict[str, Any]]], file: SourceFile, selection: Selection
 ) -> tuple[Prompt, ...]:
     """Prompts of the selected rows, each given with its location. Raises DatasetError at the first wrong row."""
-    rows = []
-    for where, fields in located:
-        try:
-            row = msgspec.convert(_named(fields, file.columns), CustomRow)
-            problem = _problem(row, fields)
-        except DECODING_ERRORS as error:
-            problem = decoding_problem(error)
-        if problem is not None:
-            raise DatasetError(f"{where}: {problem}; {_REMEDY}")
-        rows.append(row)
-    if not rows:
-        raise DatasetError(f"{file.path} has no rows; {_REMEDY}")
+    rows = _checked_rows(located, file)
     first_ms = min((row.timestamp for row in rows if row.timestamp is not None), default=0.0)
     prompts = (
         Prompt(
@@ -124,6 +113,33 @@ def _prompts_of_rows(
     return selection.take(prompts, file)
 
 
+def own_rows(path: str) -> list[CustomRow]:
+    """Every row of a file of one's own. Raises DatasetError where it cannot be read, or has none."""
+    try:
+        file = own_file("custom", path)
+    except DatasetError as error:
+        raise DatasetError(str(error).removeprefix("workload.path is ")) from error
+    rows = read_jsonl_rows(file.path, dict[str, Any], _REMEDY)
+    return _checked_rows(((f"{file.path}:{number}", fields) for number, fields in rows), file)
+
+
+def _checked_rows(located: Iterable[tuple[str, dict[str, Any]]], file: SourceFile) -> list[CustomRow]:
+    """The rows, each given with its location. Raises DatasetError at the first wrong one, or without any."""
+    rows = []
+    for where, fields in located:
+        try:
+            row = msgspec.convert(_named(fields, file.columns), CustomRow)
+            problem = _problem(row, fields)
+        except DECODING_ERRORS as error:
+            problem = decoding_problem(error)
+        if problem is not None:
+            raise DatasetError(f"{where}: {problem}; {_REMEDY}")
+        rows.append(row)
+    if not rows:
+        raise DatasetError(f"{file.path} has no rows; {_REMEDY}")
+    return rows
+
+
 def _named(fields: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """Values by the fields of ``CustomRow``; a column that is another field is not read under its own name."""
     if unknown := set(columns) - set(_FIELDS):
@@ -132,6 +148,8 @@ def _named(fields: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
         if column not in fields:
             raise ValueError(f"column {column}, which is {field}, is not among {', '.join(fields) or '(none)'}")
     own = {name: value for name, value in fields.items() if name not in columns.values()}
+    if "max_tokens" in own:  # as requests call it
+        own.setdefault("output_len", own["max_tokens"])
     return own | {field: fields[column] for field, column in columns.items()}
 
 
