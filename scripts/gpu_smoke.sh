@@ -80,26 +80,14 @@ if [ "$code" -ne 0 ]; then
   echo "The run ended with exit code $code; its log says why. Nothing was compared." | summarize
   exit "$code"
 fi
-store() { # this run becomes the baseline; a copy that breaks off leaves the old one
-  mkdir -p "$(dirname "$baseline")"
-  rm -rf "$baseline.new"
-  cp -a "$new" "$baseline.new"
-  rm -rf "$baseline"
-  mv "$baseline.new" "$baseline"
-}
-
-if [ ! -e "$baseline/manifest.json" ]; then
-  store
-  echo "There was nothing to compare with: this run is stored as the baseline of the next ones." | summarize
-  exit
-fi
 forms=()
 for form in md json csv png; do
   rm -f "$results/comparison.$form"
   forms+=(--output "$results/comparison.$form")
 done
-benchctl compare "$baseline" "$new" --threshold "${THRESHOLD:-10%}" ${NOISE:+--noise-floor "$NOISE"} "${forms[@]}" \
-  ${GITHUB_STEP_SUMMARY:+--github-summary} >/dev/null || code=$?
+mkdir -p "$(dirname "$baseline")"
+benchctl compare "$new" --baseline "$baseline" ${REFRESH:+--refresh} --threshold "${THRESHOLD:-10%}" \
+  ${NOISE:+--noise-floor "$NOISE"} "${forms[@]}" ${GITHUB_STEP_SUMMARY:+--github-summary} >/dev/null || code=$?
 if [ -e "$results/comparison.md" ]; then cat "$results/comparison.md"; fi
 case $code in
   3)
@@ -109,8 +97,6 @@ case $code in
   4) echo $'\nIf the difference is meant, store a new baseline (REFRESH=1, or remove the stored one).' | summarize ;;
 esac
 if [ "${REFRESH:-}" = 1 ]; then
-  store
-  echo $'\nThis run is stored as the new baseline, as REFRESH asks.' | summarize
-  code=0
+  echo $'\nThis run is kept as the new baseline, as REFRESH asks.' | summarize
 fi
 exit "$code"

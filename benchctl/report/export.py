@@ -202,7 +202,7 @@ def _entry_of(results: ResultDirectory) -> dict[str, Any]:
 
 
 class _Summary(msgspec.Struct):
-    """What a list reads of ``summary.json``."""
+    """The part of ``summary.json`` that a list shows."""
 
     verdict: str | None = None
 

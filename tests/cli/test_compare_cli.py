@@ -170,6 +170,31 @@ def test_the_threshold_of_the_profile_counts_where_none_is_named(results):
     assert compared(*sides(results), "--threshold", "1%").startswith("regression")
 
 
+def test_a_baseline_is_kept_at_first_compared_with_later_and_refreshed_on_demand(results, tmp_path):
+    kept, side = tmp_path / "kept", ("--baseline", tmp_path / "kept")
+    assert compared(results.path, *side, code=0) == f"{results.path} is kept as the baseline: {kept}\n"
+    faster = [{name: factor * 0.5 for name, factor in factors.items()} for factors in BLOCKS]
+    other = write_results(tmp_path / "other", block_factors=faster)
+    share_request_set(results, other)
+    assert compared(other.path, *side, code=0).startswith("improvement: other against kept")
+    before = (kept / "runs/000-b0-baseline/steps.jsonl").read_bytes()
+    slower = write_results(tmp_path / "slower", block_factors=BLOCKS)
+    compared(slower.path, *side, code=0)
+    assert (kept / "runs/000-b0-baseline/steps.jsonl").read_bytes() == before
+    compared(other.path, *side, "--refresh", code=0)
+    assert (kept / "runs/000-b0-baseline/steps.jsonl").read_bytes() != before
+    assert compared(slower.path, *side, code=1).startswith("regression")
+    edit_manifest(slower, stop="natural")
+    assert compared(slower.path, *side, "--refresh", code=0) == ""
+    assert '"natural"' in (kept / "manifest.json").read_text()
+    edit_manifest(slower, state="failed")
+    for words, code in (((slower.path, "--baseline", tmp_path / "new"), 4), ((slower.path, "--refresh"), 2)):
+        compared(*words, code=code)
+    compared(slower.path, slower.path, *side, code=2)
+    (tmp_path / "notes").mkdir()
+    compared(slower.path, "--baseline", tmp_path / "notes", code=2)
+
+
 def data_of(page: Path):
     (content,) = re.findall(r'<script[^>]*id="benchctl-data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
     return json.loads(content)

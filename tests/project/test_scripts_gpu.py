@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cli import preloaded_directory
+from support.cli import WITHOUT_SERVERS, preloaded_directory
 
 from benchctl.cli.app import load_command
+from benchctl.profile.load import load_profile
 from benchctl.records.schema import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 from benchmarks.measure.nvml_agreement import differences, paired, report
@@ -50,7 +51,7 @@ def test_the_first_run_becomes_the_baseline_and_the_next_ones_are_compared_with_
     baseline = tmp_path / "results/gpu-smoke-baseline/sim-exact/manifest.json"
     assert not baseline.exists()
     first = smoke(tmp_path, *studied)
-    assert (first.returncode, "this run is stored as the baseline" in first.stdout) == (0, True), first.stderr
+    assert (first.returncode, "kept as the baseline" in first.stdout) == (0, True), first.stderr
     same = smoke(tmp_path, *studied, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"), THRESHOLD="50%")
     assert (same.returncode, "| step\\_ms |" in same.stdout) == (0, True), same.stderr
     assert (tmp_path / "summary.md").read_text() == same.stdout
@@ -139,9 +140,59 @@ def test_the_gate_refreshes_its_baseline_and_passes_or_fails_what_decides_nothin
     assert first.returncode == 0, first.stderr
     stored = (baseline / "manifest.json").read_text()
     lenient = smoke(tmp_path, *options, **env, REFRESH="1")
-    assert (lenient.returncode, "stored as the new baseline" in lenient.stdout) == (0, True), lenient.stderr
+    assert (lenient.returncode, "kept as the new baseline" in lenient.stdout) == (0, True), lenient.stderr
     assert summary.read_text() == first.stdout + lenient.stdout
     assert {path.suffix for path in (tmp_path / "results").glob("comparison.*")} == {".md", ".json", ".csv", ".png"}
     assert (baseline / "manifest.json").read_text() != stored
     strict = smoke(tmp_path, *options, **env, ON_INCONCLUSIVE="fail")
     assert strict.returncode == 3, strict.stderr
+
+
+def git(cwd, *words):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, *words], cwd=cwd, check=True, capture_output=True)
+
+
+def run_in(cwd, argv, env):
+    return subprocess.run(argv, cwd=cwd, env=env, check=False).returncode
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_action_measure_a_pull_request_against_its_merge_base(tmp_path):
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    git(tmp_path, "init", "--quiet", "--initial-branch=main", str(origin))
+    for branch, text in (("main", "old"), ("main", "base"), ("change", "head")):
+        git(origin, "checkout", "--quiet", "-B", branch)
+        (origin / "engine").write_text(text)
+        git(origin, "add", "engine")
+        git(origin, "commit", "--quiet", "-m", text)
+    git(tmp_path, "clone", "--quiet", str(origin), str(clone))
+    git(origin, "checkout", "--quiet", "main")
+    git(origin, "commit", "--quiet", "--allow-empty", "-m", "later")
+
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    inputs = {name: str(each.get("default")) for name, each in action["inputs"].items()}
+    inputs |= {"blocks": "1", "prepare": "cp engine built"}
+    settings = "description=$BENCHCTL_BASE against $BENCHCTL_HEAD\nworkload.num_prompts=4\n"
+    inputs["set"] = f"{settings}engine.options.time_scale=100\n"
+    env = os.environ | {
+        name: str(tmp_path / name) for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")
+    }
+    env |= {"GITHUB_ACTION_PATH": str(ROOT), "RUNNER_TEMP": str(tmp_path), **WITHOUT_SERVERS}
+    env["PATH"] = f"{preloaded_directory()}{os.pathsep}{env['PATH']}"
+    for step in action["runs"]["steps"]:
+        of_step = {"${{ github.base_ref }}": "main"} | {
+            f"${{{{ inputs.{name} }}}}": inputs[name] for name in inputs
+        }
+        own = {name: of_step[text] for name, text in step["env"].items()}
+        if (tmp_path / "GITHUB_ENV").exists():
+            own |= dict(line.split("=", 1) for line in (tmp_path / "GITHUB_ENV").read_text().splitlines())
+        assert run_in(clone, ["bash", "-c", step["run"]], env | own) == 0, step["name"]
+    checkouts = [Path(own[f"BENCHCTL_{side}"]) for side in ("BASE", "HEAD")]
+    assert [(path / "built").read_text() for path in checkouts] == ["base", "head"]
+    directory = clone / (tmp_path / "GITHUB_OUTPUT").read_text().removeprefix("directory=").strip()
+    profile = load_profile(str(directory / "profile.yaml"))
+    assert profile.description == " against ".join(map(str, checkouts))
+    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().startswith("**inconclusive: new against baseline")
+    failing = own | {"SETTINGS": inputs["set"], "PROFILE": "two-builds", "BLOCKS": "1", "ON_INCONCLUSIVE": "fail"}
+    assert run_in(clone, [ROOT / "scripts/action.sh", "measure"], env | failing) == 3

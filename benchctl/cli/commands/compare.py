@@ -17,8 +17,9 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
+from benchctl.cli.baseline import has_baseline, keep_baseline
 from benchctl.cli.options import AsJson, complete_results, results_named
-from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
+from benchctl.cli.screen import PICTURE_SUFFIXES, note, uncollected, verdict_text, warn, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.directory import open_results
@@ -154,6 +155,17 @@ _Output = Annotated[
         ".svg or .pdf for a picture of ratios and intervals; repeat as needed.",
     ),
 ]
+_KeptBaseline = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline",
+        metavar="DIR",
+        help="Compare A with the result directory that is kept at DIR; where there is none, keep A there.",
+    ),
+]
+_Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Keep A as the new --baseline, whatever the verdict; ends with 0.")
+]
 _GithubSummary = Annotated[
     bool, typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job.")
 ]
@@ -163,6 +175,8 @@ _GithubSummary = Annotated[
 def compare(
     a: _SideA,
     b: _SideB = None,
+    baseline: _KeptBaseline = None,
+    refresh: _Refresh = False,
     threshold: _Threshold = None,
     equivalence_margin: _EquivalenceMargin = None,
     estimator: _EstimatorName = None,
@@ -192,6 +206,12 @@ def compare(
     """
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other; give one of the two")
+    if baseline is None and refresh:
+        raise UsageError("--refresh keeps A as the new baseline: name its directory with --baseline")
+    if baseline is not None:
+        if b is not None:
+            raise UsageError("with --baseline there is one side: leave out B")
+        a, b = str(baseline), results_named(a)
     write = partial(_write, outputs=_checked(output or ()), summary=_summary_path() if github_summary else None)
     options = CompareOptions(
         margin_frac=None if threshold is None else parse_threshold(threshold),
@@ -211,15 +231,37 @@ def compare(
         quality_margin_points=quality_margin,
         step_time_model=step_time_model,
     )
+    form = ".json" if as_json else ".md" if as_markdown else None
+    if baseline is not None and not has_baseline(baseline):
+        write(_baseline_news(str(b), baseline), printed=form or ".txt")
+        return
     try:
         verdict, contents = _judged(a, b, options, show_all=show_all)
+        write(contents, printed=form)
+        if form is None:
+            _print(verdict, show_all=show_all)
+        exit_code = verdict.exit_code
     except InvalidDataError as error:
         write(_refusal(error), printed=".json" if as_json else None)
-        raise
-    write(contents, printed=".json" if as_json else ".md" if as_markdown else None)
-    if not as_json and not as_markdown:
-        _print(verdict, show_all=show_all)
-    raise typer.Exit(verdict.exit_code)
+        if not refresh:
+            raise
+        warn(str(error))
+    if refresh and baseline is not None:
+        note(_baseline_news(str(b), baseline)[".txt"]().decode().strip())
+        exit_code = 0
+    raise typer.Exit(exit_code)
+
+
+def _baseline_news(results: str, baseline: Path) -> Contents:
+    """Keep a result directory as the baseline of later ones; returns the news of it."""
+    keep_baseline(Path(results), baseline)
+    text = f"{results} is kept as the baseline: {baseline}"
+    document = {"verdict": "kept", "exit_code": 0, "summary": text, "baseline": str(baseline)}
+    return {
+        ".json": lambda: _json_bytes(document),
+        ".md": f"**{markdown_text(text)}**\n".encode,
+        ".txt": f"{text}\n".encode,
+    }
 
 
 def parse_threshold(text: str, option: str = "--threshold") -> float:
