@@ -22,6 +22,7 @@ from benchctl.records.writers import current_manifest
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page, draw_charts
+from benchctl.report.page.plots import draw_forest
 from benchctl.report.table import csv_bytes
 from benchctl.report.verdicts import PageVerdict, directory_verdict
 from benchctl.units import first_of
@@ -105,6 +106,26 @@ def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFi
     if files.root == analysis.results.path:
         record_derived(files.root, written)
     return replace(files, written=tuple(written), skipped=tuple(skipped))
+
+
+_FIRST: Final = "block-values"
+"""The chart that follows those of the ratios among the figures."""
+
+
+def write_figures(files: ReportFiles, directory: Path) -> tuple[Path, ...]:
+    """Write every chart as PNG, SVG and PDF into ``directory``: ratios with intervals, block values, then the rest.
+
+    Raises UsageError where nothing can be drawn.
+    """
+    ratios = (draw_forest(each, f"ratios-{each.b_name}") for each in files.verdict.comparisons)
+    charts = [*ratios, *sorted(files.charts, key=lambda chart: chart.id != _FIRST)]
+    drawn = [chart for chart in charts if chart.spec]
+    directory.mkdir(parents=True, exist_ok=True)
+    return tuple(
+        _write(directory, f"{number:02d}-{chart.id}{suffix}", chart_bytes(chart, suffix))
+        for number, chart in enumerate(drawn, start=1)
+        for suffix in (".png", ".svg", ".pdf")
+    )
 
 
 _NAMES: Final = (

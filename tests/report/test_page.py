@@ -215,6 +215,17 @@ def test_a_page_is_written_where_it_was_asked_for_or_in_the_working_directory(di
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
+def test_figures_for_a_paper_begin_with_the_ratios_and_say_what_is_simulated(directory, tmp_path):
+    written = printed("report", directory, "-o", "report", "--figures", "figures", cwd=tmp_path).splitlines()
+    figures = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in figures[:6:3]] == ["01-ratios-guided.pdf", "02-block-values.pdf"]
+    assert {path.suffix for path in figures} == {".pdf", ".png", ".svg"}
+    assert {str(path.relative_to(tmp_path)) for path in figures} <= {*written}
+    assert all("Simulated: no GPU was measured." in path.read_text() for path in figures if path.suffix == ".svg")
+    sides = (f"{directory}:baseline", f"{directory}:guided")
+    assert "leave out B" in refusal("report", *sides, "--figures", "figures", cwd=tmp_path)
+
+
 def deciding_of(path):
     comparison = compare_sides(Side(path, "baseline"), Side(path, "guided"), CompareOptions())
     return [metric for cell in comparison.cells for metric in cell.deciding]

@@ -43,6 +43,7 @@ from benchctl.analysis.validity.comparable import (
 from benchctl.analysis.validity.machines import other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
+from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import did_you_mean
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
@@ -205,6 +206,7 @@ def compare_experiments(
             *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
         ),
         nodes=nodes,
+        is_simulated=any(is_virtual(side.results.manifest.engine) for side in (a, b)),
     )
 
 

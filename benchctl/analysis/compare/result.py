@@ -103,6 +103,8 @@ class Comparison:
     """Number of times that blocks were added after the experiment had begun; each is one of the looks."""
     nodes: NodeResults | None = None
     """Deciding metrics by node; None where the blocks ran on one."""
+    is_simulated: bool = False
+    """The times of a side are those of a simulator."""
 
     @property
     def verdict(self) -> OverallVerdict:

@@ -28,7 +28,7 @@ from benchctl.records.integrity import Verification, directory_sha256, verify_di
 from benchctl.records.writers import current_manifest
 from benchctl.report import experiment_tables
 from benchctl.report.documents import show_document
-from benchctl.report.export import list_directories, write_report
+from benchctl.report.export import list_directories, write_figures, write_report
 from benchctl.report.table import table_of
 from benchctl.units import megabytes, shortened
 from benchctl.untrusted.text import visible_line
@@ -125,6 +125,10 @@ def report(
             help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Also write every chart as PNG, SVG and PDF into this directory."),
+    ] = None,
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
     ] = False,
@@ -137,6 +141,8 @@ def report(
     on stderr, with exit code 4 after the rest is written.
     """
     a = results_named(a)
+    if b is not None and figures is not None:
+        raise UsageError("--figures draws the charts of one directory: leave out B")
     if b is not None:
         _write_page(a, results_named(b), output, allow_suspect=allow_suspect)
         return
@@ -153,6 +159,8 @@ def report(
         print(f"{folder}/*/result.json ({len(run_results)} runs)")
     for reason in files.skipped:
         print(f"not drawn: {reason}")
+    if figures is not None:
+        print(*write_figures(files, figures), sep="\n")
     if files.damage:
         raise RecordError("\n".join(files.damage))
 

@@ -88,6 +88,8 @@ class Chart:
     """Where on the page it is: ``latency``, ``measurements``, or ``machine``, which is folded; or nowhere."""
     file: str = ""
     """The name of its picture among the files of a report; empty where it is not one of them."""
+    is_simulated: bool = False
+    """Its times are those of a simulator, which its picture says."""
 
     @property
     def height(self) -> int:
@@ -436,7 +438,9 @@ def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") 
 
 def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
     """The picture of a drawn chart with its caption."""
-    note = f"{chart.caption} Shown: {chart.selection}." if chart.selection else chart.caption
+    simulated = "Simulated: no GPU was measured." if chart.is_simulated else ""
+    selection = f"Shown: {chart.selection}." if chart.selection else ""
+    note = " ".join(filter(None, (simulated, chart.caption, selection)))
     return picture_bytes(chart.spec, chart.title, note, suffix)
 
 

@@ -28,6 +28,7 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.interop.foreign_readers import ForeignRun
+from benchctl.profile.engine_table import is_virtual
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
@@ -183,7 +184,8 @@ def draw_charts(analysis: AnalyzedExperiment, comparisons: Sequence[Comparison] 
     """
     subject = Subject(analysis, comparisons)
     drawn = (draw(subject) for module in (ratios, steps, requests) for draw in module.CHARTS)
-    return tuple(chart for chart in drawn if chart is not None)
+    is_simulated = is_virtual(analysis.results.manifest.engine)
+    return tuple(replace(chart, is_simulated=is_simulated) for chart in drawn if chart is not None)
 
 
 def _charts_of(analyses: Sequence[AnalyzedExperiment]) -> list[Chart]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
@@ -66,6 +66,7 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
     )
     return figure.Chart(
         id=chart_id,
+        is_simulated=comparison.is_simulated,
         title=names,
         caption=(
             f"Change of {names}, with its {percentage(comparison.rules.confidence)} interval, on a logarithmic "
@@ -78,7 +79,7 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
 def forest_plot(comparison: Comparison, suffix: str = ".png") -> bytes:
     """The picture of the forest plot as the content of a file."""
     chart = draw_forest(comparison)
-    return figure.picture_bytes(chart.spec, f"{comparison.verdict}: {chart.title}", chart.caption, suffix)
+    return figure.chart_bytes(replace(chart, title=f"{comparison.verdict}: {chart.title}"), suffix)
 
 
 def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], low: float, high: float) -> Spec:
