@@ -55,8 +55,9 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 def results_named(text: str) -> str:
     """The name of a profile as its latest result directory, with the variant behind it; other texts as they are."""
     name, colon, variant = text.partition(":")
-    latest = RESULTS / name / "latest"
-    if os.sep in text or Path(name).exists() or Path(text).exists() or not latest.is_dir():
+    links = (RESULTS / name / link for link in ("latest", "latest-simulated"))
+    latest = next((link for link in links if link.is_dir()), None)
+    if latest is None or os.sep in text or Path(name).exists() or Path(text).exists():
         return text
     return f"{latest}{colon}{variant}"
 
