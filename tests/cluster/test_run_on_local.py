@@ -9,17 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl, document, printed, refusal
-from support.local_commands import (
-    SLOW,
-    SMALL,
-    assert_no_process_is_left,
-    block_processes,
-    command,
-    loads,
-)
+from support.cli import WITHOUT_PICTURES, benchctl, document, printed, refusal, started
 from support.nvidia_smi import FakeSmi, devices
-from support.shared_directory import assert_whole, records
+from support.shared_directory import assert_whole, block_processes, loads, records, users
 from support.waiting import wait_until
 
 pytestmark = [
@@ -27,16 +19,16 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be bound to cores"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two blocks at a time need two cores"),
 ]
+EXACT = ("run", "ci-smoke", "--engine", "sim-exact", "--quiet", "--set", "workload.num_prompts=2")
+SMALL = (*EXACT, "--set", "workload.output_len=24")
+SLOW = (*EXACT, "--set", "workload.output_len=12", "--set", "engine.options.time_scale=1")
+"""So slow that a signal surely finds the loads under way."""
 TWO = ("--on", "local", "--parallel", "2", "--output", "experiment")
 
 
 @pytest.fixture(autouse=True)
 def _own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path_factory.mktemp("locks")))
-
-
-def states_and_attempts(results: Path) -> list[tuple[str, int]]:
-    return sorted((record.state, record.attempt) for record in records(results))
 
 
 def both_blocks(results: Path) -> bool:
@@ -66,54 +58,53 @@ def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path:
 
 
 def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_path: Path) -> None:
-    resume = ("run", "--resume", "experiment", "--on", "local", "--parallel", "2")
-    with command(tmp_path, *SLOW, "--blocks", "3", *TWO) as begun:
-        wait_until("two loads", lambda: both_blocks(begun.results))
-        families = [[each, *each.children(recursive=True)] for each in begun.blocks().values()]
+    results, resume = tmp_path / "experiment", ("run", "--resume", "experiment", "--on", "local", "--parallel", "2")
+    with started(*SLOW, "--blocks", "3", *TWO, cwd=tmp_path) as command:
+        wait_until("two loads", lambda: both_blocks(results))
+        families = [[each, *each.children(recursive=True)] for each in block_processes(results).values()]
         cores = [frozenset(core for each in family for core in each.cpu_affinity()) for family in families]
         assert [len(each) for each in cores] == [len(os.sched_getaffinity(0)) // 2] * 2
         assert not cores[0] & cores[1]
-        begun.blocks()[0].kill()
-        wait_until("block 0 again", lambda: any(each.attempt == 2 for each in records(begun.results, 0)))
-        begun.process.kill()
-        begun.end()
-        wait_until("the end of both blocks", lambda: not begun.blocks())
-    assert_no_process_is_left(begun.results)
-    causes = {each.failure.cause for each in records(begun.results, 0) if each.failure is not None}
+        block_processes(results)[0].kill()
+        wait_until("block 0 again", lambda: any(each.attempt == 2 for each in records(results, 0)))
+        command.kill()
+    wait_until("the end of all", lambda: not users(results))
+    causes = {each.failure.cause for each in records(results, 0) if each.failure is not None}
     assert causes == {"interrupted"}, "it recorded that it was interrupted"
-    with command(tmp_path, *resume) as begun:
-        wait_until("two loads", lambda: both_blocks(begun.results) and len(begun.blocks()) == 2)
-        begun.process.send_signal(signal.SIGINT)
-        code, _, error = begun.end(30)
-        assert (code, begun.blocks()) == (130, {}), "it waits for them"
-    assert_no_process_is_left(begun.results)
+    with started(*resume, cwd=tmp_path) as command:
+        wait_until("two loads", lambda: both_blocks(results) and len(block_processes(results)) == 2)
+        command.send_signal(signal.SIGINT)
+        _, error = command.communicate(timeout=60)
+        assert (command.returncode, block_processes(results)) == (130, {}), "it waits for them"
+    wait_until("the end of all", lambda: not users(results))
     assert "Traceback" not in error
     assert "benchctl run --resume experiment --on local --parallel 2" in error
     printed(*resume, cwd=tmp_path, **WITHOUT_PICTURES)
-    assert_whole(begun.results)
-    assert re.search("block 0: (2 done|1 done, 1 done before)", (begun.results / "logs/b000.log").read_text())
+    assert_whole(results)
+    assert re.search("block 0: (2 done|1 done, 1 done before)", (results / "logs/b000.log").read_text())
 
 
 def test_a_server_that_is_killed_fails_its_run_and_no_other(tmp_path: Path) -> None:
-    with command(tmp_path, *SLOW, "--blocks", "2", *TWO) as begun:
-        wait_until("two loads", lambda: both_blocks(begun.results))
-        family = begun.blocks()[1].children(recursive=True)
+    results = tmp_path / "experiment"
+    with started(*SLOW, "--blocks", "2", *TWO, cwd=tmp_path) as command:
+        wait_until("two loads", lambda: both_blocks(results))
+        family = block_processes(results)[1].children(recursive=True)
         (server,) = (each for each in family if "benchctl.sim" in " ".join(each.cmdline()))
         server.kill()
-        code, out, error = begun.end()
-    assert (code, "3 done, 1 failed" in out) == (5, True), error
-    expected = [("done", 1)] * 3 + [("failed", 1)]
-    assert states_and_attempts(begun.results) == expected, "a failed run is a result, not tried again by itself"
+        out, error = command.communicate(timeout=120)
+    assert (command.returncode, "3 done, 1 failed" in out) == (5, True), error
+    ends = sorted((record.state, record.attempt) for record in records(results))
+    assert ends == [("done", 1)] * 3 + [("failed", 1)], "a failed run is a result, not tried again by itself"
 
 
 def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp_path: Path) -> None:
     printed(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path)
-    path = tmp_path / "experiment/requests.jsonl"
-    with command(tmp_path, "run", "--resume", "experiment", "--on", "local", "--parallel", "1") as begun:
-        wait_until("the first block", lambda: 0 in begun.blocks())
-        path.write_bytes(path.read_bytes().replace(b"user", b"User"))
-        code, _, error = begun.end()
-    assert code == 4, error
+    requests = tmp_path / "experiment/requests.jsonl"
+    with started("run", "--resume", "experiment", "--on", "local", "--parallel", "1", cwd=tmp_path) as command:
+        wait_until("the first block", lambda: 0 in block_processes(requests.parent))
+        requests.write_bytes(requests.read_bytes().replace(b"user", b"User"))
+        _, error = command.communicate(timeout=120)
+    assert command.returncode == 4, error
     assert "could not be measured, and no other was begun after it" in error
     assert "requests.jsonl was changed" in error
 
@@ -149,10 +140,9 @@ def test_commands_share_the_devices_that_are_free_and_one_without_enough_is_told
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     gpu = ("--set", "cluster.gpus_per_block=1", "--blocks", "2", "--on", "local", "--parallel")
-    with command(tmp_path, *SLOW, *gpu, "1", "-o", "experiment", **env) as first:
-        wait_until("the first block", lambda: visible(first.results))
-        assert visible(first.results) == ["GPU-aa"]
-        held = f"GPU-aa is held by process {first.process.pid} (benchctl run"
+    with started(*SLOW, *gpu, "1", "-o", "experiment", cwd=tmp_path, **env) as first:
+        assert wait_until("the first block", lambda: visible(tmp_path / "experiment")) == ["GPU-aa"]
+        held = f"GPU-aa is held by process {first.pid} (benchctl run"
         assert held in refusal(*SMALL, *gpu, "2", "-o", "second", cwd=tmp_path, **env)
         assert "slot 0: GPU-bb, " in printed(
             *SMALL, *gpu, "1", "--dry-run", cwd=tmp_path, CUDA_VISIBLE_DEVICES="1", **env
@@ -162,7 +152,7 @@ def test_commands_share_the_devices_that_are_free_and_one_without_enough_is_told
 def visible(results: Path) -> list[str]:
     """What each process sees that measures a block."""
     seen = []
-    for _, process in block_processes(results):
+    for process in block_processes(results).values():
         with suppress(psutil.Error, KeyError, AttributeError):
             if "--on" in process.parent().cmdline():  # else a moment of a process that it starts
                 seen.append(process.environ()["CUDA_VISIBLE_DEVICES"])

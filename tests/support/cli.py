@@ -109,12 +109,12 @@ def plain_environment(cwd: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(*args: object, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
+def started(*args: object, cwd: Path, **env: str) -> Iterator["subprocess.Popen[str]"]:
     """``benchctl ARGS`` in a new interpreter and in a session of its own; killed where it still runs at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchctl", *map(str, args)],
         cwd=cwd,
-        env={**os.environ, **plain_environment(cwd)},
+        env={**os.environ, **plain_environment(cwd), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import psutil
 from support.cli import benchctl
 from support.waiting import wait_until
 
@@ -118,3 +119,27 @@ def assert_whole(path: Path) -> None:
     document = json.loads(verified.stdout)
     assert verified.returncode == 0, verified.stdout
     assert document["unrecorded"] == []
+
+
+def users(path: Path) -> list[psutil.Process]:
+    """The processes whose command line names a directory."""
+    listed = psutil.process_iter(["cmdline"])
+    return [process for process in listed if str(path) in " ".join(process.info["cmdline"] or [])]
+
+
+def block_processes(path: Path) -> dict[int, psutil.Process]:
+    """The living processes that measure a block, by their block; of any command."""
+    commands = {process: process.info["cmdline"] for process in users(path)}
+    return {
+        int(words[words.index("--block") + 1]): process
+        for process, words in commands.items()
+        if "--block" in words and "launcher.py" not in " ".join(words)
+    }
+
+
+def loads(path: Path) -> list[str]:
+    """The runs whose servers have computed steps of the load."""
+    logs = path.glob("**/runs/*/steps.raw.jsonl")
+    return [
+        log.parent.name for log in logs if any(b'"is_warmup"' not in line for line in log.read_bytes().splitlines())
+    ]
