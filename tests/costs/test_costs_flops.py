@@ -293,12 +293,6 @@ def of_steps(num_steps, num_drafts, backfill=0):
     )
 
 
-def corrections_of(published, lengths, counts, draft_model, top_k=0):
-    models = {"base": LLAMA, "value_model": None, "draft_model": draft_model}
-    corrections = explain_difference(published, lengths=lengths, counts=counts, top_k=top_k, **models)
-    return {correction.code: correction.flops for correction in corrections}
-
-
 def test_drafts_that_are_all_accepted_cost_the_base_model_what_decoding_does():
     drafted = observed_flops(ONE, of_steps(num_steps=2, num_drafts=3), base=LLAMA, draft_model=DRAFT)
     assert drafted.of("base") == observed_flops(ONE, StepLogCounts(base_prefill_tokens=10), base=LLAMA).of("base")
@@ -350,6 +344,8 @@ def test_the_corrections_lead_from_published_flops_to_those_of_drafts(sequences,
     lengths = RunLengths(question_prompts=tuple(p for p, _ in sequences), sequences=tuple(sequences))
     published = published_flops(lengths.totals(), base=LLAMA, top_k=top_k)
     observed = observed_flops(sequences, counts, base=LLAMA, draft_model=DRAFT)
-    by_code = corrections_of(published, lengths, counts, DRAFT, top_k)
+    models = {"base": LLAMA, "value_model": None, "draft_model": DRAFT}
+    corrections = explain_difference(published, lengths=lengths, counts=counts, top_k=top_k, **models)
+    by_code = {correction.code: correction.flops for correction in corrections}
     assert published.total + sum(by_code.values()) == observed.total
     assert by_code["drafts"] == observed.of("draft").total

@@ -37,10 +37,6 @@ def records_of(lives):
     return tuple(record for life in lives for record in life)
 
 
-def revision_lines(revision, *, is_guided):
-    return as_lines([*own_steps(), *sampled_steps([3, 2, 1], revision=revision, is_guided=is_guided)])
-
-
 def life_of(*steps):
     (life,) = lives_of(as_lines(steps))
     return life
@@ -56,7 +52,8 @@ def life_of(*steps):
     ],
 )
 def test_a_log_tells_which_revisions_could_have_written_it(revision, is_guided, fits):
-    assert revisions_of(records_of(lives_of(revision_lines(revision, is_guided=is_guided)))) == fits
+    steps = sampled_steps([3, 2, 1], revision=revision, is_guided=is_guided)
+    assert revisions_of(life_of(*own_steps(), *steps)) == fits
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import itertools
 import pytest
 from generate import meaning_of
 from support.cli import benchctl, printed
-from typer.testing import CliRunner
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError
@@ -22,9 +21,6 @@ NAMES = (
     "aa", "ci-smoke", "controls", "flag", "two-builds", "lenvm-50x16", "model-size-sweep", "natural",
     "rate-limited", "topk-sweep",
 )  # fmt: skip
-GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "guided-switches", "lenvm-model-sizes", "noop-skip")
-"""For engines that guide."""
-runner = CliRunner()
 
 
 @pytest.mark.parametrize("engine", ["sim", "sim-exact"])
@@ -37,7 +33,8 @@ def test_every_built_in_profile_is_valid_and_declares_its_differences(name, engi
 
 
 def test_the_built_in_profiles_are_these():
-    assert {path.stem for path in builtin_profiles().glob("*.yaml")} >= {*NAMES, *GUIDED_NAMES, "rtx4090-replay"}
+    guided = {"fused-vs-two-phase", "guided-idle", "guided-switches", "lenvm-model-sizes", "noop-skip"}
+    assert {path.stem for path in builtin_profiles().glob("*.yaml")} >= {*NAMES, *guided, "rtx4090-replay"}
     assert set(preset_files()) == {
         "attach", "llamacpp-cpu", "sglang", "sglang-lenvm", "sim", "sim-exact", "transformers-cpu",
         "vllm", "vllm-cpu", "vllm-lenvm", "vllm-lenvm-gpu",
@@ -73,11 +70,11 @@ def test_show_prints_a_profile_that_can_be_read_back_and_validate_continues_afte
 
 
 UNGUIDING = sorted(kind for kind in ENGINES.keys() - guiding_kinds() if ENGINES[kind].serves_requests)
-URL = ("engine.options.url=http://127.0.0.1:1",)
 
 
 def load(name, kind, *overrides):
-    return load_profile(name, engine=kind, overrides=(*overrides, *(URL if kind == "attach" else ())))
+    url = ("engine.options.url=http://127.0.0.1:1",) if kind == "attach" else ()
+    return load_profile(name, engine=kind, overrides=(*overrides, *url))
 
 
 def write(path, text):

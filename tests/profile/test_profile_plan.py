@@ -190,7 +190,6 @@ def test_a_profile_can_be_handed_to_another_process_and_keeps_no_settings_of_wha
 
 
 GUIDED = "variants.guided.controls=true"
-TILTED = (GUIDED, "variants.guided.guidance.value_scale=-2.0")
 
 
 def test_the_profile_controls_measures_every_step_to_a_guided_server_and_is_stored_with_them():
@@ -209,7 +208,9 @@ def test_the_profile_controls_measures_every_step_to_a_guided_server_and_is_stor
 
 
 def test_steps_that_no_factor_reaches_run_once_in_a_block():
-    profile = load_profile("topk-sweep", overrides=[*TILTED, "sweep.top_k=[2, 5]"])
+    profile = load_profile(
+        "topk-sweep", overrides=[GUIDED, "variants.guided.guidance.value_scale=-2.0", "sweep.top_k=[2, 5]"]
+    )
     once = [(name, {}) for name in ("baseline", "guided-flags", "guided-idle")]
     in_cells = [(name, {"top_k": k}) for name in ("guided-neutral", "guided") for k in (2, 5)]
     assert arms(profile) == (*once, *in_cells)

@@ -125,9 +125,6 @@ def test_guided_steps_need_a_coefficient_that_unguided_ones_cannot_give():
     np.testing.assert_allclose(model.predict_us(run.work, guided), model.predict_us(run.work, run.deployment))
 
 
-EXACT = FitOptions(ridge=1e-10, num_draws=5)
-
-
 def test_a_fit_to_the_simulators_steps_returns_every_planted_coefficient(tmp_path):
     engine = Engine(tmp_path, 0.0)
     # No prompt is divided over steps: a log does not say which of several prompts a part belongs to.
@@ -135,7 +132,7 @@ def test_a_fit_to_the_simulators_steps_returns_every_planted_coefficient(tmp_pat
     names = ("prompt_tokens", "output_tokens", "concurrency")
     runs = [RunToAdd(**dict(zip(names, size, strict=True)), reason="a test") for size in sizes]
     observed = [engine.measure(each, seed=0)[0] for run in runs for each in on_deployments(run)]
-    assert fit_model(observed, EXACT).values == pytest.approx(PLANTED, rel=1e-4)
+    assert fit_model(observed, FitOptions(ridge=1e-10, num_draws=5)).values == pytest.approx(PLANTED, rel=1e-4)
 
 
 SEEDS = st.integers(0, 10_000)
@@ -257,7 +254,6 @@ def test_steps_with_drafts_teach_no_verification_and_times_below_the_overhead_ar
 
 
 QUICK = FitOptions(num_draws=30)
-PUBLISHED = DATA / "steps/vllm-h100-steps.csv"
 
 
 def test_each_run_is_predicted_by_a_fit_that_did_not_see_it():
@@ -320,7 +316,7 @@ def test_the_runs_to_add_have_what_the_measured_steps_lack():
 
 @needs_data
 def test_the_published_runs_predict_each_other_within_the_errors_that_the_manual_states():
-    runs = read_step_table(PUBLISHED, TableDefaults(hardware="h100-sxm"))
+    runs = read_step_table(DATA / "steps/vllm-h100-steps.csv", TableDefaults(hardware="h100-sxm"))
     overlap, original, roofline = (evaluation.whole for evaluation in compare_structures(runs, FitOptions()))
     assert overlap.mape_frac < 0.05
     assert abs(overlap.bias_frac) < 0.03

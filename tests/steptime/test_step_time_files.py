@@ -93,7 +93,6 @@ def test_runs_with_several_peaks_of_one_device_are_not_fitted_together():
         fit_model(runs)
 
 
-PUBLISHED = DATA / "steps/vllm-h100-steps.csv"
 NO_DEFAULTS = TableDefaults()
 
 
@@ -199,7 +198,7 @@ def test_saturated_steps_are_marked_with_the_first_reason(tmp_path):
 
 @needs_data
 def test_the_published_steps_are_two_runs_without_those_next_to_long_prompts():
-    runs = read_step_table(PUBLISHED, TableDefaults(hardware="h100-sxm"))
+    runs = read_step_table(DATA / "steps/vllm-h100-steps.csv", TableDefaults(hardware="h100-sxm"))
     deployments = [(run.deployment.shape.name, run.deployment.tensor_parallel) for run in runs]
     assert deployments == [("llama-2-70b", 4), ("codellama-34b", 2)]
     assert [len(run.duration_us) for run in runs] == [658, 716]

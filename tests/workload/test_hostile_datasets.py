@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import pytest
+from support.datasets import first
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
 
 from benchctl.costs.shapes import shape_from_config
@@ -13,14 +14,12 @@ from benchctl.errors import DatasetError, UsageError
 from benchctl.records.record import Message
 from benchctl.steptime.model import read_model
 from benchctl.workload.chat_template import ChatTemplate
-from benchctl.workload.datasets.base import Selection, SourceFile
+from benchctl.workload.datasets.base import SourceFile
 from benchctl.workload.datasets.own import custom_prompts, huggingface_prompts
 from benchctl.workload.datasets.published import DATASETS as PUBLISHED
 from benchctl.workload.datasets.published import gsm8k_prompts, sharegpt_prompts
 from benchctl.workload.tokenizers import Estimate, LocalTokenizer
 
-SELECTION = Selection(num_prompts=1, method="first", seed=0)
-TWO = Selection(num_prompts=2, method="first", seed=0)
 DATASETS = {
     "custom": ("rows.jsonl", custom_prompts),
     "gsm8k": ("rows.jsonl", gsm8k_prompts),
@@ -49,7 +48,7 @@ def test_a_hostile_data_set_is_named(tmp_path, kind):
     file, read = DATASETS[kind]
     for name in HOSTILE:
         source = SourceFile(path=write_hostile(tmp_path / name / file, name), kind=kind, dataset=kind)
-        refusal = refusal_of(partial(read, source, SELECTION, Estimate()))
+        refusal = refusal_of(partial(read, source, first(1), Estimate()))
         assert str(source.path) in refusal, name
         assert len(refusal) < 1500, name
 
@@ -94,7 +93,7 @@ def test_no_value_in_a_row_ends_in_a_traceback_or_fills_the_memory(tmp_path, kin
     for field in ROWS[kind]:
         for value in (*WRONG_VALUES, 10**12, 1e300, -1e300, 1 << 62):
             path.write_text(json.dumps(ROWS[kind]) + "\n" + json.dumps(ROWS[kind] | {field: value}) + "\n")
-            refusal = refusal_of(lambda: read(SourceFile(path=path, kind=kind, dataset=kind), TWO, Estimate()))
+            refusal = refusal_of(lambda: read(SourceFile(path=path, kind=kind, dataset=kind), first(2), Estimate()))
             assert not refusal or f"{path}:2: " in refusal, (field, value, refusal)
 
 
@@ -191,7 +190,7 @@ def test_a_wrong_file_is_named_with_the_line_and_the_remedy(tmp_path, kind):
     for content, message in WRONG_FILES[kind]:
         path.write_text(content, encoding="utf-8", newline="")
         with pytest.raises(DatasetError, match=rf"{file}{message}"):
-            read(SourceFile(path=path, kind=kind, dataset=kind), SELECTION, Estimate())
+            read(SourceFile(path=path, kind=kind, dataset=kind), first(1), Estimate())
 
 
 CONFIG = {
