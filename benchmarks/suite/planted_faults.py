@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 1200
 # Code, the tests that guard it, and how many faults are drawn from it.
 ROOMS = (
     ("analysis/statistics", ("analysis/statistics", "analysis"), 4),
@@ -112,9 +113,18 @@ def first_failure(tree: Path, path: Path, folders: tuple[str, ...], processes: i
     command += ["--dist", "worksteal", "-m", "not nightly and not real_engine and not browser"]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     for tests in filter(None, (importing, *([f"tests/{folder}"] for folder in folders))):
-        done = subprocess.run(
-            [*command, *tests], cwd=tree, env=environment, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                [*command, *tests],
+                cwd=tree,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"the tests do not end within {LIMIT_S} s"
         if done.returncode not in (0, 5):
             failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return failures[0].split(" - ")[0] if failures else (done.stdout + done.stderr).strip().splitlines()[-1]
