@@ -386,15 +386,6 @@ def test_a_directory_is_compared_with_its_own_peaks_whatever_is_on_file(tmp_path
     assert experiment.hardware.peak_flops_per_s == 989.4e12
 
 
-def test_flops_takes_measured_peaks_and_says_when_they_were_measured() -> None:
-    PEAKS.add(cpu_peaks(host=HOST))
-    measured = printed("flops", "--wall", "10", "--hardware", "measured")
-    assert "% of amd-epyc-2-threads's peak" in measured
-    assert "peak: 0.8000 TFLOP/s, amd-epyc-2-threads (peaks measured 2026-11-22 19:05 UTC)" in measured
-    sheet = printed("flops", "--wall", "10")
-    assert "peak: 989.4 TFLOP/s, NVIDIA H100 data sheet and architecture white paper" in sheet
-
-
 def test_a_simulation_takes_measured_peaks_and_its_directory_says_so(tmp_path) -> None:
     PEAKS.add(gpu_peaks(host=HOST))
     options = ("engine.options.cost_model=roofline", "engine.options.hardware=measured")

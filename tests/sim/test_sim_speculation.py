@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
-from support.servers.simulator import announced_log_of, decode_batch, prompt_of, request_of, run, sequences_of
+from support.servers.simulator import decode_batch, request_of, run
 
 from benchctl.errors import UsageError
-from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
@@ -27,79 +24,6 @@ from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_st
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAFTING: dict[str, Any] = {"num_speculative_tokens": 3, "acceptance": (0.8,), "draft_cost": 0.05}
-sizes_strategy = st.lists(
-    st.tuples(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1, 1, 3]), st.integers(0, 3000)),
-    min_size=1,
-    max_size=10,
-)
-config_strategy = st.fixed_dictionaries(
-    {
-        "cost_model": st.sampled_from(["lenvm-h100", "roofline"]),
-        "num_speculative_tokens": st.integers(1, 6),
-        "acceptance": st.sampled_from([(0.0,), (0.7,), (1.0,), (0.9, 0.8, 0.5, 0.5, 0.2, 0.1)]),
-        "acceptance_spread": st.sampled_from([0.0, 1.0]),
-        "draft_cost": st.sampled_from([0.0, 0.1]),
-        "bonus_token": st.booleans(),
-        "backfill": st.sampled_from(["none", "expansion", "prefill"]),
-        "max_num_seqs": st.integers(1, 8),
-        "max_num_batched_tokens": st.integers(8, 80),
-        "num_kv_blocks": st.integers(40, 90),
-        "block_size": st.sampled_from([4, 16]),
-        "max_model_len": st.sampled_from([152, 32768]),
-        "enable_prefix_caching": st.booleans(),
-        "async_scheduling": st.booleans(),
-        "noise": st.sampled_from(["none", "none", "published"]),
-    }
-)
-
-
-PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}
-
-
-def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: int | None = None) -> SimLoad:
-    requests = tuple(
-        request_of(
-            f"r{i}",
-            prompt=prompt_of(prompt, f"p{i % 3}-", config.block_size),
-            max_tokens=output,
-            n=n,
-            seed=i,
-            sampling=SamplingParams() if i % 3 else GREEDY,
-        )
-        for i, (prompt, output, n, _) in enumerate(sizes)
-    )
-    return SimLoad(requests=requests, arrival_ns=tuple(at * 1_000_000 for *_, at in sizes), max_concurrency=limit)
-
-
-@settings(max_examples=60)
-@given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
-def test_tokens_and_blocks_are_conserved_and_steps_are_those_of_a_server_whatever_is_drafted(
-    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
-) -> None:
-    config = SimConfig(**options)
-    load = load_of(sizes, config, limit)
-    simulation = simulate(config, [load])
-    ended = {(seq.request.request_id, seq.choice): seq.num_output for seq in sequences_of(simulation)}
-    assert ended == {(f"r{i}", c): output for i, (_, output, n, _) in enumerate(sizes) for c in range(n)}
-    steps = list(simulation.steps)
-    assert sum(step.output_tokens for step in steps) == sum(output * n for _, output, n, _ in sizes)
-    for step in steps:
-        accepted = step.accepted_by_position
-        assert len(accepted) == config.num_speculative_tokens
-        assert list(accepted) == sorted(accepted, reverse=True)
-        assert sum(accepted) == step.accepted_tokens <= step.draft_tokens
-        assert max(accepted) <= step.drafts <= step.draft_tokens <= step.drafts * config.num_speculative_tokens
-        assert step.num_prefill_tokens + step.num_decode_tokens <= config.max_num_batched_tokens
-        assert step.kv_used_blocks <= config.num_kv_blocks
-        assert step.output_tokens <= step.num_decode_tokens + step.num_seqs
-        assert sum(time_ns for name, time_ns in step.sections_ns.items() if name in PARTS) == step.dur_ns
-        assert ("backfill" in step.sections_ns) == (config.bonus_token and config.backfill != "none")
-    preempted = sum(step.preempted for step in steps)
-    assert preempted == simulation.num_preemptions == simulation.requests.preemptions.sum()
-    assert [encode(step) for step in steps] == announced_log_of(config, load)
-    columns, expected = simulation.step_columns(), columns_from(steps)
-    assert columns.arrays.keys() == expected.arrays.keys()
-    assert all(np.array_equal(values, expected.arrays[name]) for name, values in columns.arrays.items())
 
 
 def test_a_rerun_repeats_every_draft_and_another_server_life_does_not() -> None:
