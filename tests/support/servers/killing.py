@@ -73,27 +73,13 @@ class _Experiment:
     older_segments: set[int] = field(default_factory=lambda: set(segments()))
     segments: set[int] = field(default_factory=set)
 
-    def run_directory(self) -> Path | None:
-        return next(iter(self.results.glob("killing/2*/runs/000-*")), None)
+    def written(self, name: str) -> bytes:
+        """The content of a file of the run; empty where there is none."""
+        paths = list(self.results.glob(f"killing/2*/runs/000-*/{name}"))
+        return paths[0].read_bytes() if paths else b""
 
     def record(self) -> dict[str, Any]:
-        directory = self.run_directory()
-        return (
-            json.loads((directory / "run.json").read_text())
-            if directory and list(directory.glob("run.json"))
-            else {}
-        )
-
-    def num_ended(self) -> int:
-        directory = self.run_directory()
-        lines = (
-            (directory / "requests.jsonl").read_bytes().splitlines() if self._has_requests() and directory else []
-        )
-        return sum(b'"is_warmup":true' not in line for line in lines)
-
-    def _has_requests(self) -> bool:
-        directory = self.run_directory()
-        return directory is not None and (directory / "requests.jsonl").exists()
+        return dict(json.loads(self.written("run.json") or "{}"))
 
     def find(self, who: str) -> psutil.Process | None:
         """The process to be killed, when it is there."""
@@ -109,10 +95,11 @@ class _Experiment:
 
     def has_come_to(self, moment: str) -> bool:
         if moment == "start":
-            return self.run_directory() is not None
+            return bool(self.record())
         if moment == "warm-up":
             return "warmup_start_ns" in self.record().get("times", {})
-        return self.num_ended() >= (1 if moment == "load" else NUM_REQUESTS)
+        num_ended = sum(b'"is_warmup":true' not in line for line in self.written("requests.jsonl").splitlines())
+        return num_ended >= (1 if moment == "load" else NUM_REQUESTS)
 
 
 def _title(process: psutil.Process) -> str:
@@ -127,18 +114,8 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
     directory.mkdir(parents=True, exist_ok=True)
     profile = directory / "killing.yaml"
     profile.write_text(_PROFILE)
-    command = [
-        sys.executable,
-        "-m",
-        "benchctl",
-        "run",
-        "--quiet",
-        "--profile",
-        str(profile),
-        "--engine",
-        blow.engine,
-    ]
-    command += ["--set", f"model={model}", "--output-dir", str(directory)]
+    options = ("--profile", profile, "--engine", blow.engine, "--set", f"model={model}", "--output-dir", directory)
+    command = [sys.executable, "-m", "benchctl", "run", "--quiet", *map(str, options)]
     with (directory / "benchctl.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     experiment = _Experiment(benchctl=psutil.Process(process.pid), results=directory)
