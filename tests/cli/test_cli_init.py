@@ -80,16 +80,15 @@ def test_a_profile_for_a_real_engine_changes_what_was_asked_and_nothing_else(
     assert baseline["model"] == "models/a"
     for path, value in expected.items():
         section, _, name = path.partition(".")
-        assert (changed[section][name] if name else changed[section]) == value
-        assert (baseline[section][name] if name else baseline[section]) != value
+        values = [each[section][name] if name else each[section] for each in (changed, baseline)]
+        assert [each == value for each in values] == [True, False]
 
 
 def test_two_running_servers_are_attached(tmp_path: Path) -> None:
-    urls = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
+    urls = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     init(tmp_path, "x", "--change", "server", "--engine", "vllm", *(f"--value={url}" for url in urls))
-    settings = sides(tmp_path / "x.yaml")
-    assert tuple(each.server.url for each in settings) == urls
-    assert settings[1].server.dialect == "vllm"
+    servers = [each.server for each in sides(tmp_path / "x.yaml")]
+    assert [(each.url, each.dialect) for each in servers] == [(url, "vllm") for url in urls]
 
 
 def test_several_values_of_one_option_are_a_variant_each_and_a_name_finds_its_file_and_its_results(
@@ -143,17 +142,15 @@ def test_one_running_server_is_measured_as_it_is_or_with_other_fields_of_its_req
 
 
 def test_a_profile_is_about_twenty_lines_with_remarks_and_replaces_a_file_only_with_force(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("mine\n")
+    path = tmp_path / "x.yaml"
+    path.write_text("mine\n")
     args = ("x", "--change", "flag", "--engine", "sim", "--value", "max_num_seqs=4")
     told = refusal("init", *args, cwd=tmp_path)
     assert "x.yaml exists; choose another name, or replace it with --force" in told
-    assert (tmp_path / "x.yaml").read_text() == "mine\n"
+    assert path.read_text() == "mine\n"
     init(tmp_path, *args, "--force")
-    text = (tmp_path / "x.yaml").read_text()
-    assert "max_num_seqs" in text
-    assert len(text.splitlines()) <= 20
-    assert text.count("#") >= 5
-    printed("profiles", "show", "x.yaml", cwd=tmp_path)
+    text = path.read_text()
+    assert (len(text.splitlines()) <= 20, text.count("#") >= 5) == (True, True)
 
 
 ENGINE = "sim" if find_spec("transformers") else ""
@@ -192,7 +189,6 @@ def test_at_a_terminal_everything_is_asked_again_until_it_is_an_answer_and_enter
 ) -> None:
     code, output = at_terminal(tmp_path, "init", answers=f"7\n\n{ENGINE}\n\nmine\nmax_num_seqs=2\n")
     assert code == 0, output
-    assert "What changes?" in output
     assert "'7' is none of flag, build, sampler, model, server" in output
     assert load_profile(str(tmp_path / "mine.yaml")).engine.kind == "sim"
     assert sides(tmp_path / "mine.yaml")[1].server.max_num_seqs == 2
@@ -200,5 +196,4 @@ def test_at_a_terminal_everything_is_asked_again_until_it_is_an_answer_and_enter
 
 def test_an_interrupted_question_ends_with_130_and_leaves_no_file(tmp_path: Path) -> None:
     code, _ = at_terminal(tmp_path, "init", "mine", answers=INTERRUPT)
-    assert code == 130
-    assert list(tmp_path.glob("*.yaml")) == []
+    assert (code, list(tmp_path.glob("*.yaml"))) == (130, [])
