@@ -115,14 +115,6 @@ def test_the_verdicts_of_a_run_are_those_of_compare_and_its_commands_work(
     assert commands["more_blocks"] == f"benchctl run --resume {printed_document['directory']} --blocks 6"
 
 
-def test_a_directory_alone_is_compared_as_its_two_sides_are(measured: Path) -> None:
-    (alone,) = document("compare", measured, code=3)["comparisons"]
-    one = document("compare", f"{measured}:guided", code=3)
-    both = document("compare", f"{measured}:baseline", f"{measured}:guided", code=3)
-    assert (alone.pop("is_control"), alone.pop("sides")) == (False, "guided against baseline")
-    assert alone == one == both
-
-
 def test_the_core_of_the_simulator_gives_the_requests_and_the_steps_of_a_seed_that_it_gives_over_http(
     measured: Path, tmp_path: Path
 ) -> None:

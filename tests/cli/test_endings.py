@@ -208,7 +208,6 @@ def test_an_interrupt_at_any_moment_is_silent(tmp_path: Path) -> None:
     assert 130 in codes
 
 
-ROOT = Path(__file__).parent.parent.parent
 SIM = "--engine sim-exact --blocks 1 --quiet --set engine.options.time_scale=20"
 STREAMS = "--set workload.num_prompts=64 --set workload.arrival.max_concurrency=64 --set workload.output_len=8"
 

@@ -168,12 +168,3 @@ def test_every_link_and_path_in_a_document_leads_to_a_file():
         targets = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
         for target in [*targets, *(ROOT / path for path in paths)]:
             assert target.exists(), f"{document.relative_to(ROOT)}: {target}"
-
-
-def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines():
-
-    from benchctl.profile.engine_table import ENGINES
-
-    manual = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## (\S+)$", manual, re.MULTILINE)
-    assert set(ENGINES) <= set(sections)

@@ -4,11 +4,9 @@ import base64
 import gzip
 import json
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -31,13 +29,13 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.metrics.latency import percentiles
-from benchctl.analysis.statistics.estimate import estimate_paired, level_interval
+from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.records.columns import StepColumns
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
 from benchctl.records.stores import MetricNoise
-from benchctl.report.charts.figure import SERIES, Subject, chart_bytes, picture_bytes, rounded
-from benchctl.report.charts.ratios import draw_sweep, interval_label, reach_of, sweep_name
+from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded
+from benchctl.report.charts.ratios import sweep_name
 from benchctl.report.charts.requests import MAX_POINTS, quantiles, thinned
 from benchctl.report.charts.steps import (
     MAX_STRETCHES,
@@ -167,28 +165,6 @@ def test_a_forest_has_every_deciding_metric_of_every_cell_and_a_scale_that_holds
     low, high = chart.spec["vconcat"][0]["encoding"]["x"]["scale"]["domain"]
     assert all(low < row["ratio"] < high for row in rows)
     assert forest_plot(comparison, ".svg").startswith(b"<svg")
-
-
-def test_a_sweep_says_over_how_many_blocks_its_interval_is_and_where_it_is_cut():
-    narrow, wide = estimate_paired([0.0, 0.01]), estimate_paired([0.0, 0.3, 0.1])
-    assert interval_label([narrow, narrow]) == "95% interval over 2 blocks"
-    assert interval_label([narrow, wide]) == "95% interval over 2 to 3 blocks"
-    wide = estimate_paired([0.0, math.log(1.4)])
-    ratios = SimpleNamespace(block_ratios={0: 1.0, 1: 1.4})
-    low, high, is_cut = reach_of([SimpleNamespace(estimates={"wall": wide}, ratios={"wall": ratios})], "wall")
-    assert (is_cut, low < 1.0, 1.4 < high < wide.ci_high) == (True, True, True)
-
-
-def test_a_band_that_reaches_far_beyond_the_picture_is_drawn_up_to_its_edge(analysis):
-    spec = draw_sweep(Subject(analysis)).spec
-    for row in spec["datasets"]["rows"]:
-        if row["high"] is not None:
-            row["low"], row["high"] = 1e-12, 1e12
-    drawn = picture_bytes(spec, "title", "caption", ".svg").decode()
-    bands = re.findall(r'aria-roledescription="area mark"[^>]* d="([^"]+)"', drawn)
-    assert bands
-    numbers = [float(number) for band in bands for number in re.findall(r"-?[0-9.]+(?:e[0-9]+)?", band)]
-    assert all(-1 <= number <= 2000 for number in numbers)
 
 
 def test_the_sections_of_a_bar_add_up_to_its_mean_step(analysis):

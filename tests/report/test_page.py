@@ -11,9 +11,8 @@ from statistics import fmean, stdev
 import pytest
 from jinja2 import UndefinedError
 from scipy.stats import t as student
-from support.bonus_directory import LISTENER, launch_bound, measured
+from support.bonus_directory import measured
 from support.cli import benchctl, document, printed, refusal
-from support.fake_passes import FakeWorkers
 from support.results.builders import edit_manifest, edit_run, write_results
 from support.results.planted import HOSTILE, right, write_answers, write_hostile, write_on_nodes, wrong
 
@@ -21,11 +20,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import measured_bonus, verdict_sentences
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.measure.directory import Origin
-from benchctl.micro.experiment import measure_forward
-from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.records.record import RunFailure
-from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import closed, directory_page, inert_json, render_page, sides_page
 from benchctl.report.time_tables import bonus_table
@@ -347,6 +342,7 @@ def test_the_page_has_every_row_and_every_sentence_of_the_verdict_on_backfill_an
     assert "256 tokens in the cache of each sequence" in section
     assert "llama-68m, float16, on AMD EPYC" in section
     top = html.unescape(re.search(r"<header>(.*?)</header>", page, re.DOTALL)[1])
+    assert '<section class="backfill">' not in page_of(EXAMPLE)
     code = benchctl("micro", "bonus", bonus).returncode
     assert (f"exit code {code}" in top, "decided</span></h1>" in top) == (True, code == 0)
     assert all(sentence in top.lower() for sentence in sentences[:-1])
@@ -376,24 +372,3 @@ def test_too_few_blocks_decide_nothing_and_each_context_has_a_heading_and_a_tabl
     assert re.findall(r"<h3>(\d+) tokens in the cache", section) == ["64", "2048"]
     assert section.count("<table>") == 2
     assert section.count("no verdict from 2 blocks; 6 are the least that give one") == 2
-
-
-def test_what_compares_no_ways_of_backfill_has_no_such_section(tmp_path):
-    points = grid_of_points(("decode", "prefill"), (1, 2, 4), (256,), (1,))
-    settings = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": ("eager",), "blocks": 1}
-    origin = Origin(output_root=tmp_path, argv=("benchctl", "micro", "forward"))
-    profile = forward_profile(points, replays=4, **settings)
-    forward = measure_forward(profile, origin, LISTENER, FakeWorkers(launch_bound).start).path
-    for path in (EXAMPLE, forward):
-        assert "bonus" not in summary_document(analyze_directory(path))
-        assert '<section class="backfill">' not in page_of(path)
-
-
-def test_an_interrupted_measurement_of_backfill_is_shown_with_what_is_missing(tmp_path):
-    workers = FakeWorkers(launch_bound, error=KeyboardInterrupt(), fails_at=3)
-    with pytest.raises(KeyboardInterrupt):
-        measured(tmp_path, batch_sizes=(2,), modes=("eager",), workers=workers)
-    (path,) = (path for path in tmp_path.glob("*/*") if not path.is_symlink())
-    section = backfill_of(page_of(path))
-    assert "2 of 2 comparisons behind 256 tokens in the cache are missing, at batch 2: " in section
-    assert "<table>" not in section

@@ -32,11 +32,9 @@ pytestmark = [
         reason="no Chromium is installed; scripts/browser.sh does it",
     ),
 ]
-EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1440, "height": 900}
-MOST_BYTES = 2_000_000
 SOME_DRAWN = "document.querySelectorAll('[data-chart] svg.marks').length > 0"
 MARKS = """(id) => Array.from(document.querySelectorAll(
     `[data-chart='${id}'] .mark-line.role-mark path, [data-chart='${id}'] .mark-rule.role-mark line`),
@@ -165,15 +163,6 @@ def test_the_verdict_is_in_view_at_once_charts_are_drawn_as_they_come_and_all_fi
         wide = page.evaluate(all_of(".wide", "[e.tabIndex, e.ariaLabel, e.role]"))
         assert wide
         assert all(tab == 0 and label and role == "region" for tab, label, role in wide)
-
-
-def test_a_page_of_usual_size_fits_a_phone_and_is_no_larger_than_two_megabytes(browser, path, tmp_path):
-    example = written(tmp_path, directory_page(analyze_directory(EXAMPLE)))
-    assert max(page.stat().st_size for page in (path, example)) < MOST_BYTES
-    with opened(browser, example, PHONE) as page:
-        page.evaluate(UNFOLD)
-        page.evaluate(LOOK_AT_ALL)
-        assert page.evaluate(WIDTH) == PHONE["width"]
 
 
 def test_the_contents_lead_to_the_headings_and_headings_tables_and_controls_say_what_they_are(browser, path):
