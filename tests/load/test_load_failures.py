@@ -283,27 +283,6 @@ def test_an_answer_is_over_with_its_last_byte_though_its_connection_stays_open()
         assert (record.error, record.completion_tokens) == (None, 2), parts
 
 
-def test_the_address_of_a_server_is_asked_for_once(monkeypatch):
-    names, lookup = [], socket.getaddrinfo
-
-    def counted(host: str, *how: object, **more: object) -> object:
-        names.append(host)
-        return lookup(host, *how, **more)  # type: ignore[arg-type]
-
-    async def go() -> None:
-        async with (
-            serving(writing(GOOD)) as url,
-            StreamClient(url.replace("127.0.0.1", "localhost"), Timeouts()) as client,
-        ):
-            monkeypatch.setattr(socket, "getaddrinfo", counted)
-            load = Load(client, Arrival(kind="burst"), lambda _record: None)
-            await load.drive(call(request(i, max_tokens=2)) for i in range(20))
-            assert load.summary().num_failed == 0
-
-    asyncio.run(go())
-    assert names == ["localhost"]
-
-
 @pytest.fixture(scope="module", name="hostile")
 def _hostile() -> Iterator[str]:
     with subprocess.Popen(

@@ -1,7 +1,6 @@
 """A load that is split over several processes: the same load, and an end that is told when one of them fails."""
 
 import asyncio
-import errno
 import os
 import signal
 import statistics
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import psutil
@@ -186,22 +184,6 @@ def test_a_worker_that_falls_silent_counts_as_hung_and_is_ended(how):
     assert isinstance(raised, LoadError)
     assert raised.cause == "worker-hung"
     assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has reported nothing" in str(raised)
-
-
-def test_a_worker_that_cannot_be_started_is_told_and_the_others_are_ended(how, monkeypatch):
-    started, start = [], SpawnProcess.start
-
-    def start_first(process):
-        if started:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        started.append(process)
-        start(process)
-
-    monkeypatch.setattr(SpawnProcess, "start", start_first)
-    _, _, raised = drive(how, {"kind": "burst"}, [request(0), request(1)], 2)
-    assert isinstance(raised, LoadError)
-    assert "worker 2 of 2 of the load generator cannot be started" in str(raised)
-    assert "load.workers" in str(raised)
 
 
 def test_a_load_that_is_called_off_records_what_was_in_flight_in_every_worker(how):

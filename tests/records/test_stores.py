@@ -274,14 +274,6 @@ def test_the_name_of_measured_hardware_says_all_of_it_to_five_digits(bfloat16, r
     assert all(stated == pytest.approx(measured, rel=1e-4) for stated, measured in pairs)
 
 
-def test_stated_peaks_with_parts_that_mean_nothing_are_refused() -> None:
-    for text in ("1:2:measured=today", "1:2:fp7=3", "1:2:fp8=0", "1:2:link=fast", "1:fp8=3:measured="):
-        with pytest.raises(UsageError, match="give a name and two positive numbers"):
-            hardware_for(f"cpu:{text}")
-    with pytest.raises(UsageError, match="'measured' once 'benchctl micro roofline' has measured them"):
-        hardware_for("measured")
-
-
 def test_damaged_newer_and_incomplete_peaks_are_refused_with_a_remedy(tmp_path) -> None:
     path, document = tmp_path / PEAKS.file, msgspec.to_builtins(cpu_peaks())
     for content, error, problem in (
@@ -324,8 +316,7 @@ def test_a_machine_is_meant_to_be_its_gpu_and_a_name_says_which_device() -> None
 
 
 def test_the_word_measured_is_a_name_that_states_the_peaks_or_refused_with_what_is_on_file() -> None:
-    remedy = r"nothing is there.*'benchctl micro roofline' measures them"
-    with pytest.raises(UsageError, match=remedy):
+    with pytest.raises(UsageError, match=r"nothing is there.*'benchctl micro roofline' measures them"):
         resolved_hardware("measured")
     PEAKS.add(cpu_peaks())
     with pytest.raises(UsageError, match=r"no measured peaks of .* are on file.*box-amd-epyc-2-threads"):
