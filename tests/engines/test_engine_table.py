@@ -183,7 +183,6 @@ def test_the_end_of_a_log_tells_the_cause_and_an_ordinary_log_nothing(kind: str)
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-KINDS = ("sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach")
 REQUEST, CHAT = asked(max_tokens=3), asked(max_tokens=3, chat=True)
 
 
@@ -204,7 +203,7 @@ def sent(kind: str, fields: dict[str, Any], request: PreparedRequest = REQUEST, 
     return received
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENGINES)
 def test_fields_and_headers_of_the_profile_go_over_those_of_benchctl_and_leave_the_measurement_alone(
     kind, monkeypatch
 ):

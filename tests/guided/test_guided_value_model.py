@@ -37,19 +37,11 @@ def recipe(arch="qwen2", **changes):
     return Recipe(arch=arch, shape=shape, context=256, dtype="float32", seed=1, **changes)
 
 
-@pytest.fixture(name="pair", scope="module")
-def _pair(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    make_value_pair(directory, recipe(), recipe())
-    return directory
-
-
 @pytest.fixture(name="value")
-def _value(pair, tmp_path):
+def _value(tmp_path):
     """A directory that a test may spoil."""
-    for path in (pair / "value").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    make_value_pair(tmp_path, recipe(), recipe())
+    return tmp_path / "value"
 
 
 def one_value(model, tokens, candidate):
@@ -106,14 +98,14 @@ def test_a_made_value_model_is_loaded_with_its_size_and_its_ends_and_gives_a_con
         assert 1 / (1 + math.exp(-one_value(model, tokens, 7))) == pytest.approx(0.05, rel=1e-6)
 
 
-def test_values_of_a_made_model_are_those_of_transformers(pair):
+def test_values_of_a_made_model_are_those_of_transformers(value):
     tensors = {
         name.removeprefix("model."): tensor
         for filename in ("model.safetensors", HEAD_FILE)
-        for name, tensor in load_file(pair / "value" / filename).items()
+        for name, tensor in load_file(value / filename).items()
     }
-    theirs = PlainModel(AutoConfig.from_pretrained(pair / "value"), tensors)
-    ours = load_value_model(pair / "value")
+    theirs = PlainModel(AutoConfig.from_pretrained(value), tensors)
+    ours = load_value_model(value)
     tokens = list(range(10, 50))
     values = [one_value(ours, tokens, candidate) for candidate in range(20)]
     assert values == pytest.approx([theirs.value([*tokens, candidate]) for candidate in range(20)], abs=2e-5)
