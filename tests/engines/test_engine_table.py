@@ -203,7 +203,7 @@ def sent(kind: str, fields: dict[str, Any], request: PreparedRequest = REQUEST, 
     return received
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", sorted(ENGINES.keys() - {"micro"}))
 def test_fields_and_headers_of_the_profile_go_over_those_of_benchctl_and_leave_the_measurement_alone(
     kind, monkeypatch
 ):
