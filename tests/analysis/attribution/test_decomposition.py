@@ -145,20 +145,22 @@ def test_steps_that_yield_two_tokens_are_fewer_steps_per_token(tmp_path):
 
 
 @pytest.mark.parametrize("estimator", ["mean", "robust"])
-@pytest.mark.parametrize("positions", [None, (1, 0)])
+@pytest.mark.parametrize("order", [None, (1, 0), (2, 0, 1)])
 def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_taken_out(
-    tmp_path, positions, estimator
+    tmp_path, order, estimator
 ):
-    results = write_results(tmp_path / "r", block_factors=SHAKEN)
-    if positions is not None:  # in every other block
+    cells = ({"top_k": 5}, {"top_k": 2})[: 2 if order == (2, 0, 1) else 1]
+    results = write_results(tmp_path / "r", block_factors=SHAKEN, cells=cells)
+    if order is not None:  # of the arms in every other block
         odd = [run for run in results.plan().runs if run.block % 2]
-        set_positions(results, {run.run_id: positions[run.variant == "guided"] for run in odd})
+        set_positions(results, {run.run_id: order[i % len(order)] for i, run in enumerate(odd)})
     comparison, parts = decomposed(f"{results.path}:baseline", f"{results.path}:guided", estimator)
     wall = parts.wall.whole.estimate
+    assert (ratios(parts)["steps"], ratios(parts)["remainder"]) == pytest.approx((1, 1))
     ours = {"wall_s": wall}
     if estimator == "mean":
         ours["step_ms"] = next(part.estimate for part in parts.wall.parts if part.name == "time per step")
-        assert (wall.position_effect is not None) == (positions is not None)
+        assert (wall.position_effect is not None) == (order is not None)
     for name, estimate in ours.items():
         theirs = metric_of(comparison, name).estimate
         assert (theirs.method == "robust") == (estimator == "robust")

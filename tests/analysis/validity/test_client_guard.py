@@ -69,7 +69,7 @@ def samples_of(num=20, lag_ms=0.1, cores=0.1, worker=0, **by_number):
                 "t_ns": T0_NS + i * NS_PER_S // 10,
                 "worker": worker,
                 "loop_lag_ns": round(lag_ms * NS_PER_MS),
-                "cpu_ns": round(i * cores * NS_PER_S / 10),
+                "cpu_ns": NS_PER_S + round(i * cores * NS_PER_S / 10),
                 "num_open": 4,
             }
             | by_number.get(f"_{i}", {})
