@@ -204,7 +204,7 @@ def test_the_list_counts_the_requests_that_the_profile_sends_and_show_their_stag
     assert all(f"\n{name} " in listed for name in DATASETS)
     (row,) = [line.split() for line in listed.splitlines() if line.startswith("W2 ")]
     printed("simulate", "--profile", row[1], "--set", "workload.output_len=1", "--quiet", cwd=tmp_path)
-    with (tmp_path / "results" / row[1] / "latest" / "summary.csv").open(newline="") as file:
+    with (tmp_path / "results" / row[1] / "latest-simulated" / "summary.csv").open(newline="") as file:
         assert int(row[2]) == sum(int(run["num_completed"]) for run in csv.DictReader(file)) == 12
     stages = printed("workloads", "show", "W3").splitlines()[2:]
     assert [stage.strip() for stage in stages] == [
@@ -241,7 +241,7 @@ def measured(tmp_path_factory):
 
 
 def test_a_fitted_model_replaces_the_roofline(write, measured):
-    printed("steptime", "fit", "results/steptime-w1/latest", "-o", "m.json", cwd=measured)
+    printed("steptime", "fit", "results/steptime-w1/latest-simulated", "-o", "m.json", cwd=measured)
     options = ["lint", write(SOUND), "--model", "qwen2.5-7b", "--step-time-model", "m.json"]
     title = "predicted by the step-time model of qwen2.5-7b on h100-sxm\n"
     assert title in printed("workloads", *options, cwd=measured)
@@ -314,7 +314,7 @@ def test_as_many_runs_are_measured_as_are_asked_for(tmp_path):
 
 
 def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(measured):
-    options = ["results/steptime-w1/latest", "--profile-out", "next.yaml"]
+    options = ["results/steptime-w1/latest-simulated", "--profile-out", "next.yaml"]
     assert "profile: next.yaml" in printed("steptime", "diagnose", *options, cwd=measured)
     engine = load_profile(str(measured / "next.yaml")).engine
     assert (engine.kind, engine.options["cost_model"], engine.options["time_scale"]) == ("sim", "roofline", 4)
