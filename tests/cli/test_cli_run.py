@@ -307,10 +307,6 @@ NATURAL = ["--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", "--block
 NATURAL += [word for setting in SETTINGS for word in ("--set", setting)]
 
 
-def shares_after_the_end(results: Path) -> set[float]:
-    return {run["past_eos_frac"] for run in read(results / "summary.json")["runs"]}
-
-
 @pytest.fixture(scope="module", name="replayed")
 def _replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One finished experiment whose answers were forced to natural lengths that it measured itself."""
@@ -331,32 +327,21 @@ def test_the_lengths_that_the_baseline_measured_are_those_of_every_run_and_a_res
     assert len(set(natural.values())) > 1
     for run in (*pilot.runs(), *results.runs()):
         assert natural == {r.request_id: r.completion_tokens for r in run.requests() if not r.is_warmup}
-    assert shares_after_the_end(path) == {0.0}
+    assert {run["past_eos_frac"] for run in read(path / "summary.json")["runs"]} == {0.0}
     next(path.glob("runs/*-guided-*/run.json")).unlink()
     printed("run", "--quiet", "--resume", path, cwd=replayed.parent)
     assert set(states_of(path)) == {"done"}
     assert len([*pilot_path.parent.iterdir()]) == 2  # it, and the link to it
 
 
-def test_output_past_the_natural_end_is_counted_where_lengths_are_forced_beyond_it(
+def test_a_dry_run_says_that_lengths_would_be_measured_first_and_those_of_other_prompts_are_refused(
     replayed: Path, tmp_path: Path
 ) -> None:
-    pilot = f"workload.lengths_from={replayed / 'ci-smoke-lengths' / 'latest'}"
-    lengths = ("--set", pilot, "--set", "workload.output_len=1000")
-    printed("simulate", *NATURAL, *lengths, cwd=tmp_path)
-    path = only_result(tmp_path)
-    requests = tuple(ResultDirectory(path).prepared_requests())
-    assert {request.max_tokens for request in requests} == {1000}
-    beyond = sum(max(0, 1000 - (request.natural_tokens or 0)) for request in requests)
-    assert 0 < beyond < 1000 * len(requests)
-    assert shares_after_the_end(path) == {beyond / (1000 * len(requests))}
-    other = ("--set", "stop=replay-natural", "--set", pilot, "--seed", "99")
-    assert " has another prompt as" in refusal("run", *NATURAL, *other, cwd=tmp_path / "results")
-
-
-def test_a_dry_run_says_that_lengths_would_be_measured_first(tmp_path: Path) -> None:
     output = printed("run", *NATURAL, "--set", "stop=replay-natural", "--dry-run", cwd=tmp_path)
     assert "first the natural lengths of 4 answers, in a result directory of 'ci-smoke-lengths':" in output
+    pilot = f"workload.lengths_from={replayed / 'ci-smoke-lengths' / 'latest'}"
+    other = ("--set", "stop=replay-natural", "--set", pilot, "--seed", "99")
+    assert " has another prompt as" in refusal("run", *NATURAL, *other, cwd=tmp_path)
     assert not (tmp_path / "results").exists()
 
 

@@ -1,10 +1,8 @@
 """``show``, ``list`` and ``report`` as a person calls them."""
 
 import json
-import re
 
 import pytest
-from generate import command_reference
 from support.cli import document, in_process, printed
 from support.results import builders
 from support.results.planted_progress import plant_block, plant_shared
@@ -197,11 +195,3 @@ def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
     first, second = told(**{"002-b1-baseline": ("arrival-times-unreliable", "steps-damaged")})
     assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): times of the client are excluded")
     assert second.endswith("their results are not reliable; see Notes")
-
-
-def test_the_short_option_o_is_output_in_every_command():
-    """``-o`` never stands for a parent directory, or for an option of another name."""
-    rows = re.findall(r"^\| `([^`]*--?o[^`]*)` \| (.*) \|$", command_reference(), re.MULTILINE)
-    short = [names for names, _ in rows if re.search(r"(^|[ ,])-o\b", names)]
-    assert len(short) > 8
-    assert [names for names in short if "--output" not in names.replace("--output-", "")] == []

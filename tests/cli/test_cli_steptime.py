@@ -128,14 +128,6 @@ def test_the_goal_of_guidance_lies_just_above_its_floor_on_an_h200() -> None:
     assert (again["ratio"], reused["ratio"]) == pytest.approx((1.33, 1.28), abs=0.005)
 
 
-def test_the_table_of_floors_has_a_line_for_each_batch_and_top_k_and_says_what_it_is() -> None:
-    output = printed("steptime", "guided", "--batch", "8,64", "--top-k", "5,2")
-    lines = [line.split() for line in output.splitlines()]
-    assert [line[:2] for line in lines[2:6]] == [["8", "2"], ["8", "5"], ["64", "2"], ["64", "5"]]
-    assert "h200-sxm, context 300, scoring reuse" in output
-    assert f"without graphs the host launches {OPERATIONS} operations, which --launch-us prices" in output
-
-
 def test_launches_and_peaks_count_as_they_are_stated_or_measured(tmp_path: Path, monkeypatch) -> None:
     eager = floor_of(*ONE_ROW, "--launch-us", "5")
     assert eager["step_s"] == pytest.approx(eager["base_s"] + OPERATIONS * 5e-6)

@@ -34,20 +34,16 @@ def test_a_comparison_has_the_verdict_of_the_command_line_and_the_threshold_deci
     assert benchctl.compare(*SIDES, metrics=["num_steps"], threshold=0.5).exit_code == 0
 
 
-def test_a_profile_is_loaded_by_name_and_validated():
-    profile = benchctl.load_profile("topk-sweep", blocks=12)
-    assert (isinstance(profile, benchctl.Profile), profile.blocks) == (True, 12)
-    with pytest.raises(ProfileError, match="no-such-profile"):
-        benchctl.load_profile("no-such-profile")
-
-
-def test_errors_are_those_of_the_command_line(tmp_path):
+def test_profiles_and_errors_are_those_of_the_command_line(tmp_path):
     for errors in ((UsageError, UsageError), (RecordError, InvalidDataError)):
         with pytest.raises(errors[0]):
             benchctl.load_results(tmp_path)
         with pytest.raises(errors[1]):
             benchctl.compare(tmp_path, EXAMPLE)
         (tmp_path / "plan.json").write_text("{}")
+    assert benchctl.load_profile("topk-sweep", blocks=12).blocks == 12
+    with pytest.raises(ProfileError, match="no-such-profile"):
+        benchctl.load_profile("no-such-profile")
     with pytest.raises(AttributeError, match="no_such_name"):
         benchctl.no_such_name  # noqa: B018  # looking it up is what is tested
 

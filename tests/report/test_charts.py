@@ -210,17 +210,6 @@ def test_a_block_that_stands_out_is_open_and_one_that_is_left_out_is_crossed(tmp
     assert points["encoding"]["shape"]["scale"]["domain"] == ["counted", "outlier", "left out"]
 
 
-def test_arms_that_lie_far_apart_are_shown_in_per_cent_of_their_own_mean(tmp_path, charts):
-    far = [{"baseline": f["baseline"], "guided": 9 * f["guided"]} for f in SPREAD]
-    chart = charts_of(write_results(tmp_path, block_factors=far).path)["block-values"]
-    for drawn, field in ((charts["block-values"], "value"), (chart, "percent")):
-        assert {layer["encoding"]["y"]["field"] for layer in layers_of(drawn, "point")} == {field}
-        assert ("per cent" in drawn.caption) == (field == "percent")
-    mean = (9 * 9 * 1.2 * 9) ** (1 / 3) / 9
-    percents = values_of(chart, "percent", arm="guided top_k=5", metric="step_ms")
-    assert percents == pytest.approx([100 * (f / mean - 1) for f in (1.0, 1.2, 1.0)], abs=1e-3)
-
-
 def test_the_sweep_shows_the_ratio_interval_and_blocks_of_every_cell(analysis, charts):
     rows = rows_of(charts["sweep"], line="guided", quantity="wall", kind="estimate")
     estimates = [row.estimates["wall"] for row in analysis.sweep]
