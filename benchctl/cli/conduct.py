@@ -195,6 +195,8 @@ class _Course:
         self._num_runs = num_runs
         self._runs_per_block = runs_per_block
         self._run_id = ""
+        self._first_with_tail: dict[str, str] = {}
+        """The first run of which the log ended with these lines."""
         self._num_ended = 0
         self._started_s = self._began_s = self._reported_s = time.monotonic()
 
@@ -229,9 +231,15 @@ class _Course:
         lines: list[str] = []
         if record.failure is not None:
             parts.append(visible_line(f"{record.failure.cause}: {record.failure.message}"))
-            lines += map(log_line, record.failure.log_tail.splitlines()[-_TAIL_LINES:])
+            tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
+            first = self._first_with_tail.setdefault("\n".join(tail), planned.run_id)
+            if first != planned.run_id and tail:
+                parts.append(f"its log ends as that of {first}")
+            else:
+                lines += map(log_line, tail)
         else:
-            parts += [visible_line(f"{each.code}: {each.message}") for each in record.warnings]
+            # Their messages are told once, when all runs have ended.
+            parts += [", ".join(codes)] if (codes := dict.fromkeys(each.code for each in record.warnings)) else []
             num_left = self._num_runs - self._num_ended
             if not record.is_virtual and self._num_ended == self._runs_per_block and num_left:
                 block_s = now_s - self._started_s

@@ -126,7 +126,8 @@ def _devices_of(run: MeasuredRun, visible: str | None) -> AbstractContextManager
     """
     if run.record.is_virtual or not (run.engine.is_launched or chooses_devices(run.settings)):
         return nullcontext()
-    return open_gpu(visible, warn=run.warn if run.profile.telemetry.gpu_hz else ignore)
+    needs_none = run.settings.server.uses_gpu is False
+    return open_gpu(visible, warn=run.warn if run.profile.telemetry.gpu_hz and not needs_none else ignore)
 
 
 def _server(

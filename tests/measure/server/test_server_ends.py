@@ -196,7 +196,8 @@ def test_a_server_that_fails_otherwise_fails_its_run_shows_its_log_and_the_exper
     code, messages = run("--start-delay-s", "1.2", "--die-saying", "Segmentation fault in kernel 7")
     assert code == 5, messages
     assert re.search(r"the server has been starting for \d+ s: paced server starting\n", messages)
-    assert messages.count("  | Segmentation fault in kernel 7") == 2
+    assert messages.count("  | Segmentation fault in kernel 7") == 1
+    assert "; its log ends as that of 00" in messages
     assert [run.failure.cause for run in records_of(tmp_path, "guided")] == ["server-died"] * 2
     assert [run.num_sent for run in records_of(tmp_path, "baseline")] == [3, 3]
 
@@ -230,6 +231,7 @@ def test_suspect_runs_are_an_invalid_measurement(tmp_path, run):
     code, messages = run()
     assert code == 4, messages
     assert "runs are suspect (failed-requests in " in messages
+    assert re.search(r"000-b0-\w+: suspect in [\d.]+ s; failed-requests\b.*\n", messages)
     assert "): their results are not reliable; see Notes" in messages
     assert {run.state for run in records_of(tmp_path, "baseline")} == {"suspect"}
 
