@@ -36,14 +36,13 @@ shift
 STEADY = ["--set", "workload.output_len=16"]
 
 
-def smoke(cwd, *arguments, is_virtual=True, **env):
+def smoke(cwd, *arguments, **env):
     """The script with this interpreter's benchctl on PATH: its summary is on stdout, all else on stderr."""
     program = preloaded_directory() / "virtual" / "benchctl"
     program.parent.mkdir(exist_ok=True)
     program.write_text(VIRTUAL.format(benchctl=preloaded_directory() / "benchctl"))
     program.chmod(0o755)
-    first = program.parent if is_virtual else preloaded_directory()
-    path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     settings = {"PATH": path, "ENGINE": "sim-exact", "BLOCKS": "6", "CUDA_VISIBLE_DEVICES": "", **env}
     argv, env = [ROOT / "scripts" / "gpu_smoke.sh", *arguments], os.environ | settings
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
