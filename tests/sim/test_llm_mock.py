@@ -121,8 +121,8 @@ def test_the_page_gives_the_hits_and_the_p99_of_the_published_engine_marked_as_o
     env = {**os.environ, "BENCHCTL_DATA_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, env=env, check=True)
     printed("simulate", "--profile", "llm-mock-cache", "--blocks", "2", "--quiet", cwd=tmp_path)
-    summary = (tmp_path / "results" / "llm-mock-cache" / "latest" / "summary.csv").read_text()
-    told = list(csv.DictReader(summary.splitlines()))
+    summary = tmp_path / "results" / "llm-mock-cache" / "latest-simulated" / "summary.csv"
+    told = list(csv.DictReader(summary.read_text().splitlines()))
     for row in told:
         size = int(row["cell"].rpartition("=")[2] or 0)
         cached = cached_lengths(prompts[:50], prompts, size)

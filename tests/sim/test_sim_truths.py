@@ -171,7 +171,7 @@ def test_a_fit_to_simulated_steps_returns_the_planted_coefficients(tmp_path: Pat
         options = ("cost_model=fitted", f"step_time_model={tmp_path / 'planted.json'}", "noise=none")
         words = [word for option in options for word in ("--set", f"engine.options.{option}")]
         printed("simulate", "--profile", profile, "--engine", "sim", *words, "--blocks", 1, "--quiet", cwd=tmp_path)
-    sources = sorted((tmp_path / "results").glob("steptime-w*/latest"))
+    sources = sorted((tmp_path / "results").glob("steptime-w*/latest-simulated"))
     fitted = document("steptime", "fit", *sources, "-o", tmp_path / "m.json")
     assert fitted["held_out"][0]["whole"]["mape_frac"] < 1e-3
     for mine, theirs in zip(read_model(tmp_path / "m.json").coefficients, planted.coefficients, strict=True):
