@@ -197,7 +197,7 @@ def run_free_blocks(
                 takes_over=takes_over,
             )
             total.update(asdict(outcome))
-            if outcome.num_failed == len(arms(profile)):  # so will the other blocks
+            if outcome.num_failed == len(arms(profile)):  # the other blocks would fail as well
                 break
         except OwnedError as error:
             num_owned += 1

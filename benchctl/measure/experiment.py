@@ -156,7 +156,7 @@ def run_experiment(
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
-    It also ends after a block in which every arm failed.
+    It also ends after a block in which the server of every arm failed.
 
     ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through after
     the manifest says ``interrupted``; what was measured is kept. Raises UsageError when another benchctl measures
@@ -220,7 +220,8 @@ def _run_pending(
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
             num_refused = sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values())
-            if len(arms(profile)) in (num_refused, failed_in_block[planned.block]):  # so will the other blocks
+            num_failed = failed_in_block[planned.block] if requests else 0  # passes do not share a server
+            if len(arms(profile)) in (num_refused, num_failed):  # the other blocks would fail as well
                 break
         else:
             _take_looks(results, profile, results.manifest().blocks, failed, listener.on_look)

@@ -243,13 +243,16 @@ def test_a_table_fits_the_terminal_and_still_tells_directories_apart_and_a_pipe_
     for number, state in enumerate(("done", "failed", "interrupted")):
         results = write_results(tmp_path / profile / f"20261123T02000{number}Z-0fdbff68", state=state)
         edit_manifest(results, profile=profile, label="a remark " * 8)
-    for columns in (100, 160):
+    for columns, lines_of_one in ((100, 2), (170, 1)):
         text = at_terminal("list", tmp_path, columns=columns, streams=["stdout"]).replace("\r\n", "\n")
-        _, *lines = COLOURS.sub("", text).splitlines()
+        lines = COLOURS.sub("", text).splitlines()[-3 * lines_of_one :]
         assert max(map(len, lines)) <= columns
-        assert all("…" in line for line in lines)
-        assert len({line.split()[0] for line in lines}) == 3
-        assert {line.split()[4] for line in lines} == {"done", "failed", "interrupted"}
+        entries = ["".join(lines[i : i + lines_of_one]) for i in range(0, len(lines), lines_of_one)]
+        assert all("…" in entry for entry in entries)
+        assert {entry.split()[0] for entry in entries} == {
+            f"{profile}/20261123T02000{i}Z-0fdbff68" for i in range(3)
+        }
+        assert {entry.split()[4] for entry in entries} == {"done", "failed", "interrupted"}
     assert printed("list", tmp_path).count(f"{profile}/20261123T02000") == 3
 
 

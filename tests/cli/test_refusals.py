@@ -49,7 +49,6 @@ REFUSED = {
         ("--change flag", "add --value (the option and its value, such as max_num_seqs=4"),
         ("--change build --value /x", "engine 'sim' has one build; name another engine"),
         ("--change sampler --value topk=4", "requests have no field 'topk'; did you mean 'top_k'?"),
-        ("--change model --value a --value b", "--change model takes 1 --value, and 2 are given"),
     ],
     "init x": [
         ("--change server --value http://a:1", "--change server takes 2 --value, and 1 are given"),

@@ -75,11 +75,14 @@ def list_results(
     """List result directories, newest first, with profile, engine, state and the number of runs."""
     entries = list_directories(root)
     rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
-    if rows and sys.stdout.isatty():
-        rows = _fitted(rows, shutil.get_terminal_size().columns)
-    table = table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"})
-    listed = table if rows else f"{root} contains no results yet; 'benchctl run' creates them"
-    tell({"root": str(root), "results": entries}, listed, as_json=as_json)
+    parts: list[Any] = [f"{root} contains no results yet; 'benchctl run' creates them"]
+    if rows:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        rows = rows if width is None else _fitted(rows, width)
+        parts = [table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"})]
+        if width is not None and _width(rows) > width:  # long names stand on lines of their own
+            parts = [f"{row[0]}\n  {'  '.join(filter(None, row[1:]))}" for row in rows]
+    tell({"root": str(root), "results": entries}, *parts, as_json=as_json)
 
 
 def _row(root: Path, entry: dict[str, Any]) -> list[str]:
@@ -95,6 +98,12 @@ def _row(root: Path, entry: dict[str, Any]) -> list[str]:
         remarks.insert(0, f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done")
     fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state", "verdict"))
     return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", " · ".join(filter(None, remarks))]
+
+
+def _width(rows: Sequence[list[str]]) -> int:
+    """Characters of a line of the table."""
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
