@@ -260,6 +260,14 @@ def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
     assert not children()
 
 
+def test_one_core_or_short_logs_have_one_process(logs, monkeypatch):
+    for cores, long_bytes in (({0}, 1), ({0, 1}, 1 << 20)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores)
+        monkeypatch.setattr(columns_module, "_LONG_BYTES", long_bytes)
+        with steps_reader(logs, within=logs[0].parent) as read:
+            assert read is read_steps
+
+
 def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch):
     for module, name, value in (
         (columns_module, "_SECOND_PROCESS", "raise SystemExit(3)"),

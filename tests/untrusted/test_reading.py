@@ -304,6 +304,16 @@ def test_reading_a_document_stops_at_the_bounds_of_size_and_time(is_plain: bool)
         fetched(drip, is_plain=is_plain, limit_s=0.5)
 
 
+def test_a_silent_server_is_waited_for_as_long_as_the_client_or_the_caller_says() -> None:
+    async def go(limit_s: float | None, timeout_s: float) -> None:
+        async with serving(writing(10.0)) as url, httpx.AsyncClient(base_url=url, timeout=timeout_s) as client:
+            await fetch(client, "GET", "/", limit_s=limit_s)
+
+    for limit_s, timeout_s in ((None, 0.3), (0.3, 30.0)):
+        with pytest.raises(httpx.ReadTimeout):
+            asyncio.run(asyncio.wait_for(go(limit_s, timeout_s), 8.0))
+
+
 def test_what_is_no_json_object_is_one_kind_of_error_and_describes_nothing() -> None:
     async def go(content: bytes, *, is_object: bool) -> None:
         async with serving(writing(document(content))) as url, control_client(url, Timeouts()) as client:
