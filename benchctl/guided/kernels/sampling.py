@@ -249,7 +249,7 @@ def _tilted(  # type: ignore[no-untyped-def]
         safe = tl.where(is_flat, 1.0, range_)
         u = tl.where(is_there, (value - least) / safe, 0.0)
         mean = tl.minimum(tl.maximum(tl.sum(prob * u, axis=0), 0.0), 1.0)
-        margin = tl.maximum(_LEAST_MARGIN / safe, _MARGIN_FRAC)
+        margin = tl.maximum(1.0 / safe * _LEAST_MARGIN, _MARGIN_FRAC)  # Triton 3.7 divides no constant by a tensor
         aim = _aim(mean, least, safe, code, scale, target, below_one)
         aim = tl.minimum(tl.maximum(aim, margin), 1 - margin)
         is_neutral = (code != _SOFT) & (tl.abs(scale - 1) <= _NEUTRAL) | (code == _MUL) & (scale <= 0)
