@@ -237,6 +237,6 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
     (choice,) = record.choices
     errors_ns = sorted(seen - sent for seen, sent in zip(choice.chunk_ns, truth["sent_ns"], strict=True))
     late_ns = sorted(choice.chunk_late_ns)
-    assert late_ns[len(late_ns) // 2] > 3 * NS_PER_MS
+    assert late_ns[len(late_ns) * 3 // 4] > 3 * NS_PER_MS
     # The server may be held up between its note and its send, but not in half of them.
     assert 0 <= errors_ns[len(errors_ns) // 2] < 1 * NS_PER_MS

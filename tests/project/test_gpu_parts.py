@@ -152,6 +152,7 @@ def test_a_mark_is_judged_by_the_interval(guided, said):
     assert judged(Paired(base_ms=(1.0,) * 6, guided_ms=guided * 2), 1.45) == said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.real_engine
 @needs("transformers")

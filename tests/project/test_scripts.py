@@ -290,9 +290,8 @@ def measured(tmp_path, bench, *options, env=None):
     return said, json.loads((tmp_path / "tables.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "accuracy", [pytest.param([], id="speed"), pytest.param(["accuracy"], id="all", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("accuracy", [pytest.param([], id="speed"), pytest.param(["accuracy"], id="all")])
 def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed(tmp_path, accuracy):
     program = tmp_path / "peers" / "guidellm" / "bin" / "guidellm"
     program.parent.mkdir(parents=True)
