@@ -85,8 +85,10 @@ for form in md json csv png; do
   rm -f "$results/comparison.$form"
   forms+=(--output "$results/comparison.$form")
 done
+refresh=()
+if [ "${REFRESH:-}" = 1 ]; then refresh=(--refresh); fi
 mkdir -p "$(dirname "$baseline")"
-benchctl compare "$new" --baseline "$baseline" ${REFRESH:+--refresh} --threshold "${THRESHOLD:-10%}" \
+benchctl compare "$new" --baseline "$baseline" "${refresh[@]}" --threshold "${THRESHOLD:-10%}" \
   ${NOISE:+--noise-floor "$NOISE"} "${forms[@]}" ${GITHUB_STEP_SUMMARY:+--github-summary} >/dev/null || code=$?
 if [ -e "$results/comparison.md" ]; then cat "$results/comparison.md"; fi
 case $code in

@@ -54,11 +54,13 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
 
 def _warn_of_failures(analysis: AnalyzedExperiment, num_failed: int) -> None:
     """Say how many runs failed, why the first did, and how to measure them and those that were not tried."""
-    first = next(run.record.failure for run in analysis.runs if run.record.failure is not None)
+    failures = (run.record.failure for run in analysis.runs if run.record.failure is not None)
+    first = next(failures, None)  # None where all were cut off before they could note it
+    reason = "" if first is None else f": {visible_line(first.reason)}"
     num_left = len(analysis.runs_not_begun)
     left = f", and {count_of(num_left, 'run')} of other blocks were not tried" if num_left else ""
     resume = shlex.join(["benchctl", "run", "--resume", str(analysis.results.path)])
-    warn(f"{count_of(num_failed, 'run')} failed{left}: {visible_line(first.reason)}")
+    warn(f"{count_of(num_failed, 'run')} failed{left}{reason}")
     warn(f"measure what is left with: {resume}")
 
 

@@ -8,7 +8,8 @@ from support.results import builders
 from support.results.planted_progress import plant_block, plant_shared
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.outcome import suspects_lines
+from benchctl.cli.outcome import print_outcome, suspects_lines
+from benchctl.measure.experiment import Outcome
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.records.writers import sole_writer
 
@@ -174,6 +175,12 @@ def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_h
     assert (entry["num_blocks_done"], entry["num_blocks"], entry["nodes"]) == (1, 4, ["n01", "n02"])
     headline = "ci-smoke · running · 9 of 24 runs done in 1 whole block on 2 nodes · 4 blocks"
     assert printed("show", results.path).startswith(headline)
+
+
+def test_runs_that_were_cut_off_before_they_could_note_a_reason_are_counted_without_one(tmp_path, capsys):
+    results = builders.write_results(tmp_path)
+    print_outcome(results.path, Outcome(num_done=5, num_failed=1, num_suspect=0, num_skipped=0))
+    assert "warning: 1 run failed\nwarning: measure what is left with: " in capsys.readouterr().err
 
 
 def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
