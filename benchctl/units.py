@@ -114,6 +114,11 @@ def percentage(fraction: float, digits: int = 3) -> str:
     return f"{float(f'{fraction * 100:.{digits}g}'):g}%"
 
 
+def fraction(text: str) -> float:
+    """``2.5%`` or ``0.025`` as a number. Raises ValueError for any other text."""
+    return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+
+
 def percentage_change(change_frac: float) -> str:
     """A relative change with its sign: ``+14.3%``, below one percent ``+0.43%``."""
     return f"{change_frac * 100:+.1f}%" if abs(change_frac) >= 0.01 else f"{change_frac * 100:+.2f}%"

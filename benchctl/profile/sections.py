@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import DEFAULT_THRESHOLD, MAX_DEVICES, Seconds, Section, ThreadCount, check_rules
-from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, fraction
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -228,7 +228,7 @@ def _fraction(value: object) -> object:
     """``1%`` as 0.01; anything else as it is."""
     if isinstance(value, str) and value.endswith("%"):
         with suppress(ValueError):
-            return float(value.removesuffix("%")) / 100
+            return fraction(value)
     return value
 
 

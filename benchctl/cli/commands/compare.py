@@ -37,6 +37,7 @@ from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.verdicts import PageVerdict, directory_verdict, page_verdict, verdict_of
+from benchctl.units import fraction
 from benchctl.untrusted.text import visible_line
 
 Contents: TypeAlias = Mapping[str, Callable[[], bytes]]
@@ -206,12 +207,13 @@ def compare(
     """
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other; give one of the two")
+    a, b = results_named(a), None if b is None else results_named(b)
     if baseline is None and refresh:
         raise UsageError("--refresh keeps A as the new baseline: name its directory with --baseline")
     if baseline is not None:
         if b is not None:
             raise UsageError("with --baseline there is one side: leave out B")
-        a, b = str(baseline), results_named(a)
+        a, b = str(baseline), a
     write = partial(_write, outputs=_checked(output or ()), summary=_summary_path() if github_summary else None)
     options = CompareOptions(
         margin_frac=None if threshold is None else parse_threshold(threshold),
@@ -233,7 +235,7 @@ def compare(
     )
     form = ".json" if as_json else ".md" if as_markdown else None
     if baseline is not None and not has_baseline(baseline):
-        write(_baseline_news(str(b), baseline), printed=form or ".txt")
+        write(_news(_keep(str(b), baseline), baseline), printed=form or ".txt")
         return
     try:
         verdict, contents = _judged(a, b, options, show_all=show_all)
@@ -247,15 +249,19 @@ def compare(
             raise
         warn(str(error))
     if refresh and baseline is not None:
-        note(_baseline_news(str(b), baseline)[".txt"]().decode().strip())
+        note(_keep(str(b), baseline))
         exit_code = 0
     raise typer.Exit(exit_code)
 
 
-def _baseline_news(results: str, baseline: Path) -> Contents:
-    """Keep a result directory as the baseline of later ones; returns the news of it."""
+def _keep(results: str, baseline: Path) -> str:
+    """Keep a result directory as the baseline of later ones; returns the sentence on it."""
     keep_baseline(Path(results), baseline)
-    text = f"{results} is kept as the baseline: {baseline}"
+    return f"{results} is kept as the baseline: {baseline}"
+
+
+def _news(text: str, baseline: Path) -> Contents:
+    """The sentence on a baseline that was kept without a comparison, in every form that can say it."""
     document = {"verdict": "kept", "exit_code": 0, "summary": text, "baseline": str(baseline)}
     return {
         ".json": lambda: _json_bytes(document),
@@ -267,7 +273,7 @@ def _baseline_news(results: str, baseline: Path) -> Contents:
 def parse_threshold(text: str, option: str = "--threshold") -> float:
     """``1%`` or ``0.01`` as a fraction; ``option`` is the option for the message of an error."""
     try:
-        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+        return fraction(text)
     except ValueError:
         raise UsageError(f"{option} is {text!r}; write a percentage or a fraction: 1% or 0.01") from None
 
@@ -303,7 +309,6 @@ def _judged(a: str, b: str | None, options: CompareOptions, *, show_all: bool) -
 
     With one side that names a variant, that variant is B and the baseline of its directory is A.
     """
-    a, b = results_named(a), None if b is None else results_named(b)
     if b is None and (baseline := _baseline_beside(a)) is not None:
         a, b = baseline, a
     verdict, page = _judge_directory(Path(a), options) if b is None else _judge_sides(a, b, options)

@@ -80,7 +80,7 @@ def list_results(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         rows = rows if width is None else _fitted(rows, width)
         parts = [table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"})]
-        if width is not None and _width(rows) > width:  # long names stand on lines of their own
+        if width is not None and _line_length(_widths(rows)) > width:  # long names stand on lines of their own
             parts = [f"{row[0]}\n  {'  '.join(filter(None, row[1:]))}" for row in rows]
     tell({"root": str(root), "results": entries}, *parts, as_json=as_json)
 
@@ -100,16 +100,19 @@ def _row(root: Path, entry: dict[str, Any]) -> list[str]:
     return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", " · ".join(filter(None, remarks))]
 
 
-def _width(rows: Sequence[list[str]]) -> int:
-    """Characters of a line of the table."""
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+def _widths(rows: Sequence[list[str]]) -> list[int]:
+    """Characters of each column."""
+    return [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+
+
+def _line_length(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
     """The rows with profile and remarks shortened until the table has ``width`` columns, if that is possible."""
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    while sum(widths) + _GAP * (len(widths) - 1) > width:
+    widths = _widths(rows)
+    while _line_length(widths) > width:
         widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
         if widths[widest] <= _LEAST_WIDTHS[widest]:
             break
