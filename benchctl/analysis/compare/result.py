@@ -105,6 +105,9 @@ class Comparison:
     """Deciding metrics by node; None where the blocks ran on one."""
     is_simulated: bool = False
     """The times of a side are those of a simulator."""
+    other_cores: tuple[float, int] | None = None
+    """Cores that programs beside server and client used while A was measured, of those of the machine; None where
+    that was not sampled."""
 
     @property
     def verdict(self) -> OverallVerdict:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
-from benchctl.analysis.metrics.client import OfferedLoad, client_metrics, offered_load
+from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     is_completed,
@@ -110,6 +110,21 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
     metrics |= dict.fromkeys(uncertain_metrics(run))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
     return {name: metrics[name] for name in METRICS}
+
+
+def other_cores(run: LoadedRun, num_cores: int) -> float | None:
+    """Cores, of ``num_cores``, that programs beside server and client kept busy during the load: the mean.
+
+    None without samples of the host, and for a server that another program started.
+    """
+    span, of_workers = load_window_ns(run), busy_cores(run.client)
+    of_load = sum(of_workers.values()) if len(of_workers) > 1 else 0.0  # one worker is the sampled client itself
+    mean = mean_of_known(
+        sample.host_cpu_frac * num_cores - (sample.server_cpu_cores or 0.0) - (sample.client_cpu_cores or 0.0)
+        for sample in run.host
+        if sample.host_cpu_frac is not None and _is_within(sample, span)
+    )
+    return None if mean is None else max(0.0, mean - of_load)
 
 
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:

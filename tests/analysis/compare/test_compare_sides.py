@@ -12,18 +12,21 @@ from support.results.builders import (
     BASELINE,
     change_requests,
     edit_manifest,
+    edit_run,
     set_positions,
     write_results,
 )
 from support.results.comparing import compare, compare_arms, messages, metric_of
 
 from benchctl.analysis.compare.compare import CompareOptions, blocks_to_settle
+from benchctl.analysis.compare.noise_words import noise_sentence
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_foreign, runs_of_side
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.record import RequestError
+from benchctl.records.schema import HostInfo, HostSample
 from benchctl.records.stores import MetricNoise
 
 TRUTH = 15.5 / 10
@@ -67,6 +70,40 @@ def test_a_side_is_a_directory_or_a_variant_of_one(tmp_path):
     for text in (":guided", "results/x:"):
         with pytest.raises(UsageError, match="write DIR or DIR:variant"):
             parse_side(text)
+
+
+def with_neighbours(results, cores):
+    """Let programs beside server and client use that many of 2 cores, on the host that measured."""
+    edit_manifest(results, host=HostInfo(hostname="here", platform="Linux", python="3.12", num_cores=2))
+    for run in results.runs():
+        edit_run(results, run.read().run_id, host="here")
+        t_ns = run.read().times.last_token_ns
+        with run.append("host") as host:
+            busy = {"server_cpu_cores": 0.2, "client_cpu_cores": 0.1, "host_cpu_frac": (cores + 0.3) / 2}
+            host.write(HostSample(t_ns=t_ns, **busy))
+    return results
+
+
+def noise_of_measured(results, **options):
+    """The sentence, as of an engine that measures time."""
+    return noise_sentence(replace(compare_arms(results, **options), is_simulated=False))
+
+
+def test_noise_is_said_in_one_sentence_where_it_prevents_the_verdict(tmp_path, results):
+    noisy = with_neighbours(built(tmp_path / "noisy", noise=0.5, drift=0.0), 1.6)
+    sentence = noise_of_measured(noisy)
+    assert sentence is not None
+    scatter = max(m.scatters[0] for m in compare_arms(noisy).cells[0].deciding)
+    assert sentence.startswith("This machine was noisy: ")
+    assert sentence.endswith(
+        f" of baseline varied by {scatter:.0%} between blocks (other processes used 1.6 of 2 cores)"
+    )
+    assert noise_sentence(compare_arms(noisy)) is None, "the scatter of a simulator is that of its cost model"
+    assert noise_of_measured(results) is None, "of a regression"
+    for case, *shaken in (("shared by both sides", 6, 1 / TRUTH, 0.02, 0.5), ("small", 6, 1 / TRUTH, 0.02, 0.0)):
+        quiet = built(tmp_path / case, *shaken)
+        assert (compare_arms(quiet).verdict, noise_of_measured(quiet)) == ("inconclusive", None), case
+    assert noise_of_measured(built(tmp_path / "two", 2, 1 / TRUTH, 0.5, 0.0)).endswith("between blocks")
 
 
 def test_guided_against_baseline_is_a_regression_of_the_known_size(results):
