@@ -45,10 +45,10 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
         warn(line)
     print_verdicts(analysis, files.verdict)
     drawn = write_pictures(analysis, files)
-    for reason in drawn.skipped:
-        print(f"not drawn: {reason}")
-    for picture in drawn.written[len(files.written) :]:
-        print(f"picture: {picture}")
+    if drawn.no_pictures is not None:
+        print(f"not drawn: {drawn.no_pictures}")
+    elif len(drawn.written) > len(files.written):
+        print(f"pictures: {path / 'plots'}")
     return analysis, files.verdict
 
 

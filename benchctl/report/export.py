@@ -33,16 +33,27 @@ PAGE_NAME: Final = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """The files of a report, the reason for each skipped picture, messages about files that are not whole, and what
-    the page was made of: the verdict and the charts.
-    """
+    """The files of a report, messages about files that are not whole, and the verdict and charts of the page."""
 
     root: Path
     written: tuple[Path, ...]
-    skipped: tuple[str, ...] = ()
+    no_pictures: str | None = None
+    """The reason why none can be drawn here."""
     damage: tuple[str, ...]
     verdict: PageVerdict
     charts: tuple[Chart, ...]
+    """The ratios of all arms first, then the charts of the page and those of files only."""
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The pictures that are not drawn, by their reasons."""
+        if self.no_pictures is not None:
+            return (f"plots/: {self.no_pictures}",)
+        files: dict[str, list[str]] = {}
+        for chart in self.charts:
+            if chart.file and chart.skipped is not None:
+                files.setdefault(chart.skipped, []).append(chart.file)
+        return tuple(f"{', '.join(names)}: {reason}" for reason, names in files.items())
 
 
 def write_report(results_path: Path, *, allow_suspect: bool = False, directory: Path | None = None) -> ReportFiles:
@@ -63,6 +74,13 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
     written = tuple(_write(root, name, content) for name, content in _contents(analysis, verdict, charts))
     if root == analysis.results.path:
         record_derived(root, written)
+    estimated = [
+        each
+        for each in verdict.comparisons
+        if any(metric.estimate is not None for cell in each.cells for metric in cell.deciding)
+    ]
+    if estimated:
+        charts = (draw_forest(*estimated, chart_id="ratios", file="ratios.png"), *charts)
     return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict, charts=charts)
 
 
@@ -95,21 +113,15 @@ def _write(root: Path, name: str, content: bytes) -> Path:
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
     """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
     if (reason := why_not_drawn()) is not None:
-        return replace(files, skipped=(f"plots/: {reason}",))
-    written, skipped = list(files.written), []
-    for chart in files.charts:
-        if chart.file and chart.skipped is not None:
-            skipped.append(f"{chart.file}: {chart.skipped}")
-        elif chart.file:
-            picture = chart_bytes(chart, Path(chart.file).suffix)
-            written.append(_write(files.root, f"plots/{chart.file}", picture))
+        return replace(files, no_pictures=reason)
+    drawn = [chart for chart in files.charts if chart.file and chart.spec]
+    pictures = (
+        _write(files.root, f"plots/{chart.file}", chart_bytes(chart, Path(chart.file).suffix)) for chart in drawn
+    )
+    written = (*files.written, *pictures)
     if files.root == analysis.results.path:
         record_derived(files.root, written)
-    return replace(files, written=tuple(written), skipped=tuple(skipped))
-
-
-_FIRST: Final = "block-values"
-"""The chart that follows those of the ratios among the figures."""
+    return replace(files, written=written)
 
 
 def write_figures(files: ReportFiles, directory: Path) -> tuple[Path, ...]:
@@ -117,9 +129,7 @@ def write_figures(files: ReportFiles, directory: Path) -> tuple[Path, ...]:
 
     Raises UsageError where nothing can be drawn.
     """
-    ratios = (draw_forest(each, f"ratios-{each.b_name}") for each in files.verdict.comparisons)
-    charts = [*ratios, *sorted(files.charts, key=lambda chart: chart.id != _FIRST)]
-    drawn = [chart for chart in charts if chart.spec]
+    drawn = [chart for chart in files.charts if chart.spec]
     directory.mkdir(parents=True, exist_ok=True)
     return tuple(
         _write(directory, f"{number:02d}-{chart.id}{suffix}", chart_bytes(chart, suffix))

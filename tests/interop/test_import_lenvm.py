@@ -5,8 +5,12 @@ The directories are written by ``lenvm_results.py`` in the schemas of all revisi
 
 import csv
 import json
+import re
 import shutil
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -359,7 +363,11 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length):
     assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.first.idx) for a in questions)
 
 
-def test_the_command_imports_and_comparing_the_arms_is_a_screening(truth):
+def test_the_command_imports_comparing_the_arms_is_a_screening_and_the_example_script_reads_them(truth):
     benchctl = partial(printed, cwd=truth.path.parent)
     assert benchctl("import", "lenvm", NAME, "-o", "out").startswith("mended or left out:\n")
     assert "a screening of 1 block gives no verdict" in benchctl("compare", "out:baseline", "out:lenvm", code=3)
+    script = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "examples" / "read_results.py")]
+    told = subprocess.run([*script, "out"], cwd=truth.path.parent, capture_output=True, text=True, check=True)
+    assert "lenvm against baseline: inconclusive (exit code 3)" in told.stdout
+    assert re.search(r"^lenvm wall_s: x\S+ \[unknown, unknown\] over 1 blocks$", told.stdout, re.MULTILINE)

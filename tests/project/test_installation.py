@@ -90,7 +90,7 @@ def test_an_installation_without_extras_is_small_and_leads_from_a_bare_command_t
     written = succeed(*command_in(helped.stdout + helped.stderr, "benchctl init "))
     ran = run_installed(*command_in(written, "benchctl run "), "--quiet")
     assert ran.returncode in {0, 4}, ran.stdout + ran.stderr  # 4: a busy machine made the client late
-    assert "picture: " in ran.stdout
+    assert "pictures: " in ran.stdout
     page = re.search(r"^page: (.*)$", ran.stdout, re.MULTILINE)[1]
     assert "<html" in (tmp_path / page).read_text(encoding="utf-8")
     compare = command_in(ran.stdout, "benchctl compare ")

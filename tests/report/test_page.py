@@ -213,7 +213,7 @@ def test_a_page_is_written_where_it_was_asked_for_or_in_the_working_directory(di
 def test_figures_for_a_paper_begin_with_the_ratios_and_say_what_is_simulated(directory, tmp_path):
     written = printed("report", directory, "-o", "report", "--figures", "figures", cwd=tmp_path).splitlines()
     figures = sorted((tmp_path / "figures").iterdir())
-    assert [path.name for path in figures[:6:3]] == ["01-ratios-guided.pdf", "02-block-values.pdf"]
+    assert [path.name for path in figures[:6:3]] == ["01-ratios.pdf", "02-block-values.pdf"]
     assert {path.suffix for path in figures} == {".pdf", ".png", ".svg"}
     assert {str(path.relative_to(tmp_path)) for path in figures} <= {*written}
     assert all("Simulated: no GPU was measured." in path.read_text() for path in figures if path.suffix == ".svg")

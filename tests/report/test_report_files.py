@@ -40,7 +40,8 @@ def result_of(results):
 def test_a_report_writes_tables_documents_run_results_and_every_picture_and_the_same_bytes_again(tmp_path):
     write_results(tmp_path, cells=[{"top_k": k} for k in (1, 2, 5)])
     files = write_report(tmp_path)
-    pictures = ["topk_sweep.png", "per_step_breakdown.png", "step_time_over_time.png", "flops_breakdown.png"]
+    pictures = ["ratios.png", "block_values.png", "topk_sweep.png"]
+    pictures += ["per_step_breakdown.png", "step_time_over_time.png", "flops_breakdown.png"]
     documents = ["summary.csv", "sweep_summary.csv", "summary.json", "sweep_summary.json", "report.html"]
     assert names(files) == [*documents, *pictures]
     assert files.skipped == files.damage == ()
@@ -120,14 +121,13 @@ def test_a_run_result_has_the_seconds_of_its_clock_its_failed_requests_and_the_r
     assert [result_of(results)[name] for name in schedule] == [None] * 3
 
 
-def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
+def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason_but_for_a_sweep_that_was_none(tmp_path):
     results = write_results(tmp_path)
     for run in results.runs():
         edit_run(results, run.path.name, state="failed")
     assert write_report(tmp_path).skipped == (
-        "topk_sweep.png: no variant has finished runs beside the baseline in two or more cells of a sweep",
-        "per_step_breakdown.png: no finished run has a step log",
-        "step_time_over_time.png: no finished run has a step log",
+        "block_values.png: no finished run knows a deciding metric",
+        "per_step_breakdown.png, step_time_over_time.png: no finished run has a step log",
         "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
     )
 

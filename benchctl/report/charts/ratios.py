@@ -32,9 +32,9 @@ def draw_block_values(subject: figure.Subject) -> figure.Chart:
         if name in METRICS and not METRICS[name].is_exact
         if any(run.number(name) is not None for arm in arms for run in arm.runs)
     }
-    title = "Values block by block"
+    chart = figure.Chart(id="block-values", title="Values block by block", file="block_values.png")
     if not rows_of:
-        return figure.Chart(id="block-values", title=title, skipped="no finished run knows a deciding metric")
+        return replace(chart, skipped="no finished run knows a deciding metric")
     is_relative = any(_hides_scatter(rows) for rows in rows_of.values())
     labels, ordinate = [arm.label for arm in arms], "percent" if is_relative else "value"
     panels = [
@@ -51,13 +51,13 @@ def draw_block_values(subject: figure.Subject) -> figure.Chart:
     ticks: figure.Spec = {"values": blocks} if len(blocks) <= 20 else {}
     x = figure.axis("block", "x", domain=(blocks[0] - 0.6, blocks[-1] + 0.6), format="d", grid=False, **ticks)
     units = f"in {' and '.join(dict.fromkeys(METRICS[name].unit for name in rows_of))}"
-    origin = "a fresh server" if analysis.passes is None else "the replays of one pass"
+    server = "" if analysis.results.manifest.engine == "attach" else ", a fresh server"
+    origin = server if analysis.passes is None else ", the replays of one pass"
     far = "in per cent from the mean of its arm, because the arms are far apart"
-    return figure.Chart(
-        id="block-values",
-        title=title,
+    return replace(
+        chart,
         caption=(
-            f"Each point is one run, {origin}, {far if is_relative else units}; a line joins the runs of one "
+            f"Each point is one run{origin}, {far if is_relative else units}; a line joins the runs of one "
             "block. Open circles are outliers and count; crosses are left out."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in rows_of)
@@ -206,27 +206,30 @@ WITH_FLOPS: Final = {
 }
 
 
-def draw_sweep(subject: figure.Subject) -> figure.Chart:
+def draw_sweep(subject: figure.Subject) -> figure.Chart | None:
     """The sweep of the page: what was measured."""
     noise = {name: floor for comparison in subject.comparisons for name, floor in comparison.noise.items()}
     return _sweep_chart(subject.analysis, MEASURED, noise)
 
 
-def draw_sweep_of_flops(subject: figure.Subject) -> figure.Chart:
+def draw_sweep_of_flops(subject: figure.Subject) -> figure.Chart | None:
     """The sweep of the files: the wall time beside its FLOPs."""
+    chart = _sweep_chart(subject.analysis, WITH_FLOPS)
     file = sweep_name([row.cell for row in subject.analysis.sweep if row.cell])
-    return replace(_sweep_chart(subject.analysis, WITH_FLOPS), id="sweep-flops", section="", file=file)
+    return None if chart is None else replace(chart, id="sweep-flops", section="", file=file)
 
 
 def _sweep_chart(
     analysis: AnalyzedExperiment,
     quantities: Mapping[str, tuple[str, str]],
     noise: Mapping[str, MetricNoise] | None = None,
-) -> figure.Chart:
+) -> figure.Chart | None:
     """Cells as lines over a swept factor, with the ratio to the baseline, its interval and its blocks.
 
-    The band around 1 is the noise by metric, or else the baseline's own scatter.
+    The band around 1 is the noise by metric, or else the baseline's own scatter. None where nothing was swept.
     """
+    if len({cell_name(cell.cell) for cell in analysis.cells if cell.cell}) < 2:
+        return None
     rows = [row for row in analysis.sweep if row.cell and not quantities.keys().isdisjoint(row.estimates)]
     title = "Cost over the swept factor"
     if len(rows) < 2:

@@ -137,7 +137,9 @@ def comparison_values(verdict: PageVerdict) -> list[dict[str, Any]]:
     return [
         {
             "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
-            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
+            "forest": draw_forest(comparison, chart_id=f"forest-{i}")
+            if any(c.deciding for c in comparison.cells)
+            else None,
             "table": table_values(comparison, num_cells),
             "nodes": nodes_table(() if comparison.nodes is None else (comparison.nodes,), show_all=True),
             "answers": answer_values(comparison),

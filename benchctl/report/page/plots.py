@@ -16,6 +16,7 @@ from benchctl.report.charts.figure import BLUE, GREEN, GREY, VERMILION, Row, Spe
 from benchctl.units import (
     MS_PER_S,
     capitalized,
+    first_of,
     four_digits,
     minus,
     percentage,
@@ -35,12 +36,16 @@ _WORDS_PX: Final = 325
 """Room for change and verdict at the right of the intervals."""
 
 
-def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Chart:
-    """The forest plot: one row for each deciding metric in each cell, under the name of its metric."""
+def draw_forest(*comparisons: Comparison, chart_id: str = "forest", file: str = "") -> figure.Chart:
+    """The forest plot of comparisons with one side: one row for each deciding metric in each cell, under the name
+    of its metric.
+    """
     groups: dict[str, list[tuple[str, MetricComparison]]] = {}
-    for cell in comparison.cells:
-        for metric in cell.deciding:
-            groups.setdefault(metric.metric.name, []).append((cell.label, metric))
+    for comparison in comparisons:
+        for cell in comparison.cells:
+            for metric in cell.deciding:
+                label = cell.label if len(comparisons) == 1 else cell.b_label
+                groups.setdefault(metric.metric.name, []).append((label, metric))
     metrics = [each for group in groups.values() for _, each in group]
     estimates = [each.estimate for each in metrics if each.estimate is not None]
     margin = max((each.margins.log_bands[0] for each in metrics if each.estimate is not None), default=0.0)
@@ -58,7 +63,8 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
             rows.append(
                 {"y": len(rows), "label": figure.wrapped(shortened_inside(label, 60)), **_row(each, low, high)}
             )
-    names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
+    others = first_of([shortened(each.b_name, 30) for each in comparisons], 4)
+    names = f"{others} against {shortened(comparisons[0].a_name, 30)}"
     shaded = (
         "the margins of equivalence and of a change"
         if any(len(each.margins.log_bands) > 1 for each in metrics)
@@ -66,10 +72,11 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
     )
     return figure.Chart(
         id=chart_id,
-        is_simulated=comparison.is_simulated,
+        file=file,
+        is_simulated=any(each.is_simulated for each in comparisons),
         title=names,
         caption=(
-            f"Change of {names}, with its {percentage(comparison.rules.confidence)} interval, on a logarithmic "
+            f"Change of {names}, with its {percentage(comparisons[0].rules.confidence)} interval, on a logarithmic "
             f"scale; shaded: {shaded}."
         ),
         spec=_forest_spec(rows, bands, low, high),
