@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import stdev
 from typing import Final
 
@@ -23,7 +24,14 @@ from benchctl.analysis.compare.decide import (
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.ladder import num_looks_of
-from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_in_plan, match_cells, unrecorded_text
+from benchctl.analysis.experiment.pairing import (
+    ArmPair,
+    Side,
+    baseline_pairs,
+    deciding_in_plan,
+    match_cells,
+    unrecorded_text,
+)
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
 from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
@@ -141,15 +149,37 @@ def engine_sha256(profile: Profile) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Standard deviations of block log-ratios by metric, and the measurement that they are from, in words."""
+
+    log_sds: Mapping[str, float]
+    origin: str
+
+
+def scatter_of_experiment(experiment: Experiment, origin: str) -> Scatter:
+    """The scatter that the blocks of an experiment have about its own changes: the largest of its arms.
+
+    Only metrics with enough blocks are in it. Raises BenchctlError where its profile cannot be read.
+    """
+    log_sds: dict[str, float] = {}
+    for pair in baseline_pairs(experiment):
+        for name, noise in _noise_of_pair(pair):
+            log_sds[name] = max(noise.log_sd, log_sds.get(name, 0.0))
+    return Scatter(log_sds=log_sds, origin=origin)
+
+
 def power_lines(
     profile: Profile,
     noise: NoiseFloor | None,
     has_steps: Callable[[VariantSettings], bool] = lambda _settings: True,
+    earlier: Scatter | None = None,
 ) -> tuple[str, ...]:
     """The changes that ``profile`` detects on a machine with that ``noise``, in words; none where it has one arm.
 
     The minimum detectable effect of each metric, and the blocks that the most demanding one takes. ``has_steps``
-    tells for which settings the engine records steps: metrics that it does not record decide nothing.
+    tells for which settings the engine records steps: metrics that it does not record decide nothing. The scatter
+    is that of ``noise``, else of an ``earlier`` experiment, else assumed.
     """
     others = Counter(variant for variant, _ in arms(profile) if variant != profile.baseline)
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
@@ -168,10 +198,11 @@ def power_lines(
     # a correction for looks divides alpha as one for tests does
     num_corrected = num_tests * (1 if rule is None else len(rule.look_blocks))
     estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
+    scatter = _scatter(noise, earlier, deciding)
     names_by_effect: dict[str, list[str]] = {}
     most_needed, needed = 0, ""
     for name in deciding:
-        log_sd = noise_of[name].log_sd if name in noise_of else ASSUMED_LOG_SD
+        log_sd = ASSUMED_LOG_SD if scatter is None else scatter.log_sds.get(name, ASSUMED_LOG_SD)
         margins = margins_of(profile.comparison.threshold, noise_of[name].floor_frac if name in noise_of else 0.0)
         change_frac = margins.change_frac
         effect_frac = minimum_detectable_effect(
@@ -184,24 +215,40 @@ def power_lines(
             number = f"about {blocks}" if blocks else f"more than {MAX_BLOCKS_NEEDED}"
             margin = "noise floor" if margins.is_noise_floor else "margin"
             needed = (
-                f"to detect a change of twice the {margin} ({percentage(change_frac, 2)}) in {name} with the same "
-                f"power takes {number} blocks"
+                f"a change of {percentage(2 * change_frac, 2)} in {name} (twice the {margin}) would take {number} "
+                "blocks"
             )
-    tests = "one test" if num_tests == 1 else f"{num_tests} corrected tests"
-    conditions = f"with {profile.blocks} blocks, {tests} and {_scatter_text(profile, deciding, noise)}"
+    corrected = "" if num_tests == 1 else f", corrected for {num_tests} tests"
     effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
-    return (f"{conditions}, a change of {effects} is detected with a power of 80%", needed, *unrecorded)
-
-
-def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | None) -> str:
-    scatters = (
-        {} if noise is None else {name: noise.metrics[name].log_sd for name in names if name in noise.metrics}
+    return (
+        f"{profile.blocks} blocks detect a change of {effects} in 4 of 5 experiments (power 80%{corrected})",
+        _scatter_text(profile, deciding, scatter),
+        needed,
+        *unrecorded,
     )
-    if noise is None or not scatters:
-        why = "this experiment measures it" if is_repeated_baseline(profile) else "no A/A on file"
-        return f"a scatter of {percentage(ASSUMED_LOG_SD, 2)} between blocks (assumed: {why})"
-    ends = sorted({f"{log_sd * 100:.2g}" for log_sd in scatters.values()}, key=float)
+
+
+def _scatter(noise: NoiseFloor | None, earlier: Scatter | None, names: Sequence[str]) -> Scatter | None:
+    """The first of what is on file that has some of these metrics."""
+    of_noise = noise and Scatter(
+        log_sds={name: metric.log_sd for name, metric in noise.metrics.items()},
+        origin=f"A/A of {noise.measured_at[:10]} on this machine",
+    )
+    return next((each for each in (of_noise, earlier) if each and not each.log_sds.keys().isdisjoint(names)), None)
+
+
+def _scatter_text(profile: Profile, names: Sequence[str], scatter: Scatter | None) -> str:
+    if scatter is None:
+        nothing = "neither an A/A nor an earlier result of this server is on file"
+        why = "this experiment measures it" if is_repeated_baseline(profile) else nothing
+        return f"this assumes that blocks scatter by {percentage(ASSUMED_LOG_SD, 2)}: {why}"
+    ends = sorted({f"{scatter.log_sds[name] * 100:.2g}" for name in names if name in scatter.log_sds}, key=float)
     reach = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-    unknown = ", ".join(name for name in names if name not in scatters)
+    unknown = ", ".join(name for name in names if name not in scatter.log_sds)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
-    return f"a scatter of {reach}% between blocks (A/A of {noise.measured_at[:10]} on this machine{assumed})"
+    return f"this rests on blocks that scatter by {reach}% ({scatter.origin}{assumed})"
+
+
+def balancing_prompts(num_prompts: int, load_s: float, start_s: float) -> int:
+    """The number of prompts with which a load lasts about as long as the start of its server."""
+    return max(num_prompts, math.ceil(num_prompts * start_s / max(load_s, 0.001)))

@@ -5,9 +5,10 @@ known, and the power of the experiment.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
-from benchctl.analysis.planning import power_lines
+from benchctl.analysis.planning import Scatter, power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.screen import warn, wide_console
 from benchctl.engines.engine import engine_for
@@ -27,6 +28,8 @@ from benchctl.units import count_of, duration, four_digits, percentage
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10
+_LINE: Final = 120
+"""Columns of a sentence."""
 _CROWDED_FRAC: Final = 0.95
 _WAITING_FROM: Final = 1.05
 """Requests for each row of the batch from which some wait."""
@@ -155,6 +158,7 @@ def print_plan(
     requests: Sequence[PreparedRequest],
     noise: NoiseFloor | None,
     step_time_model: Path | None = None,
+    earlier: Scatter | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
     estimate = estimate_plan(profile, requests, step_time_model)
@@ -169,7 +173,7 @@ def print_plan(
     print_prediction(estimate)
     if len(arms(profile)) > 1:
         print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
-    print_power(profile, noise)
+    print_power(profile, noise, earlier)
 
 
 def print_rest(
@@ -211,13 +215,17 @@ def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
     )
 
 
-def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
-    """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known."""
-    for line in power_lines(profile, noise, engine_for(profile.engine.kind).has_steps):
-        print(line)
+def print_power(profile: Profile, noise: NoiseFloor | None, earlier: Scatter | None = None) -> None:
+    """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known.
+
+    It is printed at once, also into a pipe: it belongs before the runs.
+    """
+    lines = list(power_lines(profile, noise, engine_for(profile.engine.kind).has_steps, earlier))
     if (rule := stopping_rule(profile)) is not None:
-        print(
+        lines.append(
             f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
             f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
             f"{', '.join(map(str, rule.look_blocks))}"
         )
+    for line in lines:
+        print(fill(line, _LINE, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False), flush=True)

@@ -8,6 +8,7 @@ import hashlib
 import heapq
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -15,7 +16,13 @@ from statistics import median
 from typing import Any, Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.planning import engine_sha256, is_repeated_baseline, noise_of_experiment
+from benchctl.analysis.planning import (
+    Scatter,
+    engine_sha256,
+    is_repeated_baseline,
+    noise_of_experiment,
+    scatter_of_experiment,
+)
 from benchctl.analysis.validity.machines import noise_warnings, other_server_warning
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import BenchctlError, NotComparableError
@@ -105,6 +112,21 @@ def noise_on_file(
     noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
+
+
+def earlier_scatter(profile: Profile, output_dir: Path) -> Scatter | None:
+    """The scatter of the newest result of ``profile`` below ``output_dir``; None without one of the same server.
+
+    It serves a plan where no A/A experiment is on file: what was measured of this server is nearer than a guess.
+    """
+    path = output_dir / profile.name / "latest"
+    with suppress(BenchctlError):
+        experiment = load_experiment(path.resolve())
+        earlier, manifest = experiment.profile, experiment.results.manifest
+        measured = (manifest.host.hostname, earlier.engine.kind, earlier.model, engine_sha256(earlier))
+        if measured == (platform.node(), profile.engine.kind, profile.model, engine_sha256(profile)):
+            return scatter_of_experiment(experiment, f"measured in {path.parent / path.resolve().name}")
+    return None
 
 
 def keep_noise(path: Path, profile: Profile) -> Path | str | None:

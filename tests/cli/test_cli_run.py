@@ -1,6 +1,7 @@
 """``benchctl run`` and its resume through the command line: real processes, real HTTP, real files."""
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -11,7 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cli import benchctl, document, only_result, printed, refusal, started
+from support.cli import (
+    WITHOUT_SERVERS,
+    benchctl,
+    document,
+    only_result,
+    plain_environment,
+    preloaded_directory,
+    printed,
+    refusal,
+    started,
+)
 from support.strangers import SECRET, files_with, replace_entry, surround, tree_of
 from support.waiting import wait_until
 
@@ -134,6 +145,17 @@ def test_two_arms_that_differ_in_an_option_compare_without_a_second_declaration(
     assert (done.returncode, "allowed_differences" in done.stderr) == (0, False), done.stderr
     compared = printed("compare", "r:baseline", "r:small", cwd=tmp_path, code=3)
     assert "declared difference: server.max_num_seqs: 1024 against 2" in compared
+
+
+def test_the_plan_stands_before_the_runs_also_in_a_pipe_and_no_line_of_it_is_long(tmp_path: Path) -> None:
+    command = [str(preloaded_directory() / "benchctl"), "run", "flag", "--quiet"]
+    env = {**os.environ, **plain_environment(tmp_path), **WITHOUT_SERVERS}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    told, first, _ = subprocess.run(command, cwd=tmp_path, env=env, check=True, **streams).stdout.partition(
+        "[1/12]"
+    )
+    assert (first, "6 blocks detect a change of" in told) == ("[1/12]", True)
+    assert max(map(len, told.splitlines())) <= 120
 
 
 def test_a_dry_run_prints_the_order_and_how_far_from_balanced_it_is_and_measures_nothing(tmp_path: Path) -> None:

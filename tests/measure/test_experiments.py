@@ -255,7 +255,7 @@ def test_an_aa_experiment_stores_its_noise_with_which_the_next_one_plans_and_is_
     assert (entry["engine"], entry["metrics"]["step_ms"]["num_blocks"]) == ("sim", 6)
 
     sweep = ("run", "topk-sweep", *TINY)
-    assert "between blocks (A/A of" in on(*sweep, "--blocks", "6", "--set", "sweep.top_k=[2]")[0]
+    assert "% (A/A of" in on(*sweep, "--blocks", "6", "--set", "sweep.top_k=[2]")[0]
     path = tmp_path / "results" / "topk-sweep" / "latest"
     noise = json.loads((path / "noise.json").read_text())
     assert noise_warnings_of(path) == []
@@ -274,7 +274,7 @@ def test_an_aa_experiment_stores_its_noise_with_which_the_next_one_plans_and_is_
     assert "noise.json" in json.loads((path / "digests.json").read_text())["files"]
 
     exact = on(*sweep, "--engine", "sim-exact", "--dry-run")[0]
-    assert "(assumed: no A/A on file)" in exact, "a server with other options"
+    assert "neither an A/A nor an earlier result of this server is on file" in exact, "a server with other options"
     other = ["--blocks", "1", "--set", "workload.output_len=9", "--set", "sweep.top_k=[2]", "--output-dir", "other"]
     assert "had another request set" in on(*sweep, *other)[1]
     path = tmp_path / "other" / "topk-sweep" / "latest"

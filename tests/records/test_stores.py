@@ -22,7 +22,7 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import NotComparableError, ProfileError, RecordError, SchemaVersionError, UsageError
-from benchctl.measure.on_file import keep_noise, noise_on_file, peaks_on_file, sound_noise
+from benchctl.measure.on_file import earlier_scatter, keep_noise, noise_on_file, peaks_on_file, sound_noise
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
@@ -132,7 +132,7 @@ def test_noise_on_file_is_that_of_the_same_options_and_a_damaged_file_hides_no_o
     assert (on_file.noise, str(newer) in warning.message) == (stored, True)
     assert noise_on_file(noisy).noise is None
     assert noise_on_file(a_a).noise is None, "it measures noise, and takes none along"
-    assert "(assumed: this experiment measures it)" in power_lines(a_a, None)[0]
+    assert "scatter by 2%: this experiment measures it" in power_lines(a_a, None)[1]
 
 
 def test_an_experiment_of_one_server_is_stored_with_scatter_and_floor(tmp_path: Path, store: Path) -> None:
@@ -161,6 +161,20 @@ def test_nothing_is_stored_of_runs_that_are_not_done_of_too_few_blocks_or_of_dif
     assert NOISE.entries() == ()
 
 
+def test_without_an_a_a_a_plan_takes_the_scatter_of_the_newest_result_of_this_server(tmp_path: Path) -> None:
+    results, profile = a_against_a(tmp_path / "built" / "latest"), parse_profile(SAME_SERVER, "built")
+    assert earlier_scatter(profile, tmp_path) is None, "measured on another machine"
+    edit_manifest(results, host=msgspec.structs.replace(results.manifest().host, hostname=HOST))
+    scatter = earlier_scatter(profile, tmp_path)
+    assert scatter is not None
+    assert scatter.log_sds["step_ms"] == pytest.approx(0.0095, rel=0.1)
+    eight = profile.model_copy(update={"blocks": 8})
+    assert f"(measured in {results.path})" in power_lines(eight, None, earlier=scatter)[1]
+    assert "(A/A of 2026-11-01" in power_lines(eight, floor(), earlier=scatter)[1]
+    other = profile.model_copy(update={"model": "qwen2.5-0.5b"})
+    assert earlier_scatter(other, tmp_path) is earlier_scatter(profile, tmp_path / "none") is None
+
+
 def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubted(tmp_path: Path) -> None:
     results = a_against_a(tmp_path / "aa")
     noise = noise_of_experiment(load_experiment(results.path))
@@ -181,17 +195,18 @@ def doubts_of(noise: NoiseFloor, results: ResultDirectory) -> tuple[ResultWarnin
 
 
 def test_a_plan_says_what_the_noise_on_file_lets_it_show_or_what_it_assumes() -> None:
-    power_line, needed = power_lines(load_profile("topk-sweep", blocks=8), floor())
+    power_line, origin, needed = power_lines(load_profile("topk-sweep", blocks=8), floor())
     detectable = minimum_detectable_effect(0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean")
-    for text in (
-        "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01",
-        "2% assumed for tpot_ms, wall_s",
-        f"a change of ±{percentage(detectable, 2)} in step_ms; ",
-        "with a power of 80%",
-    ):
-        assert text in power_line
-    assert "blocks" in needed
-    assert "(assumed: no A/A on file)" in power_lines(load_profile("topk-sweep"), None)[0]
+    assert power_line.startswith(f"8 blocks detect a change of ±{percentage(detectable, 2)} in step_ms; ")
+    assert power_line.endswith(" in 4 of 5 experiments (power 80%, corrected for 15 tests)")
+    assert origin == (
+        "this rests on blocks that scatter by 1.2% (A/A of 2026-11-01 on this machine; 2% assumed for tpot_ms, "
+        "wall_s)"
+    )
+    assert needed.startswith("a change of 2% in tpot_ms (twice the margin) would take about ")
+    assert power_lines(load_profile("topk-sweep"), None)[1] == (
+        "this assumes that blocks scatter by 2%: neither an A/A nor an earlier result of this server is on file"
+    )
     early, *_ = power_lines(load_profile("topk-sweep", blocks=8, overrides=["stopping.precision=0.01"]), floor())
     shown = [float(line.partition("±")[2].partition("%")[0]) for line in (power_line, early)]
     assert shown[0] < shown[1], "a rule that may end early shows less with the same blocks"

@@ -316,5 +316,5 @@ def test_a_plan_corrects_for_the_metrics_that_will_decide():
     assert set(profile.primary_metrics) - set(deciding) == {"step_ms"}
     power, assumed = power_lines(profile, None, has_steps), power_lines(profile, None)
     for (line, *_), num_tests in ((power, 2), (assumed, 3)):
-        assert f"{num_tests} corrected tests" in line
+        assert f"corrected for {num_tests} tests" in line
     assert power[-1] == "step_ms is not recorded by this server; tpot_ms and wall_s decide"
