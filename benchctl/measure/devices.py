@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pynvml
 
@@ -21,7 +21,7 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import UsageError
 from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.measure.machine import Shortfall
-from benchctl.measure.telemetry.gpus import gpu_inventory, opened
+from benchctl.measure.telemetry.gpus import DEVICES, gpu_inventory, has_device_files, opened
 from benchctl.measure.telemetry.reading import VARIABLE, hides_all
 from benchctl.profile.engine_options import LaunchedOptions
 from benchctl.profile.engine_table import ENGINES
@@ -31,11 +31,8 @@ from benchctl.records.directory import arm_label
 from benchctl.records.schema import GpuInfo
 from benchctl.untrusted.text import visible_value
 
-_DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")
-"""Files of devices that a server may use although neither way of reading sees them: NVIDIA's, WSL's, AMD's."""
 
-
-def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/dev")) -> tuple[str, bool] | None:
+def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = DEVICES) -> tuple[str, bool] | None:
     """The reason why no device that ``visible`` names is there, and whether that is certain; None where one is.
 
     It is not where the system has files of devices, in the directory ``system``, that neither way can read.
@@ -43,9 +40,8 @@ def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/de
     with opened(visible, nvml) as gpus:
         if gpus.reader is not None:
             return None
-    may_be_there = any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
     names = "" if visible is None else f"{VARIABLE} is {visible_value(visible)}; "
-    return f"{names}{gpus.problem}", gpus.has_driver or hides_all(visible) or not may_be_there
+    return f"{names}{gpus.problem}", gpus.has_driver or hides_all(visible) or not has_device_files(system)
 
 
 def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:

@@ -41,7 +41,7 @@ from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest, RunFailure, RunRecord
-from benchctl.records.schema import ResultWarning, StepRecord
+from benchctl.records.schema import StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +236,6 @@ def _write_steps(run: MeasuredRun) -> None:
     """Normalise the engine's own step log, keeping all of it that can be read."""
     engine, path, count = run.engine, run.directory.path, 0
     if not engine.has_steps(run.settings):
-        message = f"engine {engine.kind!r} records no steps: time per step is unknown"
-        run.warn(ResultWarning(code="steps-unknown", message=message))
         return
     first_send_ns = run.summarize().first_send_ns
     try:

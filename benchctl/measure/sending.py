@@ -36,7 +36,7 @@ from benchctl.measure.directory import Origin, create_results, set_state
 from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.server.health import raise_when_stalled
-from benchctl.measure.server.server import NOT_FRESH, AnyServer
+from benchctl.measure.server.server import AnyServer
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
@@ -352,7 +352,6 @@ async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callabl
 def _judge(run: MeasuredRun, results: ResultDirectory, loaded: LoadedRun) -> None:
     """The verdict on a load that went to its end; its requests are read from the file, not kept in memory."""
     completed = [request for request in measured(loaded.requests) if is_completed(request)]
-    run.warn(NOT_FRESH)
     if cached := total([request.cached_tokens for request in completed]):
         prompt = total([request.prompt_tokens for request in completed])
         message = (

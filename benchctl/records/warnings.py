@@ -171,7 +171,8 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Nothing; devices and drivers are in the record of each run.",
         ),
         "steps-unknown": note(
-            "The engine records no steps, so the time per step is unknown.", "Compare wall_s or tpot_ms instead."
+            "The steps of a simulation were not kept, so the time per step is unknown.",
+            "Simulate with '--keep all'.",
         ),
         "damaged-line": warning(
             "A file of the run contains a line that cannot be read; what precedes it is kept.",
@@ -200,10 +201,6 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         ),
     },
     "The server": {
-        "server-not-fresh": warning(
-            "Another program started the server, so it is not fresh and its process and GPU are not recorded.",
-            "Let benchctl start the server where caches of earlier requests matter.",
-        ),
         "server-survivor": warning(
             "A process of the server survived SIGKILL and shares the machine with the next runs.",
             "End the process, then measure the following runs again.",
@@ -254,7 +251,8 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
     },
     "GPU and samplers": {
         "gpu-sampler-missing": note(
-            "No GPU is visible to NVML or nvidia-smi; use, power, clocks and throttling are unknown.",
+            "A GPU may be there, and neither NVML nor nvidia-smi reads one; use, power, clocks and throttling are "
+            "unknown.",
             "Install the driver's tools, or check CUDA_VISIBLE_DEVICES ('benchctl doctor').",
         ),
         "gpu-unreadable": warning(

@@ -51,8 +51,6 @@ from benchmarks.common.paced_server import Truth
 from benchmarks.common.truth import PacedRun, Seen, errors, on_cores, paced_server, usable_cores
 from benchmarks.load.peers.tools import TOOLS, Load, make_tokenizer, seen_by_benchctl
 
-HARMLESS = {"server-not-fresh"}
-"""Said of every load on a server that somebody else started."""
 SHARES = {"p50": 50, "p99": 99, "max": 100}
 SHORT, LONG = 50, 1050
 """Tokens of the answers whose difference gives the cost of a token."""
@@ -170,7 +168,7 @@ def own_words(results: Path) -> dict[str, Any]:
     (loaded,) = read.runs
     arrival = parse_profile(read.profile_yaml, str(results)).workload.arrival
     idle = client_metrics(measured(loaded.requests), loaded.client, arrival)["slot_idle_frac"]
-    codes = sorted({warning.code for warning in loaded.record.warnings} - HARMLESS)
+    codes = sorted({warning.code for warning in loaded.record.warnings})
     return {"says idle": idle, "by itself": " ".join([loaded.record.state, *codes])}
 
 

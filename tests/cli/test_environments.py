@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.cli import in_process, preloaded_directory, printed
 from support.results.builders import edit_manifest, write_results
@@ -334,6 +335,19 @@ def test_the_outcome_of_a_run_shows_what_its_server_said_and_cuts_it(capsys: pyt
     assert r"unknown: \x1b[2Jxxx" in told
     assert r"  | \x1b]0;owned\x07\x9b31m" in told
     assert len(told) < 2_200
+
+
+def test_a_warning_is_named_with_the_first_run_that_has_it_and_with_each_suspect_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned = PlannedRun(index=0, run_id="r", block=0, position=0, variant="baseline", cell={})
+    with experiment_progress(3, 9, is_quiet=True) as listener:
+        for state, codes in (("done", "a"), ("done", "ab"), ("done", "ab"), ("suspect", "ab")):
+            warnings = [{"code": code, "message": "long"} for code in codes]
+            ended = {**msgspec.to_builtins(planned), "schema_version": 3, "state": state, "warnings": warnings}
+            listener.on_run_end(planned, msgspec.convert(ended, RunRecord))
+    ends = [line.partition("; ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert ends == ["a", "b", "", "a, b"]
 
 
 def in_shell(line: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":

@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -48,10 +49,10 @@ def no_smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def opened(visible, nvml):
+def opened(visible, nvml, system=Path("/dev")):
     """The indices that are read, and the warnings by code."""
     warnings = []
-    with open_gpu(visible, nvml, warnings.append) as reader:
+    with open_gpu(visible, nvml, warnings.append, system) as reader:
         indices = None if reader is None else [sample.index for sample in reader.read()]
     assert nvml.depth == 0
     return indices, {warning.code: warning.message for warning in warnings}
@@ -171,9 +172,12 @@ def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reaso
     nvml = FakeNvml(**trouble)
     assert opened(None, nvml)[0] == [0, 1]
     monkeypatch.setenv("PATH", str(tmp_path))
-    indices, warnings = opened(None, nvml)
+    (tmp_path / "nvidia0").touch()
+    indices, warnings = opened(None, nvml, tmp_path)
     assert indices is None
     assert f"(NVML: {problem}; nvidia-smi: no program nvidia-smi is on the PATH)" in warnings["gpu-sampler-missing"]
+    assert opened("", nvml, tmp_path) == (None, {}), "hidden on purpose"
+    assert opened(None, FakeNvml(has_driver=False), tmp_path / "empty") == (None, {}), "a machine without a GPU"
     assert gpu_inventory() == ()
 
 

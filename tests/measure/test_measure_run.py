@@ -92,7 +92,7 @@ class Warm(Cold):
 
 def test_failed_requests_make_a_run_suspect_and_stand_before_what_it_merely_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=FakeNvml(count=0)))
     requests = [request(0), request(1, mode="truncate"), request(2)]
     loaded = measure(tmp_path / "load", requests, telemetry={"gpu_hz": 10.0})
     run = loaded.record

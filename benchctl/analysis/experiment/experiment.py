@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -69,6 +69,8 @@ def key_of(run: LoadedRun) -> RunKey:
     return run.record.block, arm_label(run.record.variant, run.record.cell)
 
 
+_UNKNOWN: Final = "unknown"
+"""The model of someone else's server, as ``init`` and ``load`` name it: that its FLOPs are unknown is no news."""
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")
 
@@ -226,9 +228,9 @@ class Experiment:
 
     @_derive_once
     def flops(self, run: LoadedRun) -> RunFlops | None:
-        """Published and observed FLOPs of a run; None where its settings are unknown, and of forward passes."""
+        """Published and observed FLOPs of a run; None of forward passes and where settings or model are unknown."""
         settings = self.settings(run.record)
-        if settings is None or self.results.manifest.dataset == NO_REQUESTS:
+        if settings is None or settings.model == _UNKNOWN or self.results.manifest.dataset == NO_REQUESTS:
             return None
         try:
             base, value_model = shapes_of(settings)

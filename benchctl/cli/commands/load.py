@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from benchctl.analysis.metrics.run import LoadFigures
 
 _NAME: Final = "load"
-_OBVIOUS_WARNING: Final = "server-not-fresh"
-"""The user who typed the address knows that benchctl did not start the server."""
 _LIMITED: Final = ("ttft", "tpot", "e2el")
 """Latencies that goodput may limit."""
 _NUM_PROMPTS: Final = 64
@@ -343,8 +341,7 @@ def _report(
             print(note)
     print(f"{record.state}: {path}")
     for warning in warnings:
-        if warning.code != _OBVIOUS_WARNING:
-            warn(f"{warning.code}: {warning.message}")
+        warn(f"{warning.code}: {warning.message}")
     if record.failure is not None:
         print(visible_line(f"benchctl: {record.failure.cause}: {record.failure.message}"), file=sys.stderr)
 

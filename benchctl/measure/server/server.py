@@ -315,20 +315,15 @@ _REMEDY: Final = (
     "ask its owner; if it is a vLLM on a CPU, which dies of seeded requests computed in parts, set "
     "engine.options.send_seed to false"
 )
-NOT_FRESH: Final = ResultWarning(
-    code="server-not-fresh",
-    message="the server was started by someone else: it is not fresh, and its command line, log, processes and "
-    "GPU are not recorded; what earlier requests left in its caches is still there",
-)
 
 
 class AttachedServer:
-    """A server of someone else, with the methods of ``ServerProcess``."""
+    """A server of someone else, with the methods of ``ServerProcess``: its processes and log are not known."""
 
     pid: Final = None
     launch_ns: Final = None
     stop_ns: Final = None
-    warnings: Final = (NOT_FRESH,)
+    warnings: Final[tuple[ResultWarning, ...]] = ()
     redactions: Final[Mapping[str, int]] = MappingProxyType({})
 
     def __init__(self, url: str, health_path: str, ready_s: float) -> None:

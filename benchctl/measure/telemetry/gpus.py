@@ -22,6 +22,7 @@ from benchctl.measure.telemetry.reading import (
     OpenedGpus,
     Reading,
     Warn,
+    hides_all,
     names_mig,
     opened_gpus,
     throttle_reasons,
@@ -347,19 +348,29 @@ def opened(visible: str | None, nvml: Any = pynvml) -> Iterator[OpenedGpus]:
         )
 
 
+DEVICES: Final = Path("/dev")
+_DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")
+"""Files of devices that a server may use although neither way of reading sees them: NVIDIA's, WSL's, AMD's."""
+
+
+def has_device_files(system: Path = DEVICES) -> bool:
+    """True where the system has files of GPUs, whether or not they can be read."""
+    return any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
+
+
 @contextmanager
 def open_gpu(
-    visible: str | None, nvml: Any = pynvml, warn: Warn = lambda _warning: None
+    visible: str | None, nvml: Any = pynvml, warn: Warn = lambda _warning: None, system: Path = DEVICES
 ) -> Iterator[GpuReader | None]:
     """A reader of the devices that ``visible`` names, or None.
 
     ``warn`` is told of devices that cannot be read beside others, of names that mean none, and of the reason why
-    there is no reader.
+    there is no reader where a device may be.
     """
     with opened(visible, nvml) as gpus:
         for warning in gpus.warnings:
             warn(warning)
-        if gpus.reader is None:
+        if gpus.reader is None and not hides_all(visible) and (gpus.has_driver or has_device_files(system)):
             warn(ResultWarning(code="gpu-sampler-missing", message=f"{_MISSING} ({gpus.problem})"))
         yield gpus.reader
 

@@ -112,6 +112,10 @@ def test_what_a_profile_does_not_say_leaves_flops_or_settings_unknown_and_says_w
     results.write_profile(profile.replace("model: qwen2.5-7b", "model: nonesuch"))
     run = summarise(results)[0]
     assert (run.flops.published, [warning.code for warning in run.warnings]) == (None, ["model-shape-unknown"])
+    results.write_profile(profile.replace("model: qwen2.5-7b", "model: unknown"))
+    assert (summarise(results)[0].flops, summarise(results)[0].warnings) == (None, ()), (
+        "as 'init' writes for a server"
+    )
     results.write_profile(profile.replace("  guided:\n", "  renamed:\n"))
     unknown = write_results(tmp_path / "unknown", cells=[{"no_such_factor": 1}])
     assert summarise(results)[1].settings is summarise(unknown)[1].settings is None
