@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
 LONGEST = ("docs/comparing.md", "docs/noise.md", "docs/tasks/micro-benchmarks.md")
 """Pages that are tried every night: half a minute to a minute each."""
-DOCUMENTS = ["README.md", "docs/comparing.md", "docs/noise.md", *TASKS]
+DOCUMENTS = ["README.md", "docs/comparing.md", "docs/interop.md", "docs/noise.md", *TASKS]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep --set sweep.top_k=[1,2]", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
@@ -154,11 +154,12 @@ def test_every_command_has_help_and_a_task_that_uses_it():
         assert f"benchctl {name}" in manual, f"neither README.md nor docs/tasks mentions benchctl {name}"
 
 
-def test_the_readme_fits_on_two_screens_and_links_every_task():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_fits_on_two_screens_and_leads_to_an_index_of_all_tasks():
+    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/tasks/README.md"))
     assert len(readme.splitlines()) <= 130
-    for task in (ROOT / "docs/tasks").glob("*.md"):
-        assert f"docs/tasks/{task.name}" in readme, task.name
+    assert "docs/tasks/README.md" in readme
+    for task in set(TASKS) - {"docs/tasks/README.md"}:
+        assert f"]({Path(task).name})" in index, task
 
 
 def test_every_link_and_path_in_a_document_leads_to_a_file():
