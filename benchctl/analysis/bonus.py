@@ -15,7 +15,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode
-from benchctl.steptime.acceptance import Estimate
+from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import NS_PER_MS, percentage, range_of
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]

@@ -43,9 +43,7 @@ from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
 from benchctl.units import duration, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
-from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
-from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
-from benchctl.workload.prepare import PreparedSet
+from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths
 from benchctl.workload.tokenizers import Tokenizer
 
 _REPORT_INTERVAL_S: Final = 10.0

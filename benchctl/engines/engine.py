@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.engine_spec import EngineSpec, load_name
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.engine_table import ENGINES, EngineSpec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import encode, read_jsonl

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.operations import PLAIN, Operations
+from benchctl.guided.operations import PLAIN, Arriving, Operations, to_device
 from benchctl.guided.params import GuidanceError, GuideStep
 from benchctl.guided.rows import GREEDY_TEMPERATURE, Candidates, GuideRow, RowTable, row_table, select_candidates
 from benchctl.guided.timing import PendingStep, StepTimer
-from benchctl.guided.transfer import Arriving, to_device
 
 if TYPE_CHECKING:
     from benchctl.guided.value_model.scoring import Scorer

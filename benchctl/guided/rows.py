@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from benchctl.guided.modes import NUM_MODE_NUMBERS, ModeBatch, mode_numbers, rules_of
-from benchctl.guided.operations import NUM_LIMITS, PLAIN, Operations
+from benchctl.guided.operations import NUM_LIMITS, PLAIN, Operations, to_device
 from benchctl.guided.params import GuidanceParams
-from benchctl.guided.transfer import to_device
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """At or below, a server takes the most probable token, and guidance leaves it alone."""

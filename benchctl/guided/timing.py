@@ -30,8 +30,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
+from benchctl.guided.operations import Arriving
 from benchctl.guided.params import GuidanceError, GuideStep
-from benchctl.guided.transfer import Arriving
 from benchctl.units import NS_PER_MS
 
 Clock: TypeAlias = Literal["host", "device"]

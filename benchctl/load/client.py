@@ -19,9 +19,8 @@ import httpx
 from benchctl.errors import LoadError
 from benchctl.load.clocks import KernelClock
 from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, connect_error, control_client, lost_error
-from benchctl.load.exchange import CANCELLED, Exchange, Watch
+from benchctl.load.exchange import CANCELLED, Activity, Exchange, Watch
 from benchctl.load.sockets import MOST_HELD_BYTES, Connection, Connections, Receiver
-from benchctl.load.tally import Activity
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Call, RequestError
 from benchctl.units import NS_PER_MS

@@ -21,9 +21,8 @@ from asyncio_throttle.throttler import Throttler
 
 from benchctl.load.client import StreamClient
 from benchctl.load.clocks import Alarm
-from benchctl.load.exchange import CANCELLED, Exchange
+from benchctl.load.exchange import CANCELLED, Activity, Exchange, LoadSummary
 from benchctl.load.sockets import NEVER_NS
-from benchctl.load.tally import Activity, LoadSummary
 from benchctl.profile.arrival import Arrival
 from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample

@@ -30,9 +30,9 @@ import uvloop
 from benchctl.errors import LoadError, as_run_error, failure_in_text
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import LoadSize, num_processes, num_workers, shares
+from benchctl.load.exchange import Activity, LoadSummary
 from benchctl.load.process import load_priority, steady_interpreter
 from benchctl.load.schedule import LEAD_NS, Load
-from benchctl.load.tally import Activity, LoadSummary
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.model import Profile
 from benchctl.profile.sections import PriorityOption, Timeouts

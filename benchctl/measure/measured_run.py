@@ -20,7 +20,7 @@ from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warni
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, engine_for
 from benchctl.errors import KEPT, OWN_LIMITS, BenchctlError, RunError, as_run_error, is_of_the_system
-from benchctl.load.tally import LoadSummary
+from benchctl.load.exchange import LoadSummary
 from benchctl.measure.directory import begin_attempt
 from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible
 from benchctl.measure.redaction import redacted_tree

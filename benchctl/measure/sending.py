@@ -28,9 +28,9 @@ from benchctl.errors import OWN_LIMITS, LoadError, RequestRefusedError
 from benchctl.load.client import StreamClient
 from benchctl.load.control import underlying
 from benchctl.load.demand import LoadSize, size_of
+from benchctl.load.exchange import LoadSummary
 from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
-from benchctl.load.tally import LoadSummary
 from benchctl.load.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.directory import Origin, create_results, set_state
 from benchctl.measure.machine import new_manifest, this_node

@@ -18,7 +18,7 @@ from benchctl import __version__
 from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import INTERRUPTED_CODE, RunError, UsageError
-from benchctl.load.tally import LoadSummary
+from benchctl.load.exchange import LoadSummary
 from benchctl.measure.directory import undone_runs
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore

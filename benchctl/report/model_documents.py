@@ -9,11 +9,10 @@ import msgspec
 from benchctl.analysis.bonus import MeasuredBonus, verdict_sentences
 from benchctl.analysis.experiment.drafts import MeasuredSpeculation
 from benchctl.records.schema import ResultWarning
-from benchctl.steptime.acceptance import LEVEL
 from benchctl.steptime.diagnose import Diagnosis
 from benchctl.steptime.evaluate import Accuracy, Evaluation
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.speculation_law import LONGEST, SpeculationLaw, WholeEstimate
+from benchctl.steptime.speculation_law import LEVEL, LONGEST, SpeculationLaw, WholeEstimate
 from benchctl.steptime.speculation_load import ServedSpeculation
 
 

@@ -6,12 +6,11 @@ from typing import Any
 from benchctl.analysis.experiment.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
 from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
 from benchctl.report.table import Column, Table, table_of
-from benchctl.steptime.acceptance import LEVEL, Acceptance, Estimate
 from benchctl.steptime.diagnose import Diagnosis
 from benchctl.steptime.evaluate import Accuracy, Evaluation
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.speculation_law import LONGEST, SpeculationLaw, WholeEstimate
+from benchctl.steptime.speculation_law import LEVEL, LONGEST, Acceptance, Estimate, SpeculationLaw, WholeEstimate
 from benchctl.steptime.speculation_load import ServedSpeculation
 from benchctl.steptime.work import EXTENTS, StepWork, distances, extents_of
 from benchctl.units import (

@@ -10,7 +10,7 @@ from benchctl.analysis.statistics.intervals import Interval
 from benchctl.profile.choices import Mode
 from benchctl.report.experiment_tables import blocks_that_count
 from benchctl.report.table import Column, Table
-from benchctl.steptime.acceptance import Estimate
+from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
 
 

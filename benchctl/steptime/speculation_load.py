@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchctl.steptime.acceptance import Acceptance, Estimate, estimate
 from benchctl.steptime.queueing import (
     PredictedLoad,
     RequestSize,
@@ -25,7 +24,7 @@ from benchctl.steptime.queueing import (
     kv_capacity_tokens,
     load_at_rate,
 )
-from benchctl.steptime.speculation_law import tokens_by_drafts
+from benchctl.steptime.speculation_law import Acceptance, Estimate, estimate, tokens_by_drafts
 from benchctl.steptime.work import Backfill, Deployment, StepWork, one_step
 
 MOST_ROWS: Final = 4096

@@ -14,8 +14,13 @@ from support.cli import printed, refusal
 from support.engine_settings import interpreter_with
 from support.waiting import wait_until
 
-from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
-from benchctl.engines.installing import INSTALLABLE, recipe_for
+from benchctl.engines.environment import (
+    INSTALLABLE,
+    engines_directory,
+    installed_versions,
+    interpreter_for,
+    recipe_for,
+)
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_table import ENGINES
 
@@ -26,7 +31,7 @@ INSTALLER = """\
 from functools import partial
 
 from benchctl.engines.engine import Recipe
-from benchctl.engines.installing import device_here, install_engine
+from benchctl.engines.environment import device_here, install_engine
 from benchctl.errors import BenchctlError
 
 try:

@@ -30,8 +30,8 @@ from benchctl.load.demand import (
     shares,
     size_of,
 )
+from benchctl.load.exchange import LoadSummary
 from benchctl.load.schedule import Load
-from benchctl.load.tally import LoadSummary
 from benchctl.load.workers import WorkerLoad, WorkerPlan, load_for
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive

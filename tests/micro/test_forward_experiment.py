@@ -20,9 +20,8 @@ from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.costs.hardware import HARDWARE
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.directory import reopen_experiment
-from benchctl.micro.experiment import resume_forward
+from benchctl.micro.experiment import grid_of_points, resume_forward
 from benchctl.micro.peaks import peak_warnings, peaks_of_device
-from benchctl.micro.points import grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory

@@ -31,7 +31,7 @@ from benchctl.untrusted import (
     STORED_PROFILE_BYTES,
     STORED_PROFILE_NODES,
 )
-from benchctl.workload.natural_lengths import needs_lengths
+from benchctl.workload.prepare import needs_lengths
 
 KEYS = {f"{kind}: {key.path}": key.field for kind in ENGINES for key in option_keys(kind)} | {
     key.path: key.field for key in profile_keys()

@@ -14,12 +14,11 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.tables import TableDefaults, read_step_table
-from benchctl.steptime.calibrate import calibrate, parts_of, solve_scales
 from benchctl.steptime.design import Pull, open_directions, relative_rows, select_steps, solve
 from benchctl.steptime.diagnose import RunToAdd, diagnose
 from benchctl.steptime.evaluate import buckets, compare_structures, hold_out, judge
 from benchctl.steptime.features import features
-from benchctl.steptime.fit import FitOptions, anchor_of, fit_model
+from benchctl.steptime.fit import FitOptions, anchor_of, calibrate, fit_model, parts_of, solve_scales
 from benchmarks.steptime.active_learning import PLANTED, Engine, on_deployments
 
 COEFFICIENTS = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.2, "layers": 50.0, "requests": 12.0, "steps": 120.0}

@@ -13,15 +13,18 @@ from scipy import stats
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.acceptance import PositionCounts, counted, of_counters, stated
 from benchctl.steptime.queueing import RequestSize, ServerLimits, load_at_rate, step_time_source
 from benchctl.steptime.speculation_law import (
     LONGEST,
     DraftCost,
+    PositionCounts,
     backfill_limit,
     break_even_acceptance,
+    counted,
     law_at,
+    of_counters,
     speed_up,
+    stated,
     steps_by_length,
     token_probabilities,
     tokens_per_step,

@@ -7,8 +7,7 @@ from support.results.builders import change_requests, edit_manifest, edit_reques
 from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import profile_from_plain
 from benchctl.records.files import encode
-from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
-from benchctl.workload.prepare import prepare_requests
+from benchctl.workload.prepare import lengths_profile, needs_lengths, prepare_requests
 
 NUM_REQUESTS = 3
 FIRST = "000-b0-baseline"

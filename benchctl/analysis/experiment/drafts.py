@@ -22,17 +22,20 @@ from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.errors import UsageError
 from benchctl.records.columns import Floats, StepColumns
 from benchctl.records.loaded import LoadedRun
-from benchctl.steptime.acceptance import (
+from benchctl.steptime.speculation_law import (
     LEVEL,
     NUM_DRAWS,
     Acceptance,
+    DraftCost,
     Estimate,
     PositionCounts,
     counted,
     estimate,
     quotient,
+    steps_by_length,
+    tokens_by_drafts,
+    tokens_per_step,
 )
-from benchctl.steptime.speculation_law import DraftCost, steps_by_length, tokens_by_drafts, tokens_per_step
 
 _ENOUGH_FRAC: Final = 0.5
 NEGLIGIBLE_FRAC: Final = 0.005

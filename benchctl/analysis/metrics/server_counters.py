@@ -10,8 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.engine_spec import ServerCounters
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.engine_table import ENGINES, ServerCounters
 from benchctl.records.schema import PrometheusSample
 
 _POSITION: Final = re.compile(r'[{,]position="([0-9]{1,3})"')

@@ -40,7 +40,7 @@ from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.units import count_of, duration
-from benchctl.workload.natural_lengths import KEY, needs_lengths
+from benchctl.workload.prepare import LENGTHS_KEY, needs_lengths
 
 _END_LIMIT_S: Final = 60.0
 """Time beyond that of a server's own end for the processes of blocks to end when they are asked to."""
@@ -58,7 +58,7 @@ def check_slurm(profile: Profile, *, is_plan: bool) -> None:
         raise UsageError(
             f"profile {profile.name}: stop is replay-natural, and a server on this machine would measure them "
             "first; measure the lengths on the cluster (--set stop=natural --blocks 1 --on slurm) and name their "
-            f"result directory: --set {KEY}=DIR"
+            f"result directory: --set {LENGTHS_KEY}=DIR"
         )
     try:
         require_slurm()

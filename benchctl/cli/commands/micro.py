@@ -47,9 +47,8 @@ from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
+from benchctl.micro.experiment import MicroOutcome, forward_profile, grid_of_points, measure_forward, resume_forward
 from benchctl.micro.peaks import best_of_each, data_sheet_peaks, measure_roofline, name_of, unit_of
-from benchctl.micro.points import forward_profile, grid_of_points
 from benchctl.profile.choices import (
     MAX_BLOCKS,
     MAX_OUTPUTS,

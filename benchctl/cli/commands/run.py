@@ -52,7 +52,7 @@ from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
 from benchctl.records.stores import NOISE
-from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
+from benchctl.workload.prepare import lengths_profile, needs_lengths
 from benchctl.workload.tokenizers import KEY, Tokenizer
 
 

@@ -29,8 +29,7 @@ from benchctl.cli.options import (
 from benchctl.cli.screen import folding_console, tell
 from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
-from benchctl.engines.environment import engines_directory
-from benchctl.engines.installing import INSTALLABLE, device_here, install_engine, recipe_for
+from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine

@@ -38,10 +38,18 @@ from benchctl.report.model_tables import (
     rate_table,
 )
 from benchctl.report.table import Table
-from benchctl.steptime.acceptance import Acceptance, PositionCounts, counted, of_counters, stated
 from benchctl.steptime.model import StepTimeModel, read_model
 from benchctl.steptime.queueing import RequestSize, ServerLimits, StepTimeSource, step_time_source
-from benchctl.steptime.speculation_law import DraftCost, SpeculationLaw, law_at
+from benchctl.steptime.speculation_law import (
+    Acceptance,
+    DraftCost,
+    PositionCounts,
+    SpeculationLaw,
+    counted,
+    law_at,
+    of_counters,
+    stated,
+)
 from benchctl.steptime.speculation_load import ServedSpeculation, ServerSteps, Speculation, as_share, rows_that_fit
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import capitalized

@@ -38,7 +38,6 @@ from benchctl.report.model_tables import (
     source_lines,
 )
 from benchctl.report.table import Table
-from benchctl.steptime.calibrate import calibrate as calibrate_model
 from benchctl.steptime.design import group_label
 from benchctl.steptime.diagnose import diagnose as diagnose_model
 from benchctl.steptime.evaluate import (
@@ -51,6 +50,7 @@ from benchctl.steptime.evaluate import (
     predict_runs,
 )
 from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.fit import calibrate as calibrate_model
 from benchctl.steptime.model import StepTimeModel, read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import four_digits

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.transfer import to_device
+from benchctl.guided.operations import to_device
 from benchctl.guided.value_model.layout import Shape, Work, exact_shape, pack, padded_shape, prompt_shape, unpack
 from benchctl.guided.value_model.prefixes import PrefixCache
 from benchctl.guided.value_model.sizes import recorded_prompt_sizes, recorded_sizes, spans

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from benchctl.guided.operations import Arriving
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.rows import ScoredRow
 from benchctl.guided.timing import StepTimer
-from benchctl.guided.transfer import Arriving
 from benchctl.guided.value_model.forward import Counters, CudaGraphs, ForwardPass, run_again
 from benchctl.guided.value_model.layout import Memory, RowWork, Work
 from benchctl.guided.value_model.prefixes import PrefixCache, Slot, SlotTable

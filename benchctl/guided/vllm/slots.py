@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from benchctl.guided.operations import Arriving
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.rows import GuideRow
-from benchctl.guided.transfer import Arriving
 from benchctl.guided.vllm.requests import Batch, guided_request
 
 

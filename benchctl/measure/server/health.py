@@ -20,7 +20,7 @@ import psutil
 
 from benchctl.engines.engine import Diagnosis
 from benchctl.errors import LoadError, ServerStartError, failure_in_text, system_failure
-from benchctl.load.tally import Activity
+from benchctl.load.exchange import Activity
 from benchctl.units import NS_PER_S, s_from_ns
 from benchctl.untrusted.secrets import Redactor
 from benchctl.untrusted.text import visible_line

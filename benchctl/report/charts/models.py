@@ -8,9 +8,8 @@ import numpy as np
 from benchctl.analysis.experiment.drafts import MeasuredSpeculation
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts import figure
-from benchctl.steptime.acceptance import Estimate
 from benchctl.steptime.evaluate import Predictions, Words, phases_of
-from benchctl.steptime.speculation_law import SpeculationLaw
+from benchctl.steptime.speculation_law import Estimate, SpeculationLaw
 from benchctl.steptime.speculation_load import ServedSpeculation
 from benchctl.steptime.work import Floats
 from benchctl.units import MS_PER_S

@@ -36,8 +36,7 @@ from benchctl.profile.engine_options import ServerOptions
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import StepRecord
-from benchctl.steptime.acceptance import Estimate, PositionCounts, of_counters
-from benchctl.steptime.speculation_law import law_at
+from benchctl.steptime.speculation_law import Estimate, PositionCounts, law_at, of_counters
 
 ACCEPTED = ((3, 2, 0, 3, 1, 3), (2, 3, 3, 0, 3, 1), (1, 3, 2, 3, 0, 3))
 ONE_TOKEN = ((1, 0, 1, 1), (1, 1, 0, 1), (0, 1, 1, 1))

@@ -23,7 +23,7 @@ from support.waiting import wait_until
 
 from benchctl.cli import conduct
 from benchctl.errors import ServerDiedError
-from benchctl.load.tally import Activity
+from benchctl.load.exchange import Activity
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.health import silence_ns
 from benchctl.measure.server.process import Supervised, descendants, is_alive
