@@ -15,7 +15,7 @@ from typing import Any, Final
 from benchctl.costs.built_in_shapes import BUILT_IN_SHAPES
 from benchctl.costs.model_shape import LatentShape, ModelShape, MoeShape, WeightFormat
 from benchctl.errors import UsageError
-from benchctl.untrusted.reading import UnreadableError, read_json
+from benchctl.untrusted.files import UnreadableError, read_json
 from benchctl.untrusted.text import visible_value
 
 __all__ = ["BUILT_IN_SHAPES", "ConfigKeys", "ModelShape", "shape_for", "shape_from_config"]

@@ -30,7 +30,7 @@ from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import PreparedRequest
-from benchctl.untrusted.reading import DECODING_ERRORS
+from benchctl.untrusted.files import DECODING_ERRORS
 
 CUDA: Final = "cuda"
 """Name under which the CUDA version that torch was built for stands among the packages of a build."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.untrusted.reading import UnreadableError, read_json
+from benchctl.untrusted.files import UnreadableError, read_json
 
 REPOSITORIES: Final = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",

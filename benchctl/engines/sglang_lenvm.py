@@ -52,7 +52,7 @@ from benchctl.profile.choices import Share, StepCount, check_rules
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import StepRecord
-from benchctl.untrusted.reading import UnreadableError, read_json
+from benchctl.untrusted.files import UnreadableError, read_json
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
 

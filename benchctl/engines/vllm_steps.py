@@ -39,7 +39,7 @@ from benchctl.errors import RecordError
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, read_bytes
 
 _FLAT: Final = (
     "model_config", "cache_config", "scheduler_config", "parallel_config", "load_config", "device_config",

@@ -51,8 +51,7 @@ from benchctl.interop.foreign_values import (
 from benchctl.records.archive import is_archive
 from benchctl.units import MS_PER_S
 from benchctl.untrusted import FOREIGN_BYTES
-from benchctl.untrusted.files import files_below, is_there, require_files
-from benchctl.untrusted.reading import UnreadableError, json_value, read_text
+from benchctl.untrusted.files import UnreadableError, files_below, is_there, json_value, read_text, require_files
 from benchctl.untrusted.text import visible_line
 
 Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]

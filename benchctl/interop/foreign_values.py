@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from benchctl.errors import RecordError
 from benchctl.units import MS_PER_S
 from benchctl.untrusted import ROWS_BYTES
-from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, utf8_text
+from benchctl.untrusted.files import UnreadableError, json_value, read_lines, utf8_text
 from benchctl.untrusted.text import visible_value
 
 Setting: TypeAlias = str | float | None

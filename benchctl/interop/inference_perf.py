@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import yaml
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.reading import UnreadableError, read_yaml
+from benchctl.untrusted.files import UnreadableError, read_yaml
 from benchctl.untrusted.text import visible_value
 
 KeyPath: TypeAlias = tuple[str | int, ...]

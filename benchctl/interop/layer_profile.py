@@ -36,8 +36,7 @@ from benchctl.steptime.layer_tables import AttentionCell, AttentionTable, Line, 
 from benchctl.steptime.layers import LayerTables, Link
 from benchctl.units import GIB, NS_PER_US
 from benchctl.untrusted import ROWS_BYTES
-from benchctl.untrusted.files import files_below, require_files
-from benchctl.untrusted.reading import UnreadableError, read_csv_records, read_json
+from benchctl.untrusted.files import UnreadableError, files_below, read_csv_records, read_json, require_files
 from benchctl.untrusted.text import visible_value
 
 DENSE: Final = "dense.csv"

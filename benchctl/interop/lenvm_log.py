@@ -42,7 +42,7 @@ from benchctl.records.files import read_jsonl
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
-from benchctl.untrusted.reading import DECODING_ERRORS
+from benchctl.untrusted.files import DECODING_ERRORS
 
 ALL: Final = ("V0", "V1", "V2", "V3", "V4")
 """Revisions of the fork."""

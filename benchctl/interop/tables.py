@@ -36,7 +36,7 @@ from benchctl.steptime.work import (
 )
 from benchctl.units import NS_PER_US
 from benchctl.untrusted import ROWS_BYTES, VALUE_CHARS
-from benchctl.untrusted.reading import (
+from benchctl.untrusted.files import (
     DECODING_ERRORS,
     UnreadableError,
     decoding_problem,

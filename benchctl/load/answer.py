@@ -32,7 +32,7 @@ from benchctl.load.events import (
 from benchctl.records.finish_reasons import MOST_WORD_CHARS, finish_error
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError
 from benchctl.untrusted import ERROR_BODY_BYTES, LINE_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_HEADERS, TOKEN_BYTES
-from benchctl.untrusted.reading import decoding_problem
+from benchctl.untrusted.files import decoding_problem
 
 OK: Final = 200
 _CLIENT_ERROR: Final = 400

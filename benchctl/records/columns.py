@@ -24,8 +24,7 @@ import numpy.typing as npt
 from benchctl.errors import RecordError
 from benchctl.records.files import damaged_line, line_blocks, records_in
 from benchctl.records.schema import MOST_SECTIONS, Clock, Count, DurationNs, StepPhase, StepRecord
-from benchctl.untrusted.files import is_file
-from benchctl.untrusted.reading import DECODING_ERRORS
+from benchctl.untrusted.files import DECODING_ERRORS, is_file
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -22,8 +22,15 @@ from benchctl.records.files import (
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import Cell, Document
 from benchctl.untrusted import STORED_PROFILE_BYTES
-from benchctl.untrusted.files import entry_names, inside, is_there, make_folder, read_file, replace_file
-from benchctl.untrusted.reading import DECODING_ERRORS
+from benchctl.untrusted.files import (
+    DECODING_ERRORS,
+    entry_names,
+    inside,
+    is_there,
+    make_folder,
+    read_file,
+    replace_file,
+)
 
 BLOCKS: Final = "blocks"
 """Folder of a result directory whose blocks are measured by several processes: a directory for each of them."""

@@ -11,8 +11,15 @@ import msgspec
 from benchctl.errors import OWN_LIMITS, RecordError, system_failure
 from benchctl.records.schema import check_version
 from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES
-from benchctl.untrusted.files import open_file, open_to_append, read_file, replace_file
-from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
+from benchctl.untrusted.files import (
+    DECODING_ERRORS,
+    decoding_problem,
+    field_problem,
+    open_file,
+    open_to_append,
+    read_file,
+    replace_file,
+)
 
 _LONGEST_NAME_BYTES: Final = 255
 _BLOCK_BYTES: Final = 1 << 19

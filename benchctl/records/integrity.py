@@ -25,8 +25,7 @@ from benchctl.records.files import (
 )
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, Document, FileDigest, FilePath
-from benchctl.untrusted.files import OutsideError, entry_names, is_there, open_file, stat_file
-from benchctl.untrusted.reading import DECODING_ERRORS
+from benchctl.untrusted.files import DECODING_ERRORS, OutsideError, entry_names, is_there, open_file, stat_file
 
 DIGESTS_FILE: Final = "digests.json"
 DERIVED_FILE: Final = "derived.json"

@@ -24,8 +24,7 @@ import platformdirs
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.files import encode, read_record, write_bytes_atomic, write_json_atomic
 from benchctl.records.schema import Amount, Count, Document, Record
-from benchctl.untrusted.files import is_there
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_lines
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, is_there, read_lines
 
 
 class Measurement(Document, frozen=True, kw_only=True, omit_defaults=True):

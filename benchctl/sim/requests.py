@@ -15,7 +15,7 @@ import msgspec
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
 from benchctl.untrusted import ROWS_BYTES
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_lines
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, decoding_problem, read_lines
 from benchctl.workload.tokenizers import tokenize
 
 

@@ -32,7 +32,7 @@ from benchctl.steptime.work import (
     extents_of,
     stacked,
 )
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_json
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, decoding_problem, read_json
 from benchctl.untrusted.text import visible_value
 
 LEVEL: Final = 0.90

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from benchctl.untrusted import MESSAGE_CHARS, PAGE_BYTES
-from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.files import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.text import visible_line
 
 _LIMIT_S: Final = 60.0

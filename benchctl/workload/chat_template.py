@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from benchctl.errors import UsageError
 from benchctl.records.record import Message
 from benchctl.untrusted import LINE_BYTES, PROFILE_BYTES, TEMPLATE_BYTES, TEMPLATE_S
-from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_json, read_text
+from benchctl.untrusted.files import UnreadableError, decoding_problem, read_json, read_text
 from benchctl.workload.tokenizers import TEMPLATE_FILES, TOKEN_FILES
 
 _TEMPLATE_ERRORS: Final[tuple[type[Exception], ...]] = (

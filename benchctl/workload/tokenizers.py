@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from benchctl.errors import MissingPackageError, UsageError
 from benchctl.records.record import ESTIMATE, Message
-from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_bytes
+from benchctl.untrusted.files import UnreadableError, decoding_problem, read_bytes
 
 _LATIN_CHARS: Final = 8
 _OTHER_CHARS: Final = 4

@@ -30,17 +30,20 @@ from benchctl.measure.telemetry.samplers import prometheus_samples
 from benchctl.profile.sections import Timeouts
 from benchctl.untrusted import LINE_BYTES
 from benchctl.untrusted import files as searching
-from benchctl.untrusted.files import OutsideError, files_below, read_file, replace_file
-from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
-from benchctl.untrusted.reading import (
+from benchctl.untrusted.files import (
+    OutsideError,
     UnreadableError,
+    files_below,
     read_bytes,
     read_csv_records,
+    read_file,
     read_json,
     read_lines,
     read_text,
     read_yaml,
+    replace_file,
 )
+from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
 
 SIGNS = st.text(alphabet='{}[]",:\\ud8019.eE+-&*!<> \n\t', max_size=80)
 READERS = {
@@ -133,7 +136,7 @@ def test_a_line_of_200_mb_takes_little_more_memory_than_the_bound(tmp_path: Path
         file.truncate(200_000_000)  # takes no room on the disk
     program = (
         "import resource, sys; from pathlib import Path\n"
-        "from benchctl.untrusted.reading import read_lines\n"
+        "from benchctl.untrusted.files import read_lines\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: list(read_lines(Path(sys.argv[1])))\n"
         "except ValueError: pass\n"

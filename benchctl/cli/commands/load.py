@@ -37,7 +37,7 @@ from benchctl.records.files import write_json_atomic
 from benchctl.records.record import RunRecord
 from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
 from benchctl.units import count_of
-from benchctl.untrusted.reading import UnreadableError, json_value
+from benchctl.untrusted.files import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.base import FileDataset, OwnDataset, dataset_named
 from benchctl.workload.datasets.own import own_rows

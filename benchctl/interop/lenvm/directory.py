@@ -35,7 +35,7 @@ from benchctl.records.record import ChoiceRecord
 from benchctl.records.schema import GpuSample
 from benchctl.units import NS_PER_S
 from benchctl.untrusted import ROWS_BYTES
-from benchctl.untrusted.reading import (
+from benchctl.untrusted.files import (
     DECODING_ERRORS,
     UnreadableError,
     decoding_problem,

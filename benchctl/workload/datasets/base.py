@@ -26,7 +26,7 @@ from benchctl.profile.files import profile_directories
 from benchctl.profile.model import Workload
 from benchctl.records.record import Message
 from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
 from benchctl.workload.seeded import blocks_problem, named_stream, numbers_of_blocks
 from benchctl.workload.tokenizers import Tokenizer
 

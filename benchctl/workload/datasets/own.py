@@ -34,7 +34,7 @@ from benchctl.profile.model import Workload
 from benchctl.records.record import Message
 from benchctl.units import NS_PER_MS
 from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
 from benchctl.workload.datasets.base import (
     OwnDataset,
     Prompt,

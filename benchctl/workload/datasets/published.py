@@ -16,7 +16,7 @@ from benchctl.errors import DatasetError
 from benchctl.records.record import Message
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted import ROWS_BYTES
-from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv
+from benchctl.untrusted.files import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv
 from benchctl.untrusted.text import visible_value
 from benchctl.workload.datasets.base import (
     DATA_DIRECTORY_VARIABLE,
