@@ -5,8 +5,7 @@ records, and the signs of life of a load.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Final, Literal

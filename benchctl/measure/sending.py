@@ -10,8 +10,16 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set as AbstractSet,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count, islice

@@ -5,8 +5,7 @@ Every value of a profile, whatever its key, is bounded: numbers have 64 bits, an
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import isfinite, isinf
 from typing import Any, Final, TypeAlias

@@ -7,8 +7,7 @@ runs a whole list of requests: the server without HTTP and without waiting.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Sequence as Items
+from collections.abc import Iterable, Sequence as Items
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final

@@ -3,8 +3,7 @@
 import hashlib
 import heapq
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Hashable, Iterable, Iterator, Sequence as Items
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

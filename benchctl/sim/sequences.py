@@ -2,8 +2,7 @@
 
 import enum
 from collections import OrderedDict
-from collections.abc import Hashable
-from collections.abc import Sequence as Items
+from collections.abc import Hashable, Sequence as Items
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.sim.answers import Answer, PlannedAnswers

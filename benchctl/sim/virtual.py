@@ -1,7 +1,6 @@
 """A simulated server in virtual time that takes the requests of a profile: no process, no HTTP, no waiting."""
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Sequence as Items
 from itertools import accumulate, chain
 from typing import Final
 

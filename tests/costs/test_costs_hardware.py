@@ -3,8 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment

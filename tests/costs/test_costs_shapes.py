@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchctl.costs.model_shape import MoeShape
 from benchctl.costs.roofline import forward_bytes, forward_flops

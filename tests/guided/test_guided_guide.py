@@ -9,8 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.guided.guidance_reference import candidates, guided_row, softmax
 from support.guided.tensors import torch
 

@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from support.guided.guidance_reference import candidates as reference
-from support.guided.guidance_reference import guided, mean, softmax
+from hypothesis import assume, given, settings, strategies as st
+from support.guided.guidance_reference import candidates as reference, guided, mean, softmax
 from support.guided.tensors import torch
 
 from benchctl.guided.modes import (

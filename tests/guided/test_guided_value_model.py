@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.guided.tensors import torch
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")

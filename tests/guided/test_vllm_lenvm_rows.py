@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.guided.slotted_worker import Worker, context
 from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 

@@ -4,8 +4,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log

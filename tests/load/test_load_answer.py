@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.servers import paced_engine as paced
 from support.servers.parts_server import serving, writing
 from support.servers.sse import HEAD, answered, choice, chunked, cut, event, request, told, total, used, written

@@ -1,7 +1,6 @@
 """Reading a stream: what counts as output, whatever its telling and framing, and that no cut of bytes matters."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.servers.sse import (
     HEAD,
     answered,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.servers.paced_engine import PacedEngine, call, most_at_once, planned, profile, request, running
 from support.waiting import wait_until
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.cli import benchctl, refusal
 from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml

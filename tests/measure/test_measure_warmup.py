@@ -3,8 +3,7 @@
 import itertools
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.servers.paced_engine import request
 
 from benchctl.measure.warmup import batch_sizes, drain_lengths, shape_bursts, warmup_bursts

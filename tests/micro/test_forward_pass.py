@@ -2,8 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.guided.tensors import torch
 
 from benchctl.costs.hardware import HARDWARE

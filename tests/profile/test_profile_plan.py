@@ -6,8 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchctl.errors import ProfileError
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_from_plain

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from generate import result_format_reference
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hostile
 from support.peaks import cpu_peaks
 from support.results.builders import BASELINE, GUIDED, PROFILE_YAML, edit_requests, edit_run, write_results

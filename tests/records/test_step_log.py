@@ -9,13 +9,11 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.results.builders import write_results
 from support.waiting import wait_until
 
-from benchctl.records import columns as columns_module
-from benchctl.records import files
+from benchctl.records import columns as columns_module, files
 from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps, steps_reader
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode, read_jsonl

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.cli import in_process, printed
 from support.peaks import H100, cpu_peaks, gpu_peaks, series
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, write_results

@@ -11,8 +11,7 @@ from statistics import fmean, stdev
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import t as student
 from support.results.builders import (
     T0_NS,

@@ -6,8 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run, sequences_of
 

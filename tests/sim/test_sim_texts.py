@@ -4,8 +4,7 @@ import json
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.datasets import GSM8K
 from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 

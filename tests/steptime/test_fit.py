@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.datasets import DATA, needs_data
 from support.step_time import MODELS, decoding, names_of, planted_run, planted_runs
 

@@ -6,8 +6,7 @@ from itertools import accumulate
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.servers.simulator import request_of, sequences_of
 
 from benchctl.costs.hardware import hardware_for

@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.datasets import DATA, needs_data
 from support.layer_tables import attention_us, step_us, write_tables
 from support.peaks import gpu_peaks

@@ -14,8 +14,7 @@ from threading import Event
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.hostile_files import HOSTILE, refusal_of, write_hostile
 from support.servers.parts_server import Writer, serving, writing
 from support.strangers import within_seconds
@@ -28,8 +27,7 @@ from benchctl.load.control import control_client
 from benchctl.measure.sending import undescribed_fields
 from benchctl.measure.telemetry.samplers import prometheus_samples
 from benchctl.profile.sections import Timeouts
-from benchctl.untrusted import LINE_BYTES
-from benchctl.untrusted import files as searching
+from benchctl.untrusted import LINE_BYTES, files as searching
 from benchctl.untrusted.files import (
     OutsideError,
     UnreadableError,

@@ -5,8 +5,7 @@ from copy import deepcopy
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.cli import document, printed, refusal
 
 from benchctl.costs.hardware import hardware_for

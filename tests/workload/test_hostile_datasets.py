@@ -16,8 +16,7 @@ from benchctl.steptime.model import read_model
 from benchctl.workload.chat_template import ChatTemplate
 from benchctl.workload.datasets.base import SourceFile
 from benchctl.workload.datasets.own import custom_prompts, huggingface_prompts
-from benchctl.workload.datasets.published import DATASETS as PUBLISHED
-from benchctl.workload.datasets.published import gsm8k_prompts, sharegpt_prompts
+from benchctl.workload.datasets.published import DATASETS as PUBLISHED, gsm8k_prompts, sharegpt_prompts
 from benchctl.workload.tokenizers import Estimate, LocalTokenizer
 
 DATASETS = {

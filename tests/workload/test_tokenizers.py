@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.servers.real_engines import tiny_model
 from support.tokenizer_kinds import TrainedTokenizer, byte_level, sentence_piece, unigram, word_piece
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.prepared import prepare, profile_of
 from support.tokenizer_kinds import byte_level
 

@@ -49,8 +49,7 @@ from benchctl.steptime.evaluate import (
     judge,
     predict_runs,
 )
-from benchctl.steptime.fit import FitOptions, fit_model
-from benchctl.steptime.fit import calibrate as calibrate_model
+from benchctl.steptime.fit import FitOptions, calibrate as calibrate_model, fit_model
 from benchctl.steptime.model import StepTimeModel, read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.units import four_digits

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final, overload
 
-from benchctl.guided.params import VLLM_PREFIX as PREFIX
-from benchctl.guided.params import GuidanceError, GuidanceParams, check_top_k, parse_params
+from benchctl.guided.params import VLLM_PREFIX as PREFIX, GuidanceError, GuidanceParams, check_top_k, parse_params
 from benchctl.guided.rows import GREEDY_TEMPERATURE, GuideRow
 
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}

@@ -1,8 +1,7 @@
 """Bodies of the OpenAI dialect, as vLLM and the guided fork extend it, and the replies to them."""
 
 import asyncio
-from collections.abc import Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Mapping, Sequence as Items
 from typing import Annotated, Any, Final, Literal
 
 import msgspec

@@ -8,8 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import ttest_ind
 from support.results.builders import (
     T0_NS,

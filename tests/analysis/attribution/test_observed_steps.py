@@ -8,8 +8,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.results import builders
 from support.results.builders import (
     BASELINE,

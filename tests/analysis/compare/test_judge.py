@@ -14,8 +14,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import binomtest
 from support.datasets import DATA, GSM8K
 from support.results.builders import edit_requests, rewrite_lines, share_request_set, write_results

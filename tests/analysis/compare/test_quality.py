@@ -9,8 +9,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import binomtest
 from support.cli import in_process
 from support.results.builders import GUIDED, change_requests, edit_requests, edit_run

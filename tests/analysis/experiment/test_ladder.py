@@ -9,8 +9,7 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.cli import printed
 from support.results.builders import (
     edit_manifest,

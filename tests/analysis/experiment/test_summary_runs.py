@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.results.builders import GUIDED, ONE_BLOCK, edit_run, prepared, rewrite_lines, run_ids, write_results
 from support.steps import records_of, with_steps
 

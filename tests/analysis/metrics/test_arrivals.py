@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support.closed_loops import T0_NS as LOAD_NS
-from support.closed_loops import closed
+from hypothesis import given, strategies as st
+from support.closed_loops import T0_NS as LOAD_NS, closed
 from support.results.builders import (
     GUIDED,
     ONE_BLOCK,

@@ -8,12 +8,17 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
-from benchctl.analysis.compare.decide import Margins, blocks_for_verdict, holm_levels, joint_level, margins_of
-from benchctl.analysis.compare.decide import verdict_of as verdict_of_interval
+from benchctl.analysis.compare.decide import (
+    Margins,
+    blocks_for_verdict,
+    holm_levels,
+    joint_level,
+    margins_of,
+    verdict_of as verdict_of_interval,
+)
 from benchctl.analysis.compare.metric import Rules, compare_metric
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, side_ratio
 from benchctl.records.stores import MetricNoise

@@ -9,8 +9,7 @@ from statistics import median
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.closed_loops import T0_NS, closed, closed_loop
 from support.results.builders import change_requests, prepared, requests_of, run_ids, steps_of, write_results
 from support.results.comparing import compare_arms

@@ -10,8 +10,7 @@ from functools import partial
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.results.builders import (
     BASELINE,
     GUIDED,

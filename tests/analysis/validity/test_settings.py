@@ -9,8 +9,7 @@ import shutil
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.results.builders import (
     BASELINE,
     GUIDED,
