@@ -156,9 +156,9 @@ def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None
 
     A package in an ignored directory of a work tree (in a virtual environment, for example) has no commit.
     """
-    if not _git(package, "ls-files", "."):
+    if not git_output(package, "ls-files", "."):
         return None
-    status = _git(package, "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", ".")
+    status = git_output(package, "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", ".")
     if status is None:
         return None
     lines = status.splitlines()
@@ -167,7 +167,8 @@ def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None
     return None if sha == _NO_COMMIT else GitState(sha=sha, is_dirty=is_dirty)
 
 
-def _git(directory: Path, *arguments: str) -> str | None:
+def git_output(directory: Path, *arguments: str) -> str | None:
+    """The output of git in a directory; None where it refuses, or is absent."""
     try:
         output = subprocess.run(
             ("git", "-C", str(directory), *arguments),  # noqa: S607 - the git of the user

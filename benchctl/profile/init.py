@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from benchctl.errors import UsageError
@@ -36,7 +37,8 @@ class Change(StrEnum):
 
 VALUES: Final = {
     Change.FLAG: "the option and its value, such as max_num_seqs=4, or a flag, such as --enforce-eager",
-    Change.BUILD: "the interpreter or program of the new build, or of the old and the new one",
+    Change.BUILD: "the interpreter, program or directory for PYTHONPATH of the new build, or of both; with --repo "
+    "the commits",
     Change.SAMPLER: "the field of requests and its value, such as top_k=50",
     Change.MODEL: "the other model",
     Change.SERVER: "the addresses of both servers, first that of the baseline",
@@ -44,6 +46,8 @@ VALUES: Final = {
 """Meaning of the values, by kind of change."""
 NUM_VALUES: Final = {Change.BUILD: (1, 2), Change.SERVER: (2, 2)}
 """Fewest and most values, where these are limited."""
+_PROGRAMS: Final = {"binary": "build/bin/llama-server", "python": ".venv/bin/python"}
+"""Options that name a build, and where a checkout of the engine has what they name once it is built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,8 @@ class NewProfile:
     """Address of the one running server; None where benchctl starts servers, or two are attached."""
     prompts: Prompts | None = None
     """None for random words."""
+    commits: tuple[str, ...] = ()
+    """Commits of which the values are builds."""
 
 
 def check_name(name: str) -> str:
@@ -126,7 +132,7 @@ def new_profile(new: NewProfile) -> str:
         Change.FLAG: f"{values} against the default of the server",
         Change.SAMPLER: f"{values} against the default of requests",
         Change.MODEL: f"{values} against {new.model}",
-        Change.BUILD: "A new build against the old one",
+        Change.BUILD: " against ".join(reversed(new.commits)) or "A new build against the old one",
         Change.SERVER: " against ".join(reversed(new.values)),
         None: f"The server at {new.url} as it is",
     }[new.change]
@@ -188,11 +194,18 @@ def _check_values(new: NewProfile) -> None:
             f"--url {new.url} with --change {new.change}: that changes where the server is started; leave out "
             "--change and --value, and measure the server before and after"
         )
-    if (new.url is not None or new.change is Change.SERVER) and new.engine not in dialects():
+    if new.url is not None or new.change is Change.SERVER:
+        check_dialect(new.engine)
+
+
+def check_dialect(name: str) -> str:
+    """The dialect of running servers. Raises UsageError for any other name."""
+    if name not in dialects():
         raise UsageError(
-            f"--engine is {new.engine!r}; for running servers name their dialect, one of {', '.join(dialects())} "
+            f"--engine is {name!r}; for running servers name their dialect, one of {', '.join(dialects())} "
             f"({PLAIN_DIALECT} where nothing more is known)"
         )
+    return name
 
 
 def _variants(new: NewProfile) -> dict[str, str]:
@@ -207,17 +220,27 @@ def _variants(new: NewProfile) -> dict[str, str]:
         return {"baseline": "{}"} | _settings(new, "requests have no field", sections)
     if new.change is Change.MODEL:
         return {"baseline": "{}", "other-model": "{}"}
-    first, last = _text(new.values[0]), _text(new.values[-1])
     if new.change is Change.SERVER:
-        return {"baseline": "{}", "other-server": f"{{server: {{url: {last}}}}}"}
-    key = next((key for key in ("binary", "python") if key in options), None)
-    if key is None:
-        raise UsageError(
-            f"--change build: engine {new.engine!r} has one build; name another engine, such as --engine vllm, "
-            "and the interpreters of two environments that have it"
-        )
-    old = f"{{server: {{{key}: {first}}}}}" if len(new.values) > 1 else "{}"
-    return {"baseline": old, "new-build": f"{{server: {{{key}: {last}}}}}"}
+        return {"baseline": "{}", "other-server": f"{{server: {{url: {_text(new.values[-1])}}}}}"}
+    key, _ = build_option(new.engine, new.kind)
+    settings = [
+        f"env: {{PYTHONPATH: {_text(path)}}}" if Path(path).is_dir() else f"{key}: {_text(path)}"
+        for path in new.values
+    ]
+    old = f"{{server: {{{settings[0]}}}}}" if len(settings) > 1 else "{}"
+    name = f"commit-{_slug(new.commits[-1])}" if new.commits else "new-build"
+    return {"baseline": old, name: f"{{server: {{{settings[-1]}}}}}"}
+
+
+def build_option(engine: str, kind: str) -> tuple[str, str]:
+    """The option that names a build, and the usual path of one in a checkout. Raises UsageError where none does."""
+    for option, program in _PROGRAMS.items():
+        if option in options_class(kind).model_fields:
+            return option, program
+    raise UsageError(
+        f"--change build: engine {engine!r} has one build; name another engine, such as --engine vllm, and the "
+        "interpreters of two environments that have it"
+    )
 
 
 def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[str]]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """``benchctl init``: whatever is answered, the file is a profile that runs."""
 
+import json
 import os
 import pty
 import select
@@ -11,7 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from support.cli import WITHOUT_SERVERS, benchctl, only_result, printed, refusal
+from support.cli import WITHOUT_SERVERS, benchctl, document, only_result, printed, refusal
+from support.servers import lenvm_fork
 
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
@@ -141,6 +143,67 @@ def test_one_running_server_is_measured_as_it_is_or_with_other_fields_of_its_req
     assert "that changes where the server is started; leave out --change and --value" in told
 
 
+@pytest.fixture(name="engine")
+def _engine(tmp_path: Path) -> Path:
+    """A repository of a stand-in for SGLang, whose second commit takes three times as long for a step."""
+    repository = tmp_path / "engine"
+    repository.mkdir()
+    lenvm_fork.environment(repository)
+    package = repository / "packages" / "sglang"
+    start = (package / "launch_server.py").read_text()
+    (package / "srt" / "lvm" / "__init__.py").write_text("")
+    git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run((*git, "init", "--quiet"), check=True)
+    for step_s in (0.004, 0.012):
+        how = json.dumps({"step_s": step_s, "truth": os.devnull})
+        (package / "launch_server.py").write_text(f"import os\nos.environ['STAND_IN'] = {how!r}\n{start}")
+        subprocess.run((*git, "add", "."), check=True)
+        subprocess.run((*git, "-c", "commit.gpgsign=false", "commit", "--quiet", "-m", "x"), check=True)
+    return repository
+
+
+@pytest.mark.slow
+def test_two_commits_of_an_engine_are_built_and_compared_in_three_commands(tmp_path: Path, engine: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "One two three four five", "max_tokens": 20}\n' * 8)
+    (engine / "uncommitted").write_text("of no commit")
+    commands = ("mkdir -p .venv/bin", f"sh -c 'sed s:{engine}:$PWD: python-sglang > .venv/bin/python'")
+    args = (
+        "mine", "--repo=engine", "--value=HEAD~1", "--value=HEAD", "--engine=sglang-lenvm", "--model",
+        lenvm_fork.model(tmp_path, "model"), "--prompts", prompts, *(f"--build={each}" for each in commands),
+    )  # fmt: skip
+    told = refusal("init", *args, "--build=test -x .venv/bin/python", cwd=tmp_path)
+    assert "test -x .venv/bin/python in builds/engine-" in told
+    assert "ended with 1; its own words are above" in told
+    told = init(tmp_path, *args, "--build=chmod +x .venv/bin/python")
+    assert told.startswith("mine.yaml: HEAD against HEAD~1; 6 blocks on sglang-lenvm")
+    of_fork = ("needs_gpu=false", "revision=V1", "overlap_schedule=false")
+    printed("run", "mine", "--quick", *(f"--set=engine.options.{each}" for each in of_fork), cwd=tmp_path)
+    (comparison,) = document("compare", "mine", cwd=tmp_path, code=3)["comparisons"]
+    wall = comparison["cells"][0]["decomposition"]["wall"]
+    assert 1.5 < wall["b_s"] / wall["a_s"] < 6, wall
+
+
+def test_a_commit_of_pure_python_is_imported_from_its_checkout_and_one_that_cannot_be_had_is_refused(
+    tmp_path: Path, engine: Path
+) -> None:
+    args = ("init", "x", "--repo", "engine", "--engine", "sglang", "--model", "m", "--value", "HEAD~1")
+    init(tmp_path, *args[1:], "--value", "HEAD", "--program", "packages")
+    paths = [each.server.env["PYTHONPATH"] for each in sides(tmp_path / "x.yaml")]
+    assert [(tmp_path / path / "sglang").is_dir() for path in paths] == [True, True]
+    for options, message in (
+        (("--value=HEAD",), "x.yaml exists; choose another name"),
+        (("--value=v9", "--force"), "--value v9: git finds no such commit in --repo engine; name a branch, tag or"),
+        (("--value=HEAD", "--force"), " has no .venv/bin/python; give the commands that make it there"),
+        (("--value=HEAD", "--force", "--build", "a 'b"), "No closing quotation"),
+        (("--value=HEAD", "--force", "--engine=sim"), "engine 'sim' has one build; name another engine"),
+        (("--url=localhost:8000",), "--repo engine is of builds that benchctl starts; leave out --url"),
+    ):
+        assert message in refusal(*args, *options, cwd=tmp_path)
+    assert "install git" in refusal(*args, "--force", cwd=tmp_path, PATH="/nowhere")
+    assert "the commits of --repo DIR; add that" in refusal("init", "x", "--program", "a", cwd=tmp_path)
+
+
 def test_a_profile_is_about_twenty_lines_with_remarks_and_replaces_a_file_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("mine\n")
@@ -187,11 +250,21 @@ def at_terminal(cwd: Path, *args: str, answers: str) -> tuple[int, str]:
 def test_at_a_terminal_everything_is_asked_again_until_it_is_an_answer_and_enter_takes_the_default(
     tmp_path: Path,
 ) -> None:
-    code, output = at_terminal(tmp_path, "init", answers=f"7\n\n{ENGINE}\n\nmine\nmax_num_seqs=2\n")
+    (tmp_path / "mine.yaml").write_text("")
+    answers = f"7\n\nno-engine\n{ENGINE}\n\nmine\nMine\nmine2\nmax_num_seqs\nmax_num_seqs=0\nmax_num_seqs=2\n"
+    code, output = at_terminal(tmp_path, "init", answers=answers)
     assert code == 0, output
-    assert "'7' is none of flag, build, sampler, model, server" in output
-    assert load_profile(str(tmp_path / "mine.yaml")).engine.kind == "sim"
-    assert sides(tmp_path / "mine.yaml")[1].server.max_num_seqs == 2
+    for reason in (
+        "'7' is none of the changes; choose one of flag, build, sampler, model, server",
+        "no-engine",
+        "mine.yaml exists; choose another name",
+        "NAME is 'Mine'; write lower-case letters",
+        "--value max_num_seqs: write NAME=VALUE",
+        "max_num_seqs: is 0; it must be at least 1",
+    ):
+        assert reason in output, output
+    assert load_profile(str(tmp_path / "mine2.yaml")).engine.kind == "sim"
+    assert sides(tmp_path / "mine2.yaml")[1].server.max_num_seqs == 2
 
 
 def test_an_interrupted_question_ends_with_130_and_leaves_no_file(tmp_path: Path) -> None:

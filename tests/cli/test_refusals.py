@@ -41,7 +41,7 @@ REFUSED = {
         ),
     ],
     "init x --engine sim": [
-        ("--change flags --value x=1", "--change is 'flags'; choose one of flag, build, sampler, model, server"),
+        ("--change flags --value x=1", "'flags' is not one of 'flag', 'build', 'sampler', 'model', 'server'"),
         ("--change flag --value max_num_seq=4", "has no option 'max_num_seq'; did you mean 'max_num_seqs'?"),
         ("--change flag --value max_num_seqs", "--value max_num_seqs: write NAME=VALUE"),
         ("--change flag --value max_num_seqs=many", "max_num_seqs: expected a whole number, found 'many'"),

@@ -7,11 +7,11 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Group
@@ -25,22 +25,35 @@ from benchctl.cli.options import (
     check_names,
     complete_engine,
     complete_profile,
+    refuse_first,
 )
 from benchctl.cli.screen import folding_console, tell
 from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
+from benchctl.measure.builds import checkout_of, make_build
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
-from benchctl.profile.init import VALUES, Change, NewProfile, Prompts, check_name, new_profile
+from benchctl.profile.init import (
+    VALUES,
+    Change,
+    NewProfile,
+    Prompts,
+    build_option,
+    check_dialect,
+    check_name,
+    new_profile,
+)
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.report.table import table_of
 from benchctl.units import count_of
+from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.own import own_rows
 
 _QUESTIONS: Final = {
@@ -58,6 +71,7 @@ _SIMULATORS: Final = ("sim", "sim-exact")
 _ANY_PROFILE: Final = "ci-smoke"
 """An engine preset is read as part of a profile; this one serves every engine."""
 _MISSING: Final = 2
+T = TypeVar("T")
 _STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 engines = typer.Typer(
@@ -73,7 +87,7 @@ def init(
         str | None, typer.Argument(metavar="[NAME]", help="Name of the profile, written to NAME.yaml.")
     ] = None,
     change: Annotated[
-        str | None,
+        Change | None,
         typer.Option(
             metavar="|".join(_QUESTIONS),
             help="What changes: an option or flag of the server, its build, fields of requests, the model, the "
@@ -96,8 +110,9 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="VALUE",
-            help="What it changes to: OPTION=VALUE or a flag; a path of each build; FIELD=VALUE; the other model; "
-            "the address of each server. Several values of one option: OPTION=A,B,C. Repeat as needed.",
+            help="What it changes to: OPTION=VALUE or a flag; the path, or with --repo the commit, of each build; "
+            "FIELD=VALUE; the other model; the address of each server. Several values of one option: OPTION=A,B,C. "
+            "Repeat as needed.",
         ),
     ] = None,
     url: Annotated[
@@ -110,127 +125,214 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="Prompts of your own, as JSON Lines with prompt or messages."),
     ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Git repository of the engine: the values are two of its commits, and each gets a build under "
+            "builds/, the baseline's first.",
+        ),
+    ] = None,
+    build: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COMMAND",
+            parser=shlex.split,
+            help="With --repo: your command that makes a build, run in the checkout of each commit, such as 'cmake "
+            "--build build'; repeat as needed.",
+        ),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --repo: what is measured, in a checkout: the program or interpreter that a build has, or a "
+            "directory of the repository for PYTHONPATH.",
+            show_default="build/bin/llama-server or .venv/bin/python",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace NAME.yaml if it exists.")] = False,
 ) -> None:
     """Write a profile that measures one change, and print the command that runs it.
 
     At a terminal, what the options leave open is asked. Example: benchctl init mine --change flag --engine sim
     --value max_num_seqs=4
+
+    Two commits of an engine, each in a git worktree where --build makes its build: benchctl init mine --repo
+    ~/llama.cpp --value main --value HEAD --engine llamacpp --model models/tiny --build 'cmake -B build' --build
+    'cmake --build build'
     """
+    refuse_first(
+        {
+            "--build and --program are of the commits of --repo DIR; add that": (
+                repo is None and (build or program)
+            ),
+            f"--repo {repo} is of builds that benchctl starts; leave out --url, and any --change but build": (
+                repo is not None and (url is not None or change not in {None, Change.BUILD})
+            ),
+        }
+    )
+    of_prompts = None if prompts is None else _prompts_in(prompts)
+    complete = partial(_completed, prompts=of_prompts, repository=repo, commands=build or (), program=program)
+    named = partial(_free_name, force)
+    change = change if repo is None else Change.BUILD
     try:
-        new = _answered(name, change, engine, model, tuple(value or ()), url)
+        profile, text = _answered(name, change, engine, model, tuple(value or ()), url, named, complete)
     except typer.Abort:
         raise KeyboardInterrupt from None
-    path = Path(f"{new.name}.yaml")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists; choose another name, or replace it with --force")
-    if prompts is not None:
-        rows = own_rows(str(prompts))
-        has_lengths = all(row.output_len is not None for row in rows)
-        own = Prompts(path=str(prompts), num_rows=len(rows), has_output_lengths=has_lengths)
-        new = replace(new, prompts=own)
-    text = new_profile(new)
-    check_names(parse_profile(f"{text}name: {new.name}\n", str(path)))
-    path.write_text(text, encoding="utf-8")
-    print(f"{path}: {_summary(new)}, 6 blocks")
+    path = Path(f"{profile.name}.yaml")
+    path.write_text(f"{text}# written by: {visible_line(shlex.join(['benchctl', *sys.argv[1:]]))}\n", "utf-8")
+    print(f"{path}: {profile.description}; {count_of(profile.blocks, 'block')} on {profile.engine.kind}")
     print("edit it, or leave it as it is, then run it:")
-    print(f"  {shlex.join(['benchctl', 'run', new.name])}")
-    if new.change is None:
-        parent = RESULTS / new.name
+    print(f"  {shlex.join(['benchctl', 'run', profile.name])}")
+    if len(profile.variants) == 1:
+        parent = RESULTS / profile.name
         print("change the server, run it again, then compare the first directory with the second:")
         print(f"  benchctl compare {parent}/FIRST {parent}/SECOND")
 
 
-def _summary(new: NewProfile) -> str:
-    if new.change is None:
-        return f"the server at {new.url} as it is"
-    if new.change is Change.SERVER:
-        return "two running servers"
-    where = f"the server at {new.url}" if new.url is not None else f"engine {new.engine}"
-    return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, {where}"
+def _prompts_in(path: Path) -> Prompts:
+    rows = own_rows(str(path))
+    has_lengths = all(row.output_len is not None for row in rows)
+    return Prompts(path=str(path), num_rows=len(rows), has_output_lengths=has_lengths)
+
+
+def _free_name(is_replaced: bool, name: str) -> str:
+    """The name of a profile whose file is not there, or may be replaced. Raises UsageError for any other."""
+    path = Path(f"{check_name(name)}.yaml")
+    if path.exists() and not is_replaced:
+        raise UsageError(f"{path} exists; choose another name, or replace it with --force")
+    return path.stem
+
+
+def _completed(
+    new: NewProfile,
+    prompts: Prompts | None,
+    repository: Path | None,
+    commands: Sequence[Sequence[str]],
+    program: str | None,
+) -> tuple[Profile, str]:
+    """The profile with its prompts, and with builds in place of the commits of a repository; and its text.
+
+    Raises UsageError for answers that make no valid profile.
+    """
+    new = replace(new, prompts=prompts)
+    if repository is not None:
+        of_build = program or build_option(new.engine, new.kind)[1]
+        checkouts = [checkout_of(repository, commit) for commit in new.values]
+        builds = tuple(str(make_build(checkout, commands, of_build)) for checkout in checkouts)
+        new = replace(new, commits=new.values, values=builds)
+    text = new_profile(new)
+    profile = parse_profile(f"{text}name: {new.name}\n", f"{new.name}.yaml")
+    check_names(profile)
+    return profile, text
 
 
 def _answered(
     name: str | None,
-    change: str | None,
+    change: Change | None,
     engine: str | None,
     model: str | None,
     values: tuple[str, ...],
     url: str | None,
-) -> NewProfile:
-    """The profile that options and, at a terminal, answers describe.
+    named: Callable[[str], str],
+    complete: Callable[[NewProfile], T],
+) -> T:
+    """The result of ``complete`` for the options and, at a terminal, the answers; ``named`` checks the name.
 
     Raises UsageError that names every option that is missing.
     """
-    if change is not None and change not in _QUESTIONS:
-        raise UsageError(f"--change is {change!r}; choose one of {', '.join(_QUESTIONS)}")
-    if name is not None:
-        name = check_name(name)
+    name = None if name is None else named(name)
     if url is not None:
-        of_url = Change(change) if change is not None else Change.SAMPLER if values else None
-        return NewProfile(
-            name=name or "my-server",
-            change=of_url,
-            engine=engine or PLAIN_DIALECT,
-            kind="attach",
-            model=model,
-            values=values,
-            url=url,
+        return complete(
+            NewProfile(
+                name=name or named("my-server"),
+                change=change or (Change.SAMPLER if values else None),
+                engine=engine or PLAIN_DIALECT,
+                kind="attach",
+                model=model,
+                values=values,
+                url=url,
+            )
         )
-    is_asked = sys.stdin.isatty() and sys.stdout.isatty()
-    if not is_asked:
+    if not _is_asked():
         _refuse_missing(change, engine, model, values)
-
-    def answer(question: str, default: str | None) -> str:
-        return typer.prompt(question, default, type=str) if is_asked or default is None else default
-
-    kind_of_change = Change(change or _ask_change())
-    is_server = kind_of_change is Change.SERVER
-    if engine is None and is_server:
-        engine = answer("Dialect of the servers (openai, vllm, sglang, …)", "openai")
-    elif engine is None:
-        engine = answer("Engine ('benchctl engines list' shows all)", installed_engine())
-    kind = "attach" if is_server else load_profile(_ANY_PROFILE, engine=engine).engine.kind
-    if model is None and is_virtual(kind):
-        model = answer("Model", _SIMULATED_MODEL)
-    elif model is None and not is_server:
-        print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
-        model = answer("Model (directory or name)", None)
-    return NewProfile(
-        name=name or check_name(answer("Name", f"my-{kind_of_change}")),
-        change=kind_of_change,
-        engine=engine,
-        kind=kind,
-        model=model,
-        values=values or _ask_values(kind_of_change, kind),
-    )
-
-
-def _refuse_missing(change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]) -> None:
-    """Raise UsageError that names the options in place of answers."""
-    missing = []
     if change is None:
-        missing.append(f"--change {'|'.join(_QUESTIONS)}")
-    if not values:
-        meaning = VALUES[Change(change)] if change is not None else "what it changes to"
-        missing.append(f"--value ({meaning})")
-    if model is None and change != "server" and (chosen := engine or installed_engine()) not in _SIMULATORS:
-        missing.append(f"--model (for {chosen}: a directory or a name; --engine sim needs none)")
-    if missing:
-        raise UsageError(f"not at a terminal, where these would be asked: add {', '.join(missing)}")
+        print("What changes?")
+        for number, (word, meaning) in enumerate(_QUESTIONS.items(), start=1):
+            print(f"  {number}  {word:8} {meaning}")
+        change = _ask("Number or word", "1", _change_of)
+    if engine is not None:
+        engine, kind = _kind_of(change, engine)
+    elif change is Change.SERVER:
+        engine, kind = _ask("Dialect of the servers (openai, vllm, sglang, …)", "openai", partial(_kind_of, change))
+    else:
+        question = "Engine ('benchctl engines list' shows all)"
+        engine, kind = _ask(question, installed_engine(), partial(_kind_of, change))
+    if model is None and is_virtual(kind):
+        model = _ask("Model", _SIMULATED_MODEL, str)
+    elif model is None and change is not Change.SERVER:
+        print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
+        model = _ask("Model (directory or name)", None, str)
+    name = name or _ask("Name", f"my-{change}", named)
+    new = NewProfile(name=name, change=change, engine=engine, kind=kind, model=model, values=values)
+    if values:
+        return complete(new)
+    return _until_right(lambda: complete(replace(new, values=_ask_values(change, kind))))
 
 
-def _ask_change() -> str:
-    print("What changes?")
-    for number, (kind, meaning) in enumerate(_QUESTIONS.items(), start=1):
-        print(f"  {number}  {kind:8} {meaning}")
-    by_number = dict(zip("12345", _QUESTIONS, strict=True))
+def _is_asked() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _ask(question: str, default: str | None, check: Callable[[str], T]) -> T:
+    """The result of ``check`` for the answer, or for the default where nobody can be asked."""
+    if default is not None and not _is_asked():
+        return check(default)
+    return _until_right(lambda: check(typer.prompt(question, default, type=str)))
+
+
+def _until_right(answered: Callable[[], T]) -> T:
+    """The answer, asked for again with the reason as often as it is refused."""
     while True:
-        given: str = typer.prompt("Number or word", "1").strip()
-        answer = by_number.get(given, given)
-        if answer in _QUESTIONS:
-            return answer
-        print(f"{answer!r} is none of {', '.join(_QUESTIONS)}")
+        try:
+            return answered()
+        except UsageError as error:
+            print(error)
+
+
+def _change_of(answer: str) -> Change:
+    """A kind of change, by its word or number."""
+    word = dict(zip("12345", _QUESTIONS, strict=True)).get(answer.strip(), answer.strip())
+    if word not in _QUESTIONS:
+        raise UsageError(f"{word!r} is none of the changes; choose one of {', '.join(_QUESTIONS)}")
+    return Change(word)
+
+
+def _kind_of(change: Change, engine: str) -> tuple[str, str]:
+    """An engine and its kind. Raises UsageError for one that is unknown, or has nothing that changes so."""
+    if change is Change.SERVER:
+        return check_dialect(engine), "attach"
+    kind = load_profile(_ANY_PROFILE, engine=engine).engine.kind
+    if change is Change.BUILD:
+        build_option(engine, kind)
+    return engine, kind
+
+
+def _refuse_missing(change: Change | None, engine: str | None, model: str | None, values: tuple[str, ...]) -> None:
+    """Raise UsageError that names the options in place of answers."""
+    needs_model = model is None and change is not Change.SERVER
+    engine = engine or (installed_engine() if needs_model else None)
+    options = {
+        f"--change {'|'.join(_QUESTIONS)}": change is None,
+        f"--value ({'what it changes to' if change is None else VALUES[change]})": not values,
+        f"--model (for {engine}: a directory or a name; --engine sim needs none)": (
+            needs_model and engine not in _SIMULATORS
+        ),
+    }
+    missing = ", ".join(option for option, is_missing in options.items() if is_missing)
+    if missing:
+        raise UsageError(f"not at a terminal, where these would be asked: add {missing}")
 
 
 def installed_engine() -> str:
@@ -247,7 +349,7 @@ def installed_engine() -> str:
 
 def _ask_values(change: Change, kind: str) -> tuple[str, ...]:
     questions = {
-        Change.BUILD: ("Old build (interpreter or program)", "New build"),
+        Change.BUILD: ("Old build (interpreter or program; with --repo a commit)", "New build"),
         Change.SERVER: ("Address of the baseline", "Address of the server to judge"),
     }
     if change in questions:

@@ -1,8 +1,8 @@
 """A stand-in for a server of SGLang's LenVM fork: its API, its step logs and its ways to fail, without a model.
 
 ``STAND_IN`` in the environment is a JSON object: ``revision`` (V1 or V4), ``load_s`` (how long loading the value
-model takes), ``truth`` (a file that gets the body of every request), ``told`` (a value model that it claims).
-A step of a few milliseconds gives one token to every open sequence. The first sampled batch loads the value model.
+model takes), ``truth`` (a file that gets the body of every request), ``told`` (a value model that it claims),
+``step_s``. A step gives one token to every open sequence. The first sampled batch loads the value model.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from threading import Thread
 
 HOW = {"revision": "V1", "load_s": 0.4, **json.loads(os.environ["STAND_IN"])}
 IS_V4 = HOW["revision"] == "V4"
-STEP_S = 0.003
+STEP_S = HOW.get("step_s", 0.003)
 
 
 def arguments():
