@@ -7,6 +7,7 @@ the page take their numbers from these functions, so that one number looks the s
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -195,6 +196,27 @@ def shortened_inside(text: str, length: int) -> str:
         return text
     end = 2 * length // 3
     return f"{text[: length - 1 - end]}…{text[len(text) - end :]}"
+
+
+_COPIED: Final = re.compile(r"(?<=: )benchctl [^;]*|(?<!\w)'[^'\n]*'(?!\w)")
+"""Commands behind a colon, and what stands between quotes."""
+_GLUE: Final = "\x1f"
+"""Stands for a blank at which no line ends."""
+
+
+def folded(text: str, width: int) -> str:
+    """The text in lines of at most ``width`` characters, those that continue one with an indent.
+
+    Words, and with them paths, stay whole, and so do commands to copy.
+    """
+    return "\n".join(line if len(line) <= width else _folded_line(line, width) for line in text.split("\n"))
+
+
+def _folded_line(line: str, width: int) -> str:
+    indent = " " * (2 + len(line) - len(line.lstrip(" ")))
+    glued = _COPIED.sub(lambda copied: copied.group().replace(" ", _GLUE), line)
+    lines = textwrap.wrap(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_GLUE, " ")
 
 
 def minus(text: str) -> str:

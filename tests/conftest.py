@@ -1,5 +1,5 @@
 """What every test can rely on: signals mean what they mean at a terminal, no process of ours outlives it, and the
-user's own stores of noise, durations, peaks and locks are neither read nor written.
+user's own stores of noise, durations, peaks and locks are neither read nor written. Sentences are not folded.
 """
 
 import signal
@@ -27,8 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Empty stores of noise, durations, peaks and locks, for this process and those that it starts."""
+    """Empty stores of noise, durations, peaks and locks, for this process and those that it starts; and output
+    in which no sentence is folded.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "1000")
         for store in ("NOISE", "DURATIONS", "PEAKS", "LOCKS", "ARCHIVES"):
             patch.setenv(f"BENCHCTL_{store}_DIR", str(tmp_path_factory.mktemp("store")))
         yield

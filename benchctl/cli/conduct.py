@@ -16,7 +16,7 @@ import typer
 from tqdm import tqdm
 
 from benchctl.analysis.experiment.ladder import widest_interval
-from benchctl.cli.failures import advising, drawing, exit_code_of, log_line
+from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, width_of
 from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, note, warn
 from benchctl.cluster.blocks import run_free_blocks
@@ -41,7 +41,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
-from benchctl.units import duration, percentage
+from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths
 from benchctl.workload.tokenizers import Tokenizer
@@ -267,7 +267,7 @@ class _Course:
         self._write(f"look after {look.num_blocks} blocks: {words}")
 
     def _write(self, text: str) -> None:
-        tqdm.write(visible_lines(text), file=drawing(sys.stderr))
+        tqdm.write(folded(visible_lines(text), width_of(sys.stderr)), file=drawing(sys.stderr))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from benchctl.errors import (
     as_usage_error,
     is_of_the_system,
 )
+from benchctl.units import folded
 from benchctl.untrusted.text import escaped, visible_line, visible_lines
 
 _STDERR_FD = 2
@@ -34,7 +35,9 @@ _DRAWING: Final = re.compile(r"(\x1b\[(?:[0-9;]*[mA]|2K|\?25[lh])|\r)")
 cursor hidden or shown."""
 _HELP_WIDTH: Final = "TERMINAL_WIDTH"
 """The variable that typer reads."""
-_LEAST_HELP: Final = 40
+_LEAST_WIDTH: Final = 40
+"""A narrower terminal breaks lines by itself."""
+_PIPE_WIDTH: Final = 120
 _INTERNAL_ERROR: Final = 70
 TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
 """Set to anything, the traceback of a mistake of benchctl is printed."""
@@ -98,10 +101,19 @@ def steady_streams() -> None:
 
 def widen_help() -> None:
     """Let typer print help no narrower than can be read, and ignore a width that is not a number."""
-    if shutil.get_terminal_size().columns < _LEAST_HELP:
-        os.environ[_HELP_WIDTH] = str(_LEAST_HELP)
+    if shutil.get_terminal_size().columns < _LEAST_WIDTH:
+        os.environ[_HELP_WIDTH] = str(_LEAST_WIDTH)
     elif not os.environ.get(_HELP_WIDTH, "1").isdecimal():
         del os.environ[_HELP_WIDTH]
+
+
+def width_of(stream: TextIO) -> int:
+    """The number in COLUMNS, or of the columns of the terminal; 120 in a pipe or a file."""
+    number = os.environ.get("COLUMNS", "")
+    width = int(number) if number.isdecimal() else 0
+    if not width and stream.isatty():
+        width = os.get_terminal_size(stream.fileno()).columns
+    return max(width or _PIPE_WIDTH, _LEAST_WIDTH)
 
 
 def drawing(stream: TextIO) -> TextIO:
@@ -146,7 +158,7 @@ def report_failure(error: BaseException) -> int:
     else:
         lines, code = _internal(cause), _INTERNAL_ERROR
     with suppress(OSError, ValueError):  # nobody may read them
-        print("\n".join(lines), file=sys.stderr)
+        print(folded("\n".join(lines), width_of(sys.stderr)), file=sys.stderr)
     return code
 
 
@@ -224,7 +236,8 @@ def advising(next_step: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
+        text = f"interrupted; results until now are kept. {next_step}"
+        print(folded(text, width_of(sys.stderr)), file=sys.stderr)
         raise
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.accuracy import accuracy_sentence
@@ -17,7 +16,7 @@ from benchctl.analysis.compare.words import cell_sentence, looks_lines
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
-from benchctl.cli.screen import verdict_text, warn, wide_console
+from benchctl.cli.screen import text_console, verdict_text, warn
 from benchctl.measure.directory import why_not_extended
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.on_file import keep_noise
@@ -26,6 +25,7 @@ from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.model_tables import acceptance_table
+from benchctl.report.table import Column, Table
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 from benchctl.units import count_of
 from benchctl.untrusted.text import visible_line
@@ -133,10 +133,10 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
         if cell is not None and cell.quality is not None:
             lines.append(("", accuracy_sentence(cell.quality)))
     if _has_verdicts(analysis, verdict):
-        console, width = wide_console(), max(len(visible_line(name)) for name, _ in lines)
+        console, columns = text_console(), (Column("arm", "", is_left=True), Column("verdict", "", is_left=True))
         print(f"\nVerdicts against {analysis.results.manifest.baseline}")
-        for name, sentence in lines:
-            console.print(Text(f"{visible_line(name):<{width}}  ").append_text(verdict_text(sentence)))
+        rows = tuple({"arm": name, "verdict": sentence} for name, sentence in lines)
+        console.print(Table("", columns, rows).drawn(console.width, verdict_text))
         for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
             print(line)
     commands = _next_commands(analysis, verdict)
@@ -195,7 +195,7 @@ def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
 
 def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False) -> None:
     """Print cells, their comparison with the baseline, findings and notes; ``is_all``: runs and steps, too."""
-    console, drafts = wide_console(), {arm.label: arm.drafts() for arm in analysis.cells if is_all}
+    console, drafts = text_console(), {arm.label: arm.drafts() for arm in analysis.cells if is_all}
     tables = (
         experiment_tables.runs_table(analysis) if is_all else None,
         experiment_tables.cells_table(analysis),

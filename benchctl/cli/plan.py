@@ -10,7 +10,7 @@ from typing import Final
 
 from benchctl.analysis.planning import Scatter, power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
-from benchctl.cli.screen import warn, wide_console
+from benchctl.cli.screen import text_console, warn
 from benchctl.engines.engine import engine_for
 from benchctl.measure.on_file import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
@@ -199,7 +199,7 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
         duration_s = durations_s.get(arm_label(run.variant, run.cell))
         last = [] if duration_s is None else [f"{duration_s:.1f}"]
         rows.append((run.run_id, run.block, run.position, run.variant, cell_name(run.cell), *last))
-    wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
+    text_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
 
 
 def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:

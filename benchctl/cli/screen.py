@@ -22,9 +22,10 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchctl.cli.failures import drawing
+from benchctl.cli.failures import drawing, width_of
 from benchctl.errors import UsageError
 from benchctl.records.files import encodable
+from benchctl.units import folded
 from benchctl.untrusted.text import visible_line, visible_lines
 
 if TYPE_CHECKING:
@@ -32,18 +33,12 @@ if TYPE_CHECKING:
 
 
 class TextConsole(Console):
-    """A console that interprets nothing in a text. Each line of it is cut where it is too long for a message."""
+    """A console that folds a text and interprets nothing in it. A line too long for a message is cut."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         as_it_is = {"emoji": False, "markup": False, "highlight": False, "highlighter": None}
-        return super().render_str(visible_lines(text), **(options | as_it_is))
+        return super().render_str(folded(visible_lines(text), self.width), **(options | as_it_is))
 
-
-TABLE_WIDTH: Final = 10_000
-"""Wide enough that no table is cut: numbers without their last digits would mislead."""
-_LEAST_FOLDED: Final = 80
-"""Narrower columns could not be read; a narrower terminal breaks the lines by itself."""
-_FILE_WIDTH: Final = 200
 
 _NOT_PLAIN: Final = re.compile(r"[^\n -~]+")
 _FIRST_WORD: Final = re.compile(r"\s*(\w+)")
@@ -56,19 +51,14 @@ _VERDICT_COLOURS: Final = {
 }
 
 
-def wide_console() -> TextConsole:
-    """A console that prints tables and sentences as they are: not cut, wrapped or interpreted as markup."""
-    return TextConsole(soft_wrap=True, width=TABLE_WIDTH)
+def text_console() -> TextConsole:
+    """A console on stdout whose tables and sentences are no wider than the terminal, or 120 characters."""
+    return TextConsole(soft_wrap=True, width=width_of(sys.stdout))
 
 
-def folding_console(width_of_files: int | None = _FILE_WIDTH) -> TextConsole:
-    """A console whose tables fold their cells to the width of the terminal, but not to one that cannot be read.
-
-    ``width_of_files`` is the width without a terminal; by None as at one.
-    """
-    console = TextConsole(width=None if width_of_files is None or sys.stdout.isatty() else width_of_files)
-    console.width = max(console.width, _LEAST_FOLDED)
-    return console
+def say(text: str) -> None:
+    """Print a sentence, folded to the width of the output."""
+    print(folded(text, width_of(sys.stdout)), flush=True)
 
 
 def verdict_text(text: str, style: str = "") -> Text:
@@ -98,7 +88,7 @@ def tell(document: object, *parts: RenderableType, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    console = wide_console()
+    console = text_console()
     for part in parts:
         console.print(part)
 
@@ -154,9 +144,9 @@ def drawable(path: Path | None) -> Path | None:
 
 def warn(message: str) -> None:
     """Print a warning on stderr."""
-    print(f"warning: {visible_lines(message)}", file=sys.stderr)
+    note(f"warning: {visible_lines(message)}")
 
 
 def note(text: str) -> None:
-    """Print a line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line on stderr, folded to its width."""
+    print(folded(text, width_of(sys.stderr)), file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from support.cli import document, in_process, printed
 from support.results import builders
 from support.results.planted_progress import plant_block, plant_shared
@@ -12,11 +11,6 @@ from benchctl.cli.outcome import print_outcome, suspects_lines
 from benchctl.measure.experiment import Outcome
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.records.writers import sole_writer
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 def words(text):

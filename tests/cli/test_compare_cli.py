@@ -26,11 +26,6 @@ KEYS = {"name", "unit", "cell", "a", "b", "ratio", "ci_low", "ci_high", "blocks"
 FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"
 
 
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-
-
 @pytest.fixture(name="results")
 def _results(tmp_path):
     return write_results(tmp_path / "r", block_factors=BLOCKS)

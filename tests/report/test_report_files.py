@@ -12,7 +12,7 @@ from support.results.builders import PROFILE_YAML, change_requests, edit_run, wr
 
 from benchctl import units
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.screen import wide_console
+from benchctl.cli.screen import text_console
 from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.record import RequestError, RunFailure
 from benchctl.report.documents import show_document
@@ -204,7 +204,7 @@ TABLE = Table(
 
 
 def printed(drawn: object) -> list[str]:
-    console = wide_console()
+    console = text_console()
     with console.capture() as capture:
         console.print(drawn)
     return [line.rstrip() for line in capture.get().splitlines()]
@@ -219,7 +219,7 @@ def test_a_table_shows_what_is_unknown_as_a_hyphen_what_is_absent_as_nothing_and
         "guided\\n@top_k=5     -",
         "lost",
     ]
-    assert printed(TABLE.drawn(Text)) == printed(TABLE.drawn(folds=True)) == printed(TABLE)
+    assert printed(TABLE.drawn(80, Text)) == printed(TABLE)
     assert TABLE.markdown().splitlines()[2:4] == [
         "| baseline | 10.0 | [1] |",
         "| guided\\\\n@&#8203;top\\_k=5 | - |  |",

@@ -105,7 +105,7 @@ def _end(server: "subprocess.Popen[bytes]", directory: "tempfile.TemporaryDirect
 
 def plain_environment(cwd: Path) -> dict[str, str]:
     """A wide terminal, and no data sets, whatever this machine has."""
-    return {"BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
+    return {"BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "1000"}
 
 
 @contextmanager

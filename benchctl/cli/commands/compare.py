@@ -19,7 +19,7 @@ from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.cli.baseline import has_baseline, keep_baseline
 from benchctl.cli.options import AsJson, complete_results, results_named
-from benchctl.cli.screen import PICTURE_SUFFIXES, note, uncollected, verdict_text, warn, wide_console
+from benchctl.cli.screen import PICTURE_SUFFIXES, note, text_console, uncollected, verdict_text, warn
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.directory import open_results
@@ -37,7 +37,7 @@ from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.verdicts import PageVerdict, directory_verdict, page_verdict, verdict_of
-from benchctl.units import fraction
+from benchctl.units import folded, fraction
 from benchctl.untrusted.text import visible_line
 
 Contents: TypeAlias = Mapping[str, Callable[[], bytes]]
@@ -459,11 +459,11 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
 
 def _print_comparison(comparison: Comparison, *, show_all: bool) -> None:
     """Print the verdict, the table, the decomposition of the time, then the footnotes."""
-    console = wide_console()
-    console.print(verdict_text(verdict_sentence(comparison), "bold"))
+    console = text_console()
+    console.print(verdict_text(folded(verdict_sentence(comparison), console.width), "bold"))
     console.print()
     for table in comparison_tables(comparison, show_all=show_all):
-        console.print(table.drawn(lambda text: verdict_text(visible_line(text, MOST_CHARACTERS))))
+        console.print(table.drawn(console.width, lambda text: verdict_text(visible_line(text, MOST_CHARACTERS))))
         console.print()
     for line in footnotes_of(comparison):
         console.print(visible_line(line))

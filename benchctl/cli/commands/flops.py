@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from benchctl.cli.options import AsJson, numbers, refuse_first, with_options
-from benchctl.cli.screen import folding_console, tell
+from benchctl.cli.screen import tell, text_console
 from benchctl.costs.flops import (
     Correction,
     FlopsAccount,
@@ -277,7 +277,7 @@ def _tell(
         }
         print(json.dumps(document, indent=1))  # print_json has no whole numbers of more than 64 bits
         return
-    console, work, accepted = folding_console(None), "", stated["acceptance"]
+    console, work, accepted = text_console(), "", stated["acceptance"]
     if accepted is not None:
         source = "from text" if stated["draft_model"] is None else f"by {stated['draft_model']}"
         probabilities = ", ".join(f"{probability:g}" for probability in accepted)
@@ -304,7 +304,7 @@ def _tell(
         console.print(f"From {convention} to observed, which assumes equal lengths and {assumed}:")
         priced = ((each.code, f"{each.flops / PETA:+.4g}", each.meaning) for each in corrections)
         priced_table = table_of(("correction", "PFLOP", "because"), priced, left=("correction", "because"))
-        console.print(priced_table.drawn(folds=True))
+        console.print(priced_table)
 
 
 _MAX_LAUNCH_US: Final = 1e6

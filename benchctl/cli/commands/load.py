@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from benchctl.cli.failures import advising, exit_code_of, keeping
 from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
-from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
+from benchctl.cli.screen import bar, has_room_for_bars, print_json, text_console, warn
 from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
@@ -332,7 +332,7 @@ def _report(
     if options.as_json:
         print_json(document | {"path": str(path), "warnings": warnings, "failure": record.failure})
         return
-    console = wide_console()
+    console = text_console()
     if figures.num_requests:
         console.print(totals_table(figures))
         console.print()

@@ -1,10 +1,9 @@
 """Commands on result directories: show, list, report, verify, export and import."""
 
 import re
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -16,7 +15,7 @@ from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results, results_named
 from benchctl.cli.outcome import print_tables_and_notes
-from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, wide_console
+from benchctl.cli.screen import bytes_progress, print_json, tell, text_console, uncollected
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.foreign_writers import write_foreign
 from benchctl.interop.lenvm.import_directory import import_lenvm
@@ -30,7 +29,7 @@ from benchctl.report import experiment_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_figures, write_report
 from benchctl.report.table import table_of
-from benchctl.units import megabytes, shortened
+from benchctl.units import megabytes
 from benchctl.untrusted.text import visible_line
 
 _ALTERED: Final = 4
@@ -53,19 +52,13 @@ def show(
     if as_json:
         print_json(show_document(analysis))
     else:
-        wide_console().print(experiment_tables.headline(analysis))
+        text_console().print(experiment_tables.headline(analysis))
         print_tables_and_notes(analysis, is_all=True)
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))
 
 
 _COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "verdict", "runs", "remarks")
-_GAP: Final = 2
-"""Blanks between two columns."""
-_LEAST_WIDTHS: Final = {2: 8, 7: 8}
-"""Characters that are left of each column that a narrow terminal shortens, by the column's number: never of names
-that are typed.
-"""
 
 
 def list_results(
@@ -75,14 +68,9 @@ def list_results(
     """List result directories, newest first, with profile, engine, state and the number of runs."""
     entries = list_directories(root)
     rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
-    parts: list[Any] = [f"{root} contains no results yet; 'benchctl run' creates them"]
-    if rows:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        rows = rows if width is None else _fitted(rows, width)
-        parts = [table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"})]
-        if width is not None and _line_length(_widths(rows)) > width:  # long names stand on lines of their own
-            parts = [f"{row[0]}\n  {'  '.join(filter(None, row[1:]))}" for row in rows]
-    tell({"root": str(root), "results": entries}, *parts, as_json=as_json)
+    empty = f"{root} contains no results yet; 'benchctl run' creates them"
+    table = table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}, extra=("created", "profile")) if rows else empty
+    tell({"root": str(root), "results": entries}, table, as_json=as_json)
 
 
 def _row(root: Path, entry: dict[str, Any]) -> list[str]:
@@ -98,26 +86,6 @@ def _row(root: Path, entry: dict[str, Any]) -> list[str]:
         remarks.insert(0, f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done")
     fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state", "verdict"))
     return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", " · ".join(filter(None, remarks))]
-
-
-def _widths(rows: Sequence[list[str]]) -> list[int]:
-    """Characters of each column."""
-    return [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-
-
-def _line_length(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
-    """The rows with profile and remarks shortened until the table has ``width`` columns, if that is possible."""
-    widths = _widths(rows)
-    while _line_length(widths) > width:
-        widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
-        if widths[widest] <= _LEAST_WIDTHS[widest]:
-            break
-        widths[widest] -= 1
-    return [list(map(shortened, row, widths)) for row in rows]
 
 
 def report(

@@ -27,7 +27,7 @@ from benchctl.cli.options import (
     complete_profile,
     refuse_first,
 )
-from benchctl.cli.screen import folding_console, tell
+from benchctl.cli.screen import tell, text_console
 from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
@@ -418,7 +418,9 @@ def _check_lines(checks: Sequence[Check], missing: Sequence[Check]) -> Iterator[
         topic = check.topic
         if check.remedy is not None:
             rows.append(("", "", "", f"→ {check.remedy}"))
-    yield table_of(headings, rows, left=headings).drawn(lambda text: Text(text, style=_STYLES.get(text, "")))
+    yield table_of(headings, rows, left=headings).drawn(
+        text_console().width, lambda text: Text(text, style=_STYLES.get(text, ""))
+    )
     yield ""
     names = ", ".join(f"{check.topic} {check.name}" for check in missing)
     count = sum(check.state == "warning" for check in checks)
@@ -496,10 +498,10 @@ def list_known() -> None:
     for group, entries in groups.items():
         rows.append((group,))
         rows += [(f"  {entry.name}", entry.description, display_path(entry.path)) for entry in entries]
-    console = folding_console()
+    console = text_console()
     table = table_of(headings, rows, left=headings)
-    console.print(table.drawn(lambda text: Text(text, style="bold" if text in groups else ""), folds=True))
-    console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
+    console.print(table.drawn(console.width, lambda text: Text(text, style="bold" if text in groups else "")))
+    console.print(f"engine presets: {', '.join(preset_files())}")
 
 
 @profiles.command("show")

@@ -33,7 +33,7 @@ from benchctl.cli.options import (
     refuse_first,
 )
 from benchctl.cli.outcome import print_outcome
-from benchctl.cli.screen import print_json, tell, uncollected, warn, wide_console
+from benchctl.cli.screen import print_json, tell, text_console, uncollected, warn
 from benchctl.errors import UsageError
 from benchctl.measure.capacity import (
     ArmPrediction,
@@ -227,7 +227,7 @@ def _tell_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> 
     print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
     columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
     rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
-    wide_console().print(Table("", columns, tuple(rows)))
+    text_console().print(Table("", columns, tuple(rows)))
     return document
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.screen import bar, folding_console, print_json
+from benchctl.cli.screen import bar, print_json, text_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
@@ -46,12 +46,12 @@ def list_workloads() -> None:
     """List the calibration workloads with their profiles, and the datasets that a profile may name."""
     headings = ("name", "profile", "requests", "determines")
     rows = ((each.name, each.profile, each.num_requests, each.purpose) for each in WORKLOADS.values())
-    console = folding_console()
-    console.print(table_of(headings, rows, left={*headings} - {"requests"}).drawn(folds=True))
+    console = text_console()
+    console.print(table_of(headings, rows, left={*headings} - {"requests"}))
     console.print("")
     meanings = ((name, dataset_named(name).meaning) for name in DATASETS)
     datasets = table_of(("dataset", "prompts"), meanings, left=("dataset", "prompts"))
-    console.print(datasets.drawn(folds=True))
+    console.print(datasets)
 
 
 @app.command("show")
@@ -228,6 +228,6 @@ def _print_table(directory: Path, states: Iterable[tuple[DatasetFile, FileState]
         )
         for file, state in states
     )
-    console = folding_console()
-    console.print(table_of(headings, rows, left={*headings} - {"size"}).drawn(folds=True))
-    console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)
+    console = text_console()
+    console.print(table_of(headings, rows, left={*headings} - {"size"}))
+    console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)")

@@ -7,6 +7,7 @@ answers; runs with their warnings and the ends of failed logs; provenance; times
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -275,7 +276,8 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     differ in the numbers of one warning, its text is that of the first.
     """
     begun = {run.record.run_id: run.record for run in analysis.runs}
-    table, directory = runs_table(analysis), ResultDirectory(analysis.results.path)
+    of_all, directory = runs_table(analysis), ResultDirectory(analysis.results.path)
+    table = replace(of_all, columns=of_all.columns[:-1])  # notes have links
     rows = [
         {
             "texts": texts,
@@ -290,7 +292,7 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     ]
     states = Counter(row["state"] for row in table.rows)
     return {
-        "columns": table.columns,
+        "columns": table.shown,
         "rows": rows,
         "arms": list(dict.fromkeys(row["arm"] for row in rows)),
         "all_states": list(states),
