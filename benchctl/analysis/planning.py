@@ -9,14 +9,18 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
 from statistics import stdev
 from typing import Final
+
+import msgspec
 
 from benchctl.analysis.compare.decide import (
     ASSUMED_LOG_SD,
     MAX_BLOCKS_NEEDED,
+    Margins,
     blocks_to_detect,
     margins_of,
     minimum_detectable_effect,
@@ -38,6 +42,7 @@ from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.engine_table import is_virtual
+from benchctl.profile.files import display_path
 from benchctl.profile.load import NOT_MEASURED
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
@@ -76,6 +81,22 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             f"{results.path} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
             "Measure the A/A experiment on one"
         )
+    return _noise_of_pairs(experiment, pairs)
+
+
+def scatter_of_experiment(experiment: Experiment) -> NoiseFloor:
+    """The scatter of the blocks of any experiment about its changes; these tell nothing about a floor, which is 0.
+
+    Raises RecordError where the profile cannot be read.
+    """
+    noise = _noise_of_pairs(experiment, baseline_pairs(experiment))
+    of_metrics = {name: msgspec.structs.replace(each, floor_frac=0.0) for name, each in noise.metrics.items()}
+    return msgspec.structs.replace(noise, metrics=of_metrics)
+
+
+def _noise_of_pairs(experiment: Experiment, pairs: Iterable[ArmPair]) -> NoiseFloor:
+    """The noise of every metric: that of the pair with the largest floor."""
+    profile, results, machines = experiment.profile, experiment.results, machines_of(experiment.results)
     metrics: dict[str, MetricNoise] = {}
     for pair in pairs:
         for name, noise in _noise_of_pair(pair):
@@ -84,7 +105,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     versions = {run.record.engine_version for run in results.runs}
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
-        measured_at=manifest.created_at,
+        measured_at=results.manifest.created_at,
         source=str(results.path.resolve()),
         host=machines[0].hostname,
         gpus=gpu_names(machines[:1]),
@@ -92,7 +113,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         engine_sha256=engine_sha256(profile),
         engine_version=versions.pop() if len(versions) == 1 else None,
         model=profile.model,
-        request_set_sha256=manifest.request_set_sha256,
+        request_set_sha256=results.manifest.request_set_sha256,
         metrics=metrics,
     )
 
@@ -149,37 +170,15 @@ def engine_sha256(profile: Profile) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scatter:
-    """Standard deviations of block log-ratios by metric, and the measurement that they are from, in words."""
-
-    log_sds: Mapping[str, float]
-    origin: str
-
-
-def scatter_of_experiment(experiment: Experiment, origin: str) -> Scatter:
-    """The scatter that the blocks of an experiment have about its own changes: the largest of its arms.
-
-    Only metrics with enough blocks are in it. Raises BenchctlError where its profile cannot be read.
-    """
-    log_sds: dict[str, float] = {}
-    for pair in baseline_pairs(experiment):
-        for name, noise in _noise_of_pair(pair):
-            log_sds[name] = max(noise.log_sd, log_sds.get(name, 0.0))
-    return Scatter(log_sds=log_sds, origin=origin)
-
-
 def power_lines(
     profile: Profile,
     noise: NoiseFloor | None,
     has_steps: Callable[[VariantSettings], bool] = lambda _settings: True,
-    earlier: Scatter | None = None,
 ) -> tuple[str, ...]:
     """The changes that ``profile`` detects on a machine with that ``noise``, in words; none where it has one arm.
 
     The minimum detectable effect of each metric, and the blocks that the most demanding one takes. ``has_steps``
-    tells for which settings the engine records steps: metrics that it does not record decide nothing. The scatter
-    is that of ``noise``, else of an ``earlier`` experiment, else assumed.
+    tells for which settings the engine records steps: metrics that it does not record decide nothing.
     """
     others = Counter(variant for variant, _ in arms(profile) if variant != profile.baseline)
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
@@ -198,55 +197,42 @@ def power_lines(
     # a correction for looks divides alpha as one for tests does
     num_corrected = num_tests * (1 if rule is None else len(rule.look_blocks))
     estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
-    scatter = _scatter(noise, earlier, deciding)
     names_by_effect: dict[str, list[str]] = {}
-    most_needed, needed = 0, ""
+    needs: list[tuple[int, str, Margins]] = []
     for name in deciding:
-        log_sd = ASSUMED_LOG_SD if scatter is None else scatter.log_sds.get(name, ASSUMED_LOG_SD)
+        log_sd = noise_of[name].log_sd if name in noise_of else ASSUMED_LOG_SD
         margins = margins_of(profile.comparison.threshold, noise_of[name].floor_frac if name in noise_of else 0.0)
-        change_frac = margins.change_frac
         effect_frac = minimum_detectable_effect(
-            log_sd, profile.blocks, num_tests=num_corrected, margin_frac=change_frac, estimator=estimator
+            log_sd, profile.blocks, num_tests=num_corrected, margin_frac=margins.change_frac, estimator=estimator
         )
         names_by_effect.setdefault(f"±{percentage(effect_frac, 2)}", []).append(name)
-        blocks = blocks_to_detect(change_frac, log_sd, num_tests=num_corrected, estimator=estimator)
-        if (blocks or MAX_BLOCKS_NEEDED + 1) > most_needed:
-            most_needed = blocks or MAX_BLOCKS_NEEDED + 1
-            number = f"about {blocks}" if blocks else f"more than {MAX_BLOCKS_NEEDED}"
-            margin = "noise floor" if margins.is_noise_floor else "margin"
-            needed = (
-                f"a change of {percentage(2 * change_frac, 2)} in {name} (twice the {margin}) would take {number} "
-                "blocks"
-            )
+        blocks = blocks_to_detect(margins.change_frac, log_sd, num_tests=num_corrected, estimator=estimator)
+        needs.append((blocks or MAX_BLOCKS_NEEDED + 1, name, margins))
+    most, name, margins = max(needs, key=itemgetter(0))
+    number = f"about {most}" if most <= MAX_BLOCKS_NEEDED else f"more than {MAX_BLOCKS_NEEDED}"
+    margin = "noise floor" if margins.is_noise_floor else "margin"
     corrected = "" if num_tests == 1 else f", corrected for {num_tests} tests"
     effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
     return (
         f"{profile.blocks} blocks detect a change of {effects} in 4 of 5 experiments (power 80%{corrected})",
-        _scatter_text(profile, deciding, scatter),
-        needed,
+        _scatter_text(profile, deciding, noise),
+        f"a change of {percentage(2 * margins.change_frac, 2)} (twice the {margin}) in {name}: {number} blocks",
         *unrecorded,
     )
 
 
-def _scatter(noise: NoiseFloor | None, earlier: Scatter | None, names: Sequence[str]) -> Scatter | None:
-    """The first of what is on file that has some of these metrics."""
-    of_noise = noise and Scatter(
-        log_sds={name: metric.log_sd for name, metric in noise.metrics.items()},
-        origin=f"A/A of {noise.measured_at[:10]} on this machine",
-    )
-    return next((each for each in (of_noise, earlier) if each and not each.log_sds.keys().isdisjoint(names)), None)
-
-
-def _scatter_text(profile: Profile, names: Sequence[str], scatter: Scatter | None) -> str:
-    if scatter is None:
+def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | None) -> str:
+    of_metrics = {} if noise is None else noise.metrics
+    ends = sorted({f"{of_metrics[name].log_sd * 100:.2g}" for name in names if name in of_metrics}, key=float)
+    if noise is None or not ends:
         nothing = "neither an A/A nor an earlier result of this server is on file"
         why = "this experiment measures it" if is_repeated_baseline(profile) else nothing
         return f"this assumes that blocks scatter by {percentage(ASSUMED_LOG_SD, 2)}: {why}"
-    ends = sorted({f"{scatter.log_sds[name] * 100:.2g}" for name in names if name in scatter.log_sds}, key=float)
     reach = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-    unknown = ", ".join(name for name in names if name not in scatter.log_sds)
+    unknown = ", ".join(name for name in names if name not in of_metrics)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
-    return f"this rests on blocks that scatter by {reach}% ({scatter.origin}{assumed})"
+    measured = f"measured on {noise.measured_at[:10]} in {display_path(Path(noise.source))}"
+    return f"this rests on blocks that scatter by {reach}% ({measured}{assumed})"
 
 
 def balancing_prompts(num_prompts: int, load_s: float, start_s: float) -> int:

@@ -215,6 +215,7 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False
         (title, [f"* {line}" for line in lines]) for title, lines in experiment_tables.bonus_notes(analysis)
     ]
     sections.append(("What follows", [f"* {each.sentence} [{each.code}]" for each in analysis.findings]))
+    sections.append(("Where the time went", time_tables.time_lines(analysis)))
     sections.append(("Notes", experiment_tables.footnote_lines(analysis)))
     for title, lines in sections:
         if lines:

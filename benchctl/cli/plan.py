@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Final
 
-from benchctl.analysis.planning import Scatter, power_lines
+from benchctl.analysis.planning import balancing_prompts, power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.screen import text_console, warn
 from benchctl.engines.engine import engine_for
@@ -39,13 +39,14 @@ _WAITING_FROM: Final = 1.05
 class PlanEstimate:
     """Seconds of one run of each arm by its label, as far as they are known, and what they rest on.
 
-    ``has_starts`` is False where they are those of the load alone, because no server was started here before.
+    ``overhead_s`` is what of them is not the load, such as a server's start; None where it is no part of them,
+    because no server was started here before.
     """
 
     run_s: Mapping[str, float]
     around_s: float
     basis: str
-    has_starts: bool = True
+    overhead_s: float | None = None
     prediction: PlanPrediction | None = None
 
     def total_s(self, runs: Iterable[PlannedRun]) -> float:
@@ -74,6 +75,7 @@ def estimate_plan(
                 run_s=earlier.run_s,
                 around_s=AROUND_S,
                 basis=f"from {count_of(earlier.num_runs, 'earlier run')} on this machine",
+                overhead_s=earlier.overhead_s,
                 prediction=None if isinstance(predicted, str) else predicted,
             )
     if isinstance(predicted, str):
@@ -85,13 +87,16 @@ def estimate_plan(
         run_s={label: run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()},
         around_s=0.0 if is_simulated else AROUND_S,
         basis=predicted.basis,
-        has_starts=overhead_s is not None,
+        overhead_s=overhead_s,
         prediction=predicted,
     )
 
 
 def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
-    """``estimated duration 240 s (4 min)``, with what it leaves out; or that it is unknown."""
+    """``estimated duration 240 s (4 min)``, with what it leaves out; or that it is unknown.
+
+    A second line where real servers take longer to start than to serve their load: how much, and a load as long.
+    """
     if not estimate.run_s:
         return (
             f"duration unknown: no earlier run of {profile.engine.kind} with {profile.model} on this machine; the "
@@ -102,10 +107,15 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     text = f"{total_s:.0f} s{f' ({duration(total_s)})' if total_s >= _WORDS_FROM_S else ''}"
     text += " at most" if profile.stopping is not None else ""
     text += f", {estimate.basis}" if estimate.basis.startswith("from ") else ""
-    if estimate.has_starts:
+    if estimate.overhead_s is None:
+        starts = count_of(len(runs), "server start")
+        return f"estimated duration of the loads {text}; {starts} come on top, unmeasured here"
+    load_s = estimate.total_s(runs) / len(runs) - estimate.overhead_s
+    if is_virtual(profile.engine.kind) or load_s >= estimate.overhead_s:
         return f"estimated duration {text}"
-    starts = count_of(len(runs), "server start")
-    return f"estimated duration of the loads {text}; {starts} come on top, unmeasured here"
+    number = balancing_prompts(profile.workload.num_prompts, load_s, estimate.overhead_s)
+    shares = f"of each run {estimate.overhead_s:.0f} s are its server's start and end, {load_s:.1f} s its load"
+    return f"estimated duration {text}\n{shares}: with workload.num_prompts={number} both take about as long"
 
 
 def print_prediction(estimate: PlanEstimate) -> None:
@@ -158,7 +168,6 @@ def print_plan(
     requests: Sequence[PreparedRequest],
     noise: NoiseFloor | None,
     step_time_model: Path | None = None,
-    earlier: Scatter | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
     estimate = estimate_plan(profile, requests, step_time_model)
@@ -173,7 +182,7 @@ def print_plan(
     print_prediction(estimate)
     if len(arms(profile)) > 1:
         print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
-    print_power(profile, noise, earlier)
+    print_power(profile, noise)
 
 
 def print_rest(
@@ -215,12 +224,12 @@ def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
     )
 
 
-def print_power(profile: Profile, noise: NoiseFloor | None, earlier: Scatter | None = None) -> None:
+def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
     """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known.
 
     It is printed at once, also into a pipe: it belongs before the runs.
     """
-    lines = list(power_lines(profile, noise, engine_for(profile.engine.kind).has_steps, earlier))
+    lines = list(power_lines(profile, noise, engine_for(profile.engine.kind).has_steps))
     if (rule := stopping_rule(profile)) is not None:
         lines.append(
             f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "

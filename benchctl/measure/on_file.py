@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning import (
-    Scatter,
     engine_sha256,
     is_repeated_baseline,
     noise_of_experiment,
@@ -95,13 +94,7 @@ def noise_on_file(
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
-    key = NoiseKey(
-        host=platform.node(),
-        gpus=tuple(gpu.name for gpu in (gpu_inventory() if gpus is None else gpus)),
-        engine=profile.engine.kind,
-        engine_sha256=engine_sha256(profile),
-        model=profile.model,
-    )
+    key = _key_here(profile, gpu_inventory() if gpus is None else gpus)
     entries = NOISE.entries(key.name)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
@@ -114,18 +107,25 @@ def noise_on_file(
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
 
 
-def earlier_scatter(profile: Profile, output_dir: Path) -> Scatter | None:
-    """The scatter of the newest result of ``profile`` below ``output_dir``; None without one of the same server.
+def _key_here(profile: Profile, gpus: Sequence[GpuInfo]) -> NoiseKey:
+    return NoiseKey(
+        host=platform.node(),
+        gpus=tuple(gpu.name for gpu in gpus),
+        engine=profile.engine.kind,
+        engine_sha256=engine_sha256(profile),
+        model=profile.model,
+    )
+
+
+def earlier_noise(profile: Profile, output_dir: Path) -> NoiseFloor | None:
+    """The scatter in the newest result of ``profile`` below ``output_dir``; None unless it is of the same server.
 
     It serves a plan where no A/A experiment is on file: what was measured of this server is nearer than a guess.
     """
-    path = output_dir / profile.name / "latest"
     with suppress(BenchctlError):
-        experiment = load_experiment(path.resolve())
-        earlier, manifest = experiment.profile, experiment.results.manifest
-        measured = (manifest.host.hostname, earlier.engine.kind, earlier.model, engine_sha256(earlier))
-        if measured == (platform.node(), profile.engine.kind, profile.model, engine_sha256(profile)):
-            return scatter_of_experiment(experiment, f"measured in {path.parent / path.resolve().name}")
+        noise = scatter_of_experiment(load_experiment((output_dir / profile.name / "latest").resolve()))
+        if noise.key == _key_here(profile, gpu_inventory()).name:
+            return noise
     return None
 
 
@@ -172,9 +172,13 @@ _LONGEST_TOKEN_S: Final = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationEstimate:
-    """Estimated seconds of one run of each arm, by the arm's label, and the number of earlier runs behind it."""
+    """Estimated seconds of one run of each arm, by the arm's label, and the number of earlier runs behind it.
+
+    ``overhead_s`` is the mean over arms of what is not the load.
+    """
 
     run_s: Mapping[str, float]
+    overhead_s: float
     num_runs: int
 
 
@@ -215,10 +219,10 @@ def estimate_durations(
     profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
 ) -> DurationEstimate | None:
     """Estimate the duration of each arm's runs; None without an earlier run on this machine."""
-    earlier = _earlier_here(profile, gpus)
+    earlier = _earlier_here(profile.engine.kind, profile.model, gpus)
     if not earlier or not requests:
         return None
-    arrival, run_s = profile.workload.arrival, {}
+    arrival, run_s, overheads_s = profile.workload.arrival, {}, []
     num_sequences, used = _num_sequences(requests, arrival), set[int]()
     for variant, cell in arms(profile):
         alike = _most_alike(earlier, variant_settings(profile, variant, cell))
@@ -226,21 +230,29 @@ def estimate_durations(
         of_such_batches = [d for d in alike if abs(log(d.num_sequences / num_sequences)) == nearest]
         token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
+        overheads_s.append(overhead_s)
         run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
         used.update(map(id, alike[-_NEWEST:]))
-    return DurationEstimate(run_s=run_s, num_runs=len(used))
+    return DurationEstimate(run_s=run_s, overhead_s=mean(overheads_s), num_runs=len(used))
 
 
-def _earlier_here(profile: Profile, gpus: Sequence[str]) -> list[RunDuration]:
-    here = (platform.node(), tuple(gpus), profile.model)
-    stored = stored_durations(profile.engine.kind)
-    return [duration for duration in stored if (duration.host, duration.gpus, duration.model) == here]
+def _earlier_here(engine: str, model: str, gpus: Sequence[str]) -> list[RunDuration]:
+    here = (platform.node(), tuple(gpus), model)
+    return [
+        duration for duration in stored_durations(engine) if (duration.host, duration.gpus, duration.model) == here
+    ]
 
 
 def earlier_overhead_s(profile: Profile, gpus: Sequence[str]) -> float | None:
     """Median over earlier runs here of all but their loads: a server's start, warm-up and end; None without any."""
-    overheads_s = [duration.overhead_s for duration in _earlier_here(profile, gpus)[-_NEWEST:]]
+    overheads_s = [each.overhead_s for each in _earlier_here(profile.engine.kind, profile.model, gpus)[-_NEWEST:]]
     return median(overheads_s) if overheads_s else None
+
+
+def tokens_of_start(engine: str, model: str) -> float:
+    """The tokens that a sequence gets in the time that a server takes to start, by earlier runs here; 0 without."""
+    earlier = _earlier_here(engine, model, [gpu.name for gpu in gpu_inventory()])[-_NEWEST:]
+    return median(each.overhead_s / each.token_s for each in earlier) if earlier else 0.0
 
 
 def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> Sequence[RunDuration]:

@@ -5,6 +5,7 @@ alone and extends nothing.
 """
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -91,6 +92,7 @@ def check_name(name: str) -> str:
     return bare
 
 
+_CONCURRENCY: Final = 8
 _TEMPLATE: Final = """\
 # {name}: {title}. Run it: benchctl run {name}
 description: {description}
@@ -99,15 +101,15 @@ description: {description}
 blocks: 6                # the fewest that give a verdict; each {start}
 workload:
 {prompts}
-  arrival: {{kind: closed-loop, max_concurrency: 8}}
+  arrival: {{kind: closed-loop, max_concurrency: {concurrency}}}
 {cache}variants:
 {variants}
 {rest}"""
 _SYNTHETIC: Final = """\
   dataset: synthetic     # random words; prompts of your own: 'benchctl init --prompts FILE'
-  num_prompts: 16
+  num_prompts: {num_prompts:<9} # a load that is short beside the start of a server wastes time
   input_len: 256         # tokens of each prompt
-  output_len: 64         # tokens of each output, so that both sides do equal work"""
+  output_len: {output_len:<11} # tokens of each output, so that both sides do equal work"""
 _OWN: Final = """\
   dataset: custom        # prompts of your own
   path: {path}
@@ -123,8 +125,11 @@ _ALLOWED: Final = {
 """Patterns of what may differ beside what the variants set; any other difference makes a comparison invalid."""
 
 
-def new_profile(new: NewProfile) -> str:
-    """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
+def new_profile(new: NewProfile, tokens_of_start: float = 0.0) -> str:
+    """The YAML of a profile, whose load lasts at least as long as a start, in tokens of a sequence.
+
+    Raises UsageError for values that do not fit the kind of change or the engine.
+    """
     _check_values(new)
     variants = _variants(new)
     values, is_attached = " ".join(new.values), new.url is not None or new.change is Change.SERVER
@@ -157,7 +162,8 @@ def new_profile(new: NewProfile) -> str:
         engine=engine,
         model=f"{model:<24} # {remark}",
         start=_start(new, is_attached=is_attached),
-        prompts=_SYNTHETIC if new.prompts is None else _own_prompts(new.prompts),
+        prompts=_random_prompts(new, tokens_of_start) if new.prompts is None else _own_prompts(new.prompts),
+        concurrency=_CONCURRENCY,
         cache=_CACHE if is_attached and not _bypasses_cache(new.engine) else "",
         variants="\n".join(f"  {name}: {settings}" for name, settings in variants.items()),
         rest=rest,
@@ -168,6 +174,13 @@ def _start(new: NewProfile, *, is_attached: bool) -> str:
     if not is_attached:
         return "starts every server afresh"
     return "loads both servers in turn" if new.change is Change.SERVER else "sends every load once"
+
+
+def _random_prompts(new: NewProfile, tokens_of_start: float) -> str:
+    """A small load for a simulator, a larger one for an engine: as long as its start where that is known."""
+    num_prompts, output_len = (16, 64) if ENGINES[new.kind].is_virtual else (64, 128)
+    number = max(num_prompts, _CONCURRENCY * math.ceil(tokens_of_start / output_len))
+    return _SYNTHETIC.format(num_prompts=number, output_len=output_len)
 
 
 def _own_prompts(prompts: Prompts) -> str:

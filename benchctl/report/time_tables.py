@@ -6,12 +6,37 @@ from typing import Any, Final
 from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
 from benchctl.analysis.bonus import BackfillVerdict
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
+from benchctl.analysis.planning import balancing_prompts
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.profile.choices import Mode
 from benchctl.report.experiment_tables import blocks_that_count
 from benchctl.report.table import Column, Table
 from benchctl.steptime.speculation_law import Estimate
-from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
+from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, s_from_ns, three_digits
+
+_LEAST_S: Final = 60
+"""Starts that take less are not worth a longer load."""
+
+
+def time_lines(analysis: AnalyzedExperiment) -> list[str]:
+    """What the runs spent their time on, with the load that would be worth it; none where starts took little."""
+    times, profile = [run.record.times for run in analysis.runs], analysis.profile
+    total_s = _lasting_s((each.launch_ns, each.stop_ns) for each in times)
+    start_s = _lasting_s((each.launch_ns, each.ready_ns) for each in times)
+    load_s = _lasting_s((each.first_send_ns, each.last_token_ns) for each in times)
+    if profile is None or start_s < max(_LEAST_S, total_s / 2):
+        return []
+    number = profile.workload.num_prompts
+    longer, rest_s = balancing_prompts(number, load_s, start_s), total_s - start_s - load_s
+    return [
+        f"{total_s:.0f} s: {start_s:.0f} s starting servers, {load_s:.0f} s under load, {rest_s:.0f} s the rest",
+        f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts",
+    ]
+
+
+def _lasting_s(spans: Iterable[tuple[int | None, int | None]]) -> float:
+    """Seconds of all spans whose ends are both known."""
+    return sum(s_from_ns(end - begin) for begin, end in spans if begin is not None and end is not None)
 
 
 def interval_text(interval: Interval) -> str:

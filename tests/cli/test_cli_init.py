@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import pty
 import select
 import subprocess
@@ -15,10 +16,12 @@ import pytest
 from support.cli import WITHOUT_SERVERS, benchctl, document, only_result, printed, refusal
 from support.servers import lenvm_fork
 
+from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.loaded import load_results
+from benchctl.records.stores import RunDuration, store_duration
 
 SMALL = (
     "--blocks", "1", "--set", "workload.num_prompts=2", "--set", "workload.output_len=8", "--set",
@@ -214,6 +217,24 @@ def test_a_profile_is_about_twenty_lines_with_remarks_and_replaces_a_file_only_w
     init(tmp_path, *args, "--force")
     text = path.read_text()
     assert (len(text.splitlines()) <= 20, text.count("#") >= 5) == (True, True)
+
+
+def test_the_load_for_a_real_engine_is_larger_and_as_long_as_a_start_that_was_measured_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCHCTL_DURATIONS_DIR", str(tmp_path / "durations"))
+    here = {"host": platform.node(), "gpus": tuple(gpu.name for gpu in gpu_inventory()), "engine": "vllm"}
+    run = {"measured_at": "2026", "server_sha256": "", "settings_sha256": "", "num_sequences": 8, "token_s": 0.01}
+    store_duration(RunDuration(**here, **run, model="models/b", overhead_s=64.0))
+    options = ("x", "--change=flag", "--value=max_num_seqs=4", "--force")
+    for engine, model, size in (
+        ("sim", "m", (16, 64)),
+        ("vllm", "models/a", (64, 128)),
+        ("vllm", "models/b", (400, 128)),
+    ):
+        init(tmp_path, *options, "--engine", engine, "--model", model)
+        workload = load_profile(str(tmp_path / "x.yaml")).workload
+        assert (workload.num_prompts, workload.output_len) == size
 
 
 ENGINE = "sim" if find_spec("transformers") else ""

@@ -2,9 +2,10 @@
 
 import msgspec
 import pytest
-from support.results.builders import write_results
+from support.results.builders import edit_run, write_results
 from support.servers.paced_engine import profile, request
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.plan import print_plan
 from benchctl.measure import on_file as durations
 from benchctl.measure.on_file import estimate_durations, load_s, remember_duration
@@ -12,6 +13,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes
 from benchctl.records.stores import store_duration, stored_durations
+from benchctl.report.time_tables import time_lines
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)
@@ -130,3 +132,19 @@ def test_a_plan_without_earlier_runs_says_so_and_with_them_names_how_many(record
     said = capsys.readouterr().out
     assert "estimated duration 303 s (5 min), from 1 earlier run on this machine" in said
     assert said.count(" 30.0\n") == 10
+    assert "of each run 26 s are its server's start and end, 4.0 s its load: with workload.num_prompts=7 " in said
+
+
+def test_results_say_how_much_of_their_time_went_into_starts_where_that_was_most_of_it(tmp_path):
+    results = write_results(tmp_path / "r", cells=[{}], block_factors=[{"baseline": 1, "guided": 1}] * 2)
+    for start_s, lines in (
+        (35, ["148 s: 140 s starting servers, 4 s under load, 4 s the rest", "workload.num_prompts=140 (now 4)"]),
+        (1, []),
+    ):
+        at_s = (0, start_s, start_s + 0.5, start_s + 1.5, start_s + 2)
+        names = ("launch_ns", "ready_ns", "first_send_ns", "last_token_ns", "stop_ns")
+        times = RunTimes(**{name: round(s * NS_PER_S) for name, s in zip(names, at_s, strict=True)})
+        for planned in results.plan().runs:
+            edit_run(results, planned.run_id, times=times)
+        told = time_lines(analyze_directory(results.path))
+        assert [text in line for text, line in zip(lines, told, strict=True)] == [True] * len(lines)

@@ -255,7 +255,7 @@ def test_an_aa_experiment_stores_its_noise_with_which_the_next_one_plans_and_is_
     assert (entry["engine"], entry["metrics"]["step_ms"]["num_blocks"]) == ("sim", 6)
 
     sweep = ("run", "topk-sweep", *TINY)
-    assert "% (A/A of" in on(*sweep, "--blocks", "6", "--set", "sweep.top_k=[2]")[0]
+    assert "/aa/" in on(*sweep, "--blocks", "6", "--set", "sweep.top_k=[2]")[0]
     path = tmp_path / "results" / "topk-sweep" / "latest"
     noise = json.loads((path / "noise.json").read_text())
     assert noise_warnings_of(path) == []

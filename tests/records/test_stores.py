@@ -21,7 +21,7 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import NotComparableError, ProfileError, RecordError, SchemaVersionError, UsageError
-from benchctl.measure.on_file import earlier_scatter, keep_noise, noise_on_file, peaks_on_file, sound_noise
+from benchctl.measure.on_file import earlier_noise, keep_noise, noise_on_file, peaks_on_file, sound_noise
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
@@ -162,16 +162,16 @@ def test_nothing_is_stored_of_runs_that_are_not_done_of_too_few_blocks_or_of_dif
 
 def test_without_an_a_a_a_plan_takes_the_scatter_of_the_newest_result_of_this_server(tmp_path: Path) -> None:
     results, profile = a_against_a(tmp_path / "built" / "latest"), parse_profile(SAME_SERVER, "built")
-    assert earlier_scatter(profile, tmp_path) is None, "measured on another machine"
+    assert earlier_noise(profile, tmp_path) is None, "measured on another machine"
     edit_manifest(results, host=msgspec.structs.replace(results.manifest().host, hostname=HOST))
-    scatter = earlier_scatter(profile, tmp_path)
-    assert scatter is not None
-    assert scatter.log_sds["step_ms"] == pytest.approx(0.0095, rel=0.1)
+    noise = earlier_noise(profile, tmp_path)
+    assert noise is not None
+    assert noise.metrics["step_ms"].log_sd == pytest.approx(0.0095, rel=0.1)
+    assert {metric.floor_frac for metric in noise.metrics.values()} == {0.0}, "changes tell nothing about a floor"
     eight = profile.model_copy(update={"blocks": 8})
-    assert f"(measured in {results.path})" in power_lines(eight, None, earlier=scatter)[1]
-    assert "(A/A of 2026-11-01" in power_lines(eight, floor(), earlier=scatter)[1]
+    assert f"% (measured on {noise.measured_at[:10]} in {results.path}" in power_lines(eight, noise)[1]
     other = profile.model_copy(update={"model": "qwen2.5-0.5b"})
-    assert earlier_scatter(other, tmp_path) is earlier_scatter(profile, tmp_path / "none") is None
+    assert earlier_noise(other, tmp_path) is earlier_noise(profile, tmp_path / "none") is None
 
 
 def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubted(tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show_or_what_it_assumes() ->
     assert power_line.startswith(f"8 blocks detect a change of ±{percentage(detectable, 2)} in step_ms; ")
     assert power_line.endswith(" in 4 of 5 experiments (power 80%, corrected for 15 tests)")
     assert origin == (
-        "this rests on blocks that scatter by 1.2% (A/A of 2026-11-01 on this machine; 2% assumed for tpot_ms, "
-        "wall_s)"
+        "this rests on blocks that scatter by 1.2% (measured on 2026-11-01 in /measured/aa; 2% assumed for "
+        "tpot_ms, wall_s)"
     )
-    assert needed.startswith("a change of 2% in tpot_ms (twice the margin) would take about ")
+    assert needed.startswith("a change of 2% (twice the margin) in tpot_ms: about ")
     assert power_lines(load_profile("topk-sweep"), None)[1] == (
         "this assumes that blocks scatter by 2%: neither an A/A nor an earlier result of this server is on file"
     )

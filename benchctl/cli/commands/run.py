@@ -44,7 +44,7 @@ from benchctl.measure.devices import gpu_shortfalls, kv_shortfalls
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment, pending_runs
 from benchctl.measure.machine import shortfalls
-from benchctl.measure.on_file import earlier_scatter, noise_on_file
+from benchctl.measure.on_file import earlier_noise, noise_on_file
 from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
@@ -169,8 +169,8 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
         print(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
         print(f"then {profile.name!r}, every answer forced to its natural length:")
-    earlier = earlier_scatter(profile, options.output_dir)
-    print_plan(profile, requests, on_file.noise, options.step_time_model, earlier)
+    noise = on_file.noise or earlier_noise(profile, options.output_dir)
+    print_plan(profile, requests, noise, options.step_time_model)
     _print_handing_out(profile, requests, range(profile.blocks), options)
 
 
@@ -210,10 +210,10 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
     _check_load(profile, prepared.requests, options.output or options.output_dir, options)
-    earlier = earlier_scatter(profile, options.output_dir)
+    earlier = earlier_noise(profile, options.output_dir)  # before the new one is the latest
     results = create_experiment(profile, prepared, origin)
     print(f"results in {results.path}", flush=True)
-    print_power(profile, NOISE.in_results(results.path), earlier)
+    print_power(profile, NOISE.in_results(results.path) or earlier)
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             warn(warning.message)

@@ -35,6 +35,7 @@ from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.measure.builds import checkout_of, make_build
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
+from benchctl.measure.on_file import tokens_of_start
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
@@ -222,7 +223,7 @@ def _completed(
         checkouts = [checkout_of(repository, commit) for commit in new.values]
         builds = tuple(str(make_build(checkout, commands, of_build)) for checkout in checkouts)
         new = replace(new, commits=new.values, values=builds)
-    text = new_profile(new)
+    text = new_profile(new, tokens_of_start(new.kind, new.model or ""))
     profile = parse_profile(f"{text}name: {new.name}\n", f"{new.name}.yaml")
     check_names(profile)
     return profile, text
