@@ -107,9 +107,9 @@ workload:
 {rest}"""
 _SYNTHETIC: Final = """\
   dataset: synthetic     # random words; prompts of your own: 'benchctl init --prompts FILE'
-  num_prompts: {num_prompts:<9} # a load that is short beside the start of a server wastes time
+  num_prompts: {num_prompts:<9} # more scatter less, and cost little beside the start of a server
   input_len: 256         # tokens of each prompt
-  output_len: {output_len:<11} # tokens of each output, so that both sides do equal work"""
+  output_len: {output_len:<10} # tokens of each output, so that both sides do equal work"""
 _OWN: Final = """\
   dataset: custom        # prompts of your own
   path: {path}
