@@ -28,6 +28,7 @@ from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.writers import Owner, boot_id, living_owner, owned_block, settle_runs, sole_writer
+from benchctl.units import count_of
 from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
 
 _COPIED = ("profile.yaml", "requests.jsonl", *FILE_MEASUREMENTS)
@@ -124,9 +125,8 @@ def check_block(results: ResultDirectory, block: int) -> None:
     """Raise UsageError for a block that the experiment does not have, and where blocks have no directories."""
     num_blocks = results.manifest().blocks
     if block >= num_blocks:
-        raise UsageError(
-            f"{results.path} has {num_blocks} blocks, from 0 to {num_blocks - 1}; --block {block} is none"
-        )
+        numbers = "0" if num_blocks == 1 else f"0 to {num_blocks - 1}"
+        raise UsageError(f"{results.path} has {count_of(num_blocks, 'block')}: {numbers}; --block {block} is none")
     if not results.is_divided:
         raise UsageError(
             f"{results.path} is measured by one process, so that its blocks cannot be measured one by one; hand "

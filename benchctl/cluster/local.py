@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from benchctl.cluster.slots import Slot
 from benchctl.engines.engine import engine_for
 from benchctl.errors import INTERRUPTED_CODE, BenchctlError, InvalidDataError, RunError, UsageError
 from benchctl.measure.devices import gpus_of_block
+from benchctl.measure.measured_run import ignore
 from benchctl.measure.server.process import thread_on
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE, names_mig
@@ -192,6 +193,12 @@ class BlockProcess:
             )
         self.poll, self.terminate = self._process.poll, self._process.terminate
 
+    @property
+    def ending(self) -> str:
+        """The end of a process that has ended, in words."""
+        code = self._process.returncode
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
     def wait(self, limit_s: float) -> None:
         """Wait for its end; after ``limit_s`` it is killed, and what it started with it."""
         try:
@@ -223,7 +230,8 @@ class BlocksOnSlots:
 
     A process that died leaves its block to another one on the same slot, once. One that refused its block ends the
     handing out, because others would be refused as well. A block that was begun goes to the devices that began it:
-    its runs are compared with each other. ``options`` are further words of the command of each process.
+    its runs are compared with each other. ``options`` are further words of the command of each process;
+    ``on_problem`` is told of each process that died.
     """
 
     def __init__(
@@ -232,8 +240,10 @@ class BlocksOnSlots:
         slots: Sequence[Slot],
         pending: Iterable[PlannedRun],
         options: Sequence[str] = (),
+        *,
+        on_problem: Callable[[str], None] = ignore,
     ) -> None:
-        self._results, self._options = results, options
+        self._results, self._options, self._on_problem = results, options, on_problem
         self._waiting = sorted({planned.block for planned in pending})
         self._free = list(slots)
         ours = {slot.gpus for slot in slots}
@@ -285,6 +295,7 @@ class BlocksOnSlots:
         if code == 0 or (code in _ERRORS and has_ended(self._results, process.block)):
             return
         if code not in _ERRORS and self._starts[process.block] < _TRIES:
+            self._on_problem(f"block {process.block}: its process {process.ending}; another one goes on with it")
             self._start(process.block, process.slot)
         elif code not in _ERRORS:
             self.given_up.append(process)

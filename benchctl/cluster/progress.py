@@ -36,6 +36,8 @@ STATES: Final[tuple[BlockState, ...]] = (
 """States of a block in the order in which they are shown."""
 _AROUND_RUN_S: Final = 1.0
 """From the end of a run's server to the start of the next one's."""
+_LATE_S: Final = 60.0
+"""A run is late that takes three times as long as others did and this time more."""
 
 
 class CurrentRun(Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     block: int
     """The block."""
-    kind: Literal["lost", "interrupted", "failed", "suspect"]
+    kind: Literal["late", "lost", "interrupted", "failed", "suspect"]
     """What is not well."""
     run_id: str | None = None
     """None where it concerns the whole block."""
@@ -101,8 +103,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     runs: Mapping[str, int]
     """Runs by state, without those that were not begun."""
     time_left_s: float | None
-    """Zero when every run has ended; None before a run has, and where nobody knows how many blocks are measured at
-    a time."""
+    """Zero when every run has ended; None before a run has, while one is late, and where nobody knows how many
+    blocks are measured at a time."""
     blocks: tuple[BlockProgress, ...]
     """The blocks, in order."""
     problems: tuple[Problem, ...]
@@ -167,6 +169,9 @@ class Watcher:
             for block, runs in groupby(planned, key=lambda run: run.block)
         )
         self._width = max(self._width, len(alive))
+        expected_s = _expected_s(records.values())
+        problems = tuple(_problems(blocks, planned, records, expected_s))
+        is_late = any(problem.kind == "late" for problem in problems)
         return Progress(
             directory=str(results.path),
             profile=manifest.profile,
@@ -176,9 +181,9 @@ class Watcher:
             is_shared=results.is_divided,
             num_runs=len(planned),
             runs=dict(sorted(Counter(record.state for record in records.values()).items())),
-            time_left_s=_time_left_s(blocks, left, records.values(), self._width),
+            time_left_s=None if is_late else _time_left_s(blocks, left, expected_s, self._width),
             blocks=blocks,
-            problems=tuple(_problems(blocks, planned, records)),
+            problems=problems,
         )
 
     def _read_records(self, planned: Iterable[PlannedRun]) -> dict[str, RunRecord]:
@@ -238,28 +243,36 @@ class Watcher:
         )
 
 
-def _time_left_s(
-    blocks: Iterable[BlockProgress], left: Sequence[PlannedRun], records: Iterable[RunRecord], width: int
-) -> float | None:
-    """Seconds until the runs that are ``left`` have ended: each takes the median of its arm, or else the mean of
-    the others, and each block that waits begins on the first of ``width`` places that is free.
+def _expected_s(records: Iterable[RunRecord]) -> Mapping[str, float]:
+    """Seconds that a run takes by its arm: the median of those that ended, or else the mean of the other arms.
+
+    Empty before a run has ended.
     """
     took_s = defaultdict[str, list[float]](list)
     for record in records:
         if record.state in {"done", "suspect"} and (lasted_s := _lasted_s(record)):
             took_s[arm_label(record.variant, record.cell)].append(lasted_s + _AROUND_RUN_S)
-    if not left or not took_s or not width:
-        return None if left else 0.0
     run_s = {arm: median(each) for arm, each in took_s.items()}
-    others_s, rest_s = fmean(run_s.values()), defaultdict[int, float](float)
+    return defaultdict(lambda: fmean(run_s.values()), run_s)
+
+
+def _time_left_s(
+    blocks: Iterable[BlockProgress], left: Sequence[PlannedRun], expected_s: Mapping[str, float], width: int
+) -> float | None:
+    """Seconds until the runs that are ``left`` have ended, each as expected: each block that waits begins on the
+    first of ``width`` places that is free.
+    """
+    if not left or not expected_s or not width:
+        return None if left else 0.0
+    rest_s = defaultdict[int, float](float)
     for run in left:
-        rest_s[run.block] += run_s.get(arm_label(run.variant, run.cell), others_s)
+        rest_s[run.block] += expected_s[arm_label(run.variant, run.cell)]
     ends_s = list[float]()
     for block in blocks:
         if block.state == "running":
             current, rest = block.current, rest_s.pop(block.block, 0.0)
             if current is not None:
-                rest -= min(current.elapsed_s or 0.0, run_s.get(current.arm, others_s))
+                rest -= min(current.elapsed_s or 0.0, expected_s[current.arm])
             ends_s.append(rest)
     ends_s += [0.0] * (width - len(ends_s))
     heapq.heapify(ends_s)
@@ -285,9 +298,18 @@ def _elapsed_s(record: RunRecord) -> float | None:
 
 
 def _problems(
-    blocks: Iterable[BlockProgress], planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]
+    blocks: Iterable[BlockProgress],
+    planned: Iterable[PlannedRun],
+    records: Mapping[str, RunRecord],
+    expected_s: Mapping[str, float],
 ) -> Iterator[Problem]:
     for block in blocks:
+        current, node = block.current, block.node or "its node"
+        if current and expected_s and (current.elapsed_s or 0.0) > 3 * expected_s[current.arm] + _LATE_S:
+            is_slurm = (block.job or "").startswith("slurm")
+            loss = f"waiting for Slurm to give up {node} (SlurmdTimeout)" if is_slurm else f"{node} is lost"
+            message = f"{loss}, or the run hangs: it takes more than three times as long as others"
+            yield Problem(block=block.block, kind="late", run_id=current.run_id, message=message)
         if block.state in {"lost", "interrupted"}:
             where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
             end = "; its process ended without giving it back" if block.state == "lost" else ""

@@ -53,12 +53,13 @@ def test_blocks_in_any_order_are_one_experiment_whose_own_files_never_change(tmp
 
 def test_no_block_a_stopping_rule_and_a_directory_of_one_process_are_refused_until_it_is_prepared(tmp_path):
     path, ordinary = prepared_directory(tmp_path), tmp_path / "ordinary"
-    assert "has 2 blocks, from 0 to 1; --block 2 is none" in refusal("run", "--block", 2, "--into", path)
+    assert "has 2 blocks: 0 to 1; --block 2 is none" in refusal("run", "--block", 2, "--into", path)
     rule = ("--blocks", "12", "--until-precision", "1%", "--prepare")
     assert "leave out --until-precision" in refusal("run", "ci-smoke", *rule, "-o", ordinary)
     assert not ordinary.exists()
     printed("run", "-p", tmp_path / "small.yaml", "-o", ordinary, "--blocks", "1", cwd=tmp_path, **WITHOUT_PICTURES)
     assert not (ordinary / "blocks").exists()
+    assert "has 1 block: 0; --block 1 is none" in refusal("run", "--block", 1, "--into", ordinary)
     assert f"'benchctl run --resume {ordinary} --prepare' first" in refusal("run", "--block", 0, "--into", ordinary)
     printed("run", "--resume", ordinary, "--prepare", "--blocks", "2")
     assert run_task(ordinary, 0).stdout == "block 0: 1 done before\n"

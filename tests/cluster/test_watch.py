@@ -107,6 +107,25 @@ def test_the_time_left_is_that_of_the_runs_left_in_rounds_of_blocks(tmp_path):
         assert Watcher(results, width).look().time_left_s == pytest.approx(rounds * of_block_s, rel=0.01)
 
 
+def test_a_run_on_a_node_that_may_be_lost_is_late_and_then_no_time_left_is_said(tmp_path):
+    results = plant_shared(tmp_path, 2)
+    plant_block(results, 0, num_ended=6)
+    plant_block(results, 1, num_ended=2, is_running=True, elapsed_s=200, node="node0")
+    assert "; about " in progress_lines(Watcher(results).look())[1]
+    plant_block(results, 1, num_ended=2, is_running=True, elapsed_s=260, node="node0")
+    (problem,) = Watcher(results).look().problems
+    slurm = "waiting for Slurm to give up node0 (SlurmdTimeout)"
+    reason = f"{slurm}, or the run hangs: it takes more than three times as long as others"
+    assert (problem.kind, problem.block, problem.message) == ("late", 1, reason)
+    lines = progress_lines(Watcher(results).look())
+    assert lines[1] == "8 of 12 runs ended; time left unknown while a run is late"
+    assert lines[-1].startswith("late: ")
+    plant_block(results, 1, num_ended=2)
+    (results.run(results.plan().runs[8].run_id).path / "run.json").unlink()
+    left = f"nothing is measured now; continue with: benchctl run --resume {tmp_path}, unless its tasks are queued"
+    assert progress_lines(Watcher(results).look())[1] == f"8 of 12 runs ended; {left}"
+
+
 def test_runs_measured_again_on_another_node_replace_the_earlier_ones(tmp_path):
     results = plant_shared(tmp_path, 1)
     plant_block(results, 0, num_ended=4)

@@ -257,7 +257,7 @@ def measure_on_slots(
     with _held(profile, num) as slots:
         _tell_slots(profile, requests, slots)
         pending = undone_runs(results)
-        blocks = BlocksOnSlots(results, slots, pending, _further_words(options))
+        blocks = BlocksOnSlots(results, slots, pending, _further_words(options), on_problem=warn)
         with advising(f"Continue with: {shlex.join(command)}"), noting_interrupt() as has_come:
 
             def is_over() -> bool:
@@ -271,7 +271,7 @@ def measure_on_slots(
             finally:
                 blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)
     for process in blocks.given_up:
-        warn(f"block {process.block} was given up: its process ended twice; {process.log}")
+        warn(f"block {process.block} was given up: its process {process.ending}, the second one; {process.log}")
     if blocks.refused is not None:
         raise blocks.refused.refusal()
     for block in blocks.of_others:

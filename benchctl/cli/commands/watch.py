@@ -63,7 +63,11 @@ def _runs(progress: Progress) -> str:
     if progress.has_ended:
         left = "nothing is left to measure"
     elif not progress.running:
-        left = "nothing is measured now"
+        is_left = any(block.state in {"lost", "interrupted"} for block in progress.blocks)
+        advice = f"; continue with: benchctl run --resume {progress.directory}, unless its tasks are queued"
+        left = f"nothing is measured now{advice if is_left else ''}"
+    elif any(problem.kind == "late" for problem in progress.problems):
+        left = "time left unknown while a run is late"
     elif progress.time_left_s is not None:
         left = f"about {duration(progress.time_left_s)} left"
     return f"{progress.num_ended} of {progress.num_runs} runs ended; {left}"
@@ -84,7 +88,7 @@ def _running_line(block: BlockProgress) -> str:
 def _problem_lines(progress: Progress) -> list[str]:
     """One line for each thing that is not well; runs with the same problem share one."""
     groups: dict[tuple[str, str, int | None], list[Problem]] = defaultdict(list)
-    for problem in sorted(progress.problems, key=lambda problem: STATES.index(problem.kind)):
+    for problem in sorted(progress.problems, key=lambda problem: ("late", *STATES).index(problem.kind)):
         groups[problem.kind, problem.message, problem.block if problem.run_id is None else None].append(problem)
     lines = []
     for (kind, message, block), group in groups.items():

@@ -58,8 +58,10 @@ def plant_block(
     node: str = "n01",
     failure: RunFailure | None = None,
     warning: ResultWarning | None = None,
+    elapsed_s: float = 20.0,
 ) -> None:
-    """Write the owner of a block, the record of its current run, and those of its ended ones.
+    """Write the owner of a block, the record of its current run, which began ``elapsed_s`` ago, and those of its
+    ended ones.
 
     The last that ended is failed with ``failure``, suspect with ``warning``.
     """
@@ -74,7 +76,7 @@ def plant_block(
         _write(results, msgspec.structs.replace(record, state=state, **changes))
     if is_running:
         planned = runs[num_ended]
-        begins = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=20 + block % 20)
+        begins = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=elapsed_s + block % 20)
         record = _record(planned, num_ended, node, begins)
         times = msgspec.structs.replace(record.times, stop_ns=None)
         _write(results, msgspec.structs.replace(record, state="running", times=times))
