@@ -215,7 +215,7 @@ def test_figures_for_a_paper_begin_with_the_ratios_and_say_what_is_simulated(dir
     figures = sorted((tmp_path / "figures").iterdir())
     assert [path.name for path in figures[:6:3]] == ["01-ratios.pdf", "02-block-values.pdf"]
     assert {path.suffix for path in figures} == {".pdf", ".png", ".svg"}
-    assert {str(path.relative_to(tmp_path)) for path in figures} <= {*written}
+    assert [f"figures/{path.name}, .svg, .pdf" for path in figures[1::3]] == written[: len(figures) // 3]
     assert all("Simulated: no GPU was measured." in path.read_text() for path in figures if path.suffix == ".svg")
     sides = (f"{directory}:baseline", f"{directory}:guided")
     assert "leave out B" in refusal("report", *sides, "--figures", "figures", cwd=tmp_path)

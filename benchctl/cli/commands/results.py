@@ -131,6 +131,8 @@ def report(
     except OSError as error:
         where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
         raise as_usage_error(error, output or Path(a), remedy=f"{where}, or copy {a}") from error
+    if figures is not None:
+        print(*(f"{path}, .svg, .pdf" for path in write_figures(files, figures)[::3]), sep="\n")
     run_results = [path for path in files.written if path.name == "result.json"]
     print(*(path for path in files.written if path not in run_results), sep="\n")
     if run_results:
@@ -139,8 +141,6 @@ def report(
         print(f"{folder}/*/result.json ({len(run_results)} runs)")
     for reason in files.skipped:
         print(f"not drawn: {reason}")
-    if figures is not None:
-        print(*write_figures(files, figures), sep="\n")
     if files.damage:
         raise RecordError("\n".join(files.damage))
 

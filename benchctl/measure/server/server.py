@@ -297,7 +297,8 @@ class ServerProcess:
         if diagnosis is not None:
             cause, remedy = diagnosis.cause, diagnosis.remedy
             event = f"{event} ({cause})"
-        message = f"{event}; {remedy or 'its log says why'}: {self._launch.log}"
+        last_words = remedy or ("its log says why" if log.tail() else "its log is empty")
+        message = f"{event}; {last_words}: {self._launch.log}"
         return message, cause, diagnosis is not None and diagnosis.is_profile_error
 
 
