@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "watch": Entry(
         _MEASURE,
         "commands.watch:watch",
-        "Show how far an experiment is: blocks, nodes, time left, and what is not well. It only reads files.",
+        "Show how far an experiment is: blocks, nodes, time left, and problems. It only reads files.",
     ),
     "load": Entry(
         _MEASURE, "commands.load:app", "Send a load to a running server and report latencies and throughput."
@@ -81,12 +81,12 @@ COMMANDS: Final[dict[str, Entry]] = {
     "speculation": Entry(
         _EXPLAIN,
         "commands.speculation:speculation",
-        "Tokens per step and speed-up of speculative decoding, and its goodput under load.",
+        "Compute tokens per step, speed-up and goodput of speculative decoding.",
     ),
     "flops": Entry(
         _EXPLAIN,
         "commands.flops:flops",
-        "FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples.",
+        "Compute the FLOPs of a run from its numbers of tokens. The defaults are those of a published run.",
     ),
     "simulate": Entry(
         _MEASURE, "commands.simulate:app", "Simulate an experiment in virtual time, without servers and HTTP."
@@ -105,7 +105,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "steptime": Entry(
         _EXPLAIN,
         "commands.steptime:app",
-        "Fit a model of step time to step logs, judge it on unseen runs, predict with it; the floor of guidance.",
+        "Fit a model of step time to step logs, judge it on unseen runs, and predict with it.",
     ),
     "workloads": Entry(
         _EXPLAIN,

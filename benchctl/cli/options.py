@@ -90,7 +90,10 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
 ]
 Blocks = Annotated[
-    int | None, typer.Option("--blocks", min=1, max=MAX_BLOCKS, help="Number of blocks, the complete replicates.")
+    int | None,
+    typer.Option(
+        "--blocks", min=1, max=MAX_BLOCKS, help="Number of blocks: complete repetitions of the experiment."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of all random choices.")]
 Output = Annotated[
@@ -229,7 +232,9 @@ class RunOptions:
             "advance; --blocks is then the maximum.",
         ),
     ] = None
-    quick: Annotated[bool, typer.Option("--quick", help=f"Screening with {_QUICK_BLOCKS} blocks.")] = False
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"Try it with {_QUICK_BLOCKS} blocks, too few for a verdict.")
+    ] = False
     seed: Seed = None
     output: Output = None
     output_dir: OutputDir = RESULTS
@@ -319,8 +324,7 @@ class RunOptions:
         bool,
         typer.Option(
             "--take-over",
-            help="With --block or --resume: measure a block although the process that began it is not on record as "
-            "ended, because it no longer lives.",
+            help="With --block or --resume: measure a block whose process died without recording its end.",
         ),
     ] = False
     quiet: Quiet = False

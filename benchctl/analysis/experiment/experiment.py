@@ -70,7 +70,7 @@ def key_of(run: LoadedRun) -> RunKey:
 
 
 _UNKNOWN: Final = "unknown"
-"""The model of someone else's server, as ``init`` and ``load`` name it: that its FLOPs are unknown is no news."""
+"""The model of someone else's server, as ``init`` and ``load`` name it; no warning says that it has no FLOPs."""
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""``benchctl flops``: the FLOPs of a run, computed from its totals alone.
+"""``benchctl flops``: the FLOPs of a run, computed from its numbers of tokens.
 
 ``benchctl steptime guided``: the least that a guided decode step can cost, before any measurement.
 """
@@ -51,7 +51,9 @@ class FlopsOptions:
     ] = "qwen2.5-7b"
     value_model: Annotated[
         str,
-        typer.Option(metavar="MODEL", help=f"Value model, named likewise; '{_NO_MODEL}' for none."),
+        typer.Option(
+            metavar="MODEL", help=f"Value model, a second model that steers the sampling; '{_NO_MODEL}' for none."
+        ),
     ] = "qwen2.5-1.5b"
     questions: Annotated[int, typer.Option(min=1, max=MAX_OUTPUTS, help="Distinct prompts.")] = 50
     samples: Annotated[int, typer.Option(min=1, max=MAX_OUTPUTS, help="Outputs sampled for each prompt.")] = 16
@@ -142,7 +144,7 @@ def _is_model(name: str) -> bool:
 
 @with_options
 def flops(options: FlopsOptions) -> None:
-    """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
+    """Compute the FLOPs of a run from its numbers of tokens. The defaults are those of a published run."""
     base = shape_for(options.base)
     value_model = shape_for(options.value_model) if _is_model(options.value_model) else None
     draft_model = shape_for(options.draft_model) if _is_model(options.draft_model) else None
@@ -317,7 +319,9 @@ class GuidedOptions:
     base: Annotated[
         str, typer.Option(metavar="MODEL", help="A built-in model, or a directory with a config.json.")
     ] = "qwen2.5-7b"
-    value_model: Annotated[str, typer.Option(metavar="MODEL", help="Value model, named likewise.")] = "qwen2.5-1.5b"
+    value_model: Annotated[str, typer.Option(metavar="MODEL", help="Value model, which steers the sampling.")] = (
+        "qwen2.5-1.5b"
+    )
     hardware: Annotated[
         str,
         typer.Option(metavar="NAME", help="Device, name:TFLOP/s:GB/s, or 'measured' for the peaks on file."),
@@ -350,9 +354,10 @@ class GuidedOptions:
 
 @with_options
 def guided(options: GuidedOptions) -> None:
-    """The least ratio of a guided decode step to an unguided one, by batch and top_k, and where it comes from.
+    """Compute how little a guided decode step can cost against an unguided one, by batch and top_k.
 
-    A floor at the device's peaks, not a prediction: servers stay behind them in both steps.
+    In a guided step a value model, a small second model, scores the candidates of the next token. The result is a
+    floor, from bytes and FLOPs at the device's peaks, and no prediction: servers do not reach these peaks.
     """
     base, value_model = shape_for(options.base), shape_for(options.value_model).as_value_model()
     device, launch_us = hardware_for(resolved_hardware(options.hardware)), _launch_us(options)

@@ -178,9 +178,9 @@ def models() -> None:
 def make_tiny(options: ModelOptions) -> None:
     """Write a causal language model with random weights that vLLM, transformers and llama.cpp can load.
 
-    With --value-model, write two: the model, and a value model that guides it. With --draft, a model and a draft
-    for it, of its first layers. With --lora, a model and an adapter of all its linear layers.
-    The network is not used. The same options give the same bytes.
+    With --value-model, write two: the model, and a value model, which steers its sampling (guided decoding). With
+    --draft, a model and a draft model of its first layers. With --lora, a model and an adapter of all its linear
+    layers. The network is not used. The same options give the same bytes.
     """
     files, num_params = _written(options, options.recipe())
     num_bytes = sum(path.stat().st_size for path in files)

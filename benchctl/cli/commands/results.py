@@ -328,7 +328,8 @@ def lenvm(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="Output of the LenVM timing scripts: baseline.meta.json and the other files."
+            metavar="DIR",
+            help="Output of the timing scripts of LenVM (length value model): baseline.meta.json and others.",
         ),
     ],
     output: Annotated[

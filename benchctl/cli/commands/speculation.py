@@ -64,7 +64,9 @@ class SpeculationOptions:
 
     results: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Result directory with arms that draft: the law against it."),
+        typer.Argument(
+            metavar="[DIR]", help="Result directory with arms that draft; checks the formula against it."
+        ),
     ] = None
     acceptance: Annotated[
         str | None,
@@ -185,11 +187,11 @@ class SpeculationOptions:
 @uncollected()
 @with_options
 def speculation(options: SpeculationOptions) -> None:
-    """Tokens per step and speed-up of speculative decoding, and its goodput under load.
+    """Compute tokens per step, speed-up and goodput of speculative decoding.
 
-    A step costs 1 + K C + D of one without drafts, C being --draft-cost and D --backfill-cost. With --model, step
-    times of both models take the place of these; with DIR, acceptance and costs are those that were measured, and
-    the law is held against the measurement.
+    A step with K draft tokens takes 1 + K C + D times a step without, with C from --draft-cost and D from
+    --backfill-cost. With --model the step times of both models are used instead. With DIR acceptance and costs are
+    those that were measured, and the formula is checked against the measurement.
     """
     measured = None if options.results is None else measured_speculation(load_experiment(options.results))
     if measured is None:

@@ -97,7 +97,7 @@ class FitForm:
             min=0,
             max=1e12,
             metavar="STRENGTH",
-            help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
+            help="How strongly coefficients are drawn to typical values; by default by the noise, 0 for 'original'.",
         ),
     ] = None
 
@@ -149,7 +149,7 @@ class TableOptions:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Fit a model of step time to step logs, judge it on unseen runs, predict with it; the floor of guidance.",
+    help="Fit a model of step time to step logs, judge it on unseen runs, and predict with it.",
 )
 
 
@@ -210,7 +210,7 @@ def evaluate(
     sources: _Sources,
     fitted: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL", help="Judge this model instead of fits to the other groups."),
+        typer.Option(metavar="MODEL", help="Judge this model instead of new fits without each group."),
     ] = None,
     form: FitForm,
     hold_out: _HoldOut = "run",
@@ -301,7 +301,7 @@ def calibrate(
     table: TableOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
+    """Adapt MODEL to other hardware with two factors, fitted to a few steps measured there."""
     source = read_model(fitted)
     steps = table.read(sources)
     carried, scales = calibrate_model(source, steps.observed, fitted_on=_today())
@@ -339,7 +339,7 @@ def diagnose(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
+    """Say how well SOURCES determine a model: features, coefficients, errors, and the runs to add next."""
     steps = table.read(sources)
     options = form.options
     diagnosis = diagnose_model(

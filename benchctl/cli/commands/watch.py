@@ -99,7 +99,7 @@ def _problem_lines(progress: Progress) -> list[str]:
 
 
 def progress_lines(progress: Progress, height: int | None = None) -> list[str]:
-    """The progress in at most ``height`` lines, None for all: totals, running blocks, and what is not well.
+    """The progress in at most ``height`` lines, None for all: totals, running blocks, and problems.
 
     The last line of a cut one says what was left out.
     """
@@ -203,7 +203,7 @@ def watch(
         typer.Option("--json", help="Print JSON: with --once one document, otherwise one per line and change."),
     ] = False,
 ) -> None:
-    """Show how far an experiment is: blocks, nodes, time left, and what is not well. It only reads files.
+    """Show how far an experiment is: blocks, nodes, time left, and problems. It only reads files.
 
     It ends when every run has: with 0 all are done, 4 a run is suspect, 5 a run failed, as 'benchctl run' does. It
     ends with 130 after Ctrl-C, which does not touch the experiment, and when the one process that measures all of
