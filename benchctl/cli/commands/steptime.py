@@ -97,7 +97,7 @@ class FitForm:
             min=0,
             max=1e12,
             metavar="STRENGTH",
-            help="How strongly coefficients are drawn to typical values; by default by the noise, 0 for 'original'.",
+            help="Strength of a pull to typical values; by default as the noise demands, 0 for 'original'.",
         ),
     ] = None
 
