@@ -29,6 +29,7 @@ from benchctl.analysis.validity.launch import (
 )
 from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, num_cores
 from benchctl.errors import NotComparableError
+from benchctl.profile.engine_table import OWN_PREFIX
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
@@ -103,6 +104,7 @@ _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
 _NOT_SET: Final = frozenset({ABSENT, "null"})
 """A setting that one server does not report and the other reports as not set is the same on both."""
+_OWN: Final = f"env.{OWN_PREFIX}"
 _CORES: Final = "server.client_cores"
 _OF_RUNS: Final = frozenset({"engine_version", "host"})
 """Recorded of each run, by benchctl and not by its server."""
@@ -184,7 +186,8 @@ def setting_differences(
                     patterns.add(glob.escape(key))  # another build of the engine may have settings of its own
                 of_a, of_b = (" or ".join(values) or "unknown" for values in (left, right))
                 is_set = is_declared(key, (left, right), patterns)
-                cells_of.setdefault((key in _OF_RUNS, key, of_a, of_b, is_set), []).append(cell)
+                if not (is_set and key.startswith(_OWN)):  # by which an option that the server reports is passed on
+                    cells_of.setdefault((key in _OF_RUNS, key, of_a, of_b, is_set), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)
         for (_, key, left, right, is_set), differing in sorted(cells_of.items())

@@ -410,6 +410,11 @@ def test_a_setting_that_changes_between_blocks_is_a_difference_and_one_that_a_se
         edit_run(results, run_id, argv=argv, effective_config={"server.max_num_seqs": number})
     a, b = (load_run(results.run(name)) for name in (BASELINE, GUIDED))
     assert list(map(str, setting_differences({"cell": ([a], [b])}))) == ["server.max_num_seqs: 4 against 8"]
+    edit_run(results, GUIDED, env={"BENCHCTL_LENVM_MODEL": "1"})  # by which benchctl passes on its own option
+    cells = {"cell": ([a], [load_run(results.run(GUIDED))])}
+    for declared, keys in ((["server.value_model"], []), ([], ["env.BENCHCTL_LENVM_MODEL"])):
+        differing = [each.key for each in setting_differences(cells, {"cell": declared})]
+        assert differing == [*keys, "server.max_num_seqs"]
 
 
 def test_directories_of_two_hosts_may_have_their_things_in_other_places(tmp_path):
