@@ -195,7 +195,7 @@ class _Course:
         self._run_id = ""
         self._first_with_tail: dict[str, str] = {}
         """The first run of which the log ended with these lines."""
-        self._codes: dict[str, None] = {}
+        self._codes = set[str]()
         """Codes of the warnings of runs that ended."""
         self._num_ended = 0
         self._started_s = self._began_s = self._reported_s = time.monotonic()
@@ -239,10 +239,10 @@ class _Course:
                 lines += map(log_line, tail)
         else:
             # Their messages are told once, when all runs have ended; the codes with the first run that has them.
-            codes = dict.fromkeys(each.code for each in record.warnings)
-            fresh = [code for code in codes if record.state == "suspect" or code not in self._codes]
-            self._codes |= codes
-            parts += [", ".join(fresh)] if fresh else []
+            told = set[str]() if record.state == "suspect" else self._codes
+            codes = dict.fromkeys(each.code for each in record.warnings if each.code not in told)
+            self._codes.update(codes)
+            parts += [", ".join(codes)] if codes else []
             num_left = self._num_runs - self._num_ended
             if not record.is_virtual and self._num_ended == self._runs_per_block and num_left:
                 block_s = now_s - self._started_s

@@ -193,12 +193,6 @@ class BlockProcess:
             )
         self.poll, self.terminate = self._process.poll, self._process.terminate
 
-    @property
-    def ending(self) -> str:
-        """The end of a process that has ended, in words."""
-        code = self._process.returncode
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
     def wait(self, limit_s: float) -> None:
         """Wait for its end; after ``limit_s`` it is killed, and what it started with it."""
         try:
@@ -294,8 +288,10 @@ class BlocksOnSlots:
     def _note_end(self, process: BlockProcess, code: int) -> None:
         if code == 0 or (code in _ERRORS and has_ended(self._results, process.block)):
             return
+        if code not in _ERRORS:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            self._on_problem(f"block {process.block}: its process {how}; {process.log}")
         if code not in _ERRORS and self._starts[process.block] < _TRIES:
-            self._on_problem(f"block {process.block}: its process {process.ending}; another one goes on with it")
             self._start(process.block, process.slot)
         elif code not in _ERRORS:
             self.given_up.append(process)

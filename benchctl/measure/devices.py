@@ -21,7 +21,7 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import UsageError
 from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.measure.machine import Shortfall
-from benchctl.measure.telemetry.gpus import DEVICES, gpu_inventory, has_device_files, opened
+from benchctl.measure.telemetry.gpus import gpu_inventory, has_device_files, opened
 from benchctl.measure.telemetry.reading import VARIABLE, hides_all
 from benchctl.profile.engine_options import LaunchedOptions
 from benchctl.profile.engine_table import ENGINES
@@ -32,7 +32,7 @@ from benchctl.records.schema import GpuInfo
 from benchctl.untrusted.text import visible_value
 
 
-def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = DEVICES) -> tuple[str, bool] | None:
+def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/dev")) -> tuple[str, bool] | None:
     """The reason why no device that ``visible`` names is there, and whether that is certain; None where one is.
 
     It is not where the system has files of devices, in the directory ``system``, that neither way can read.

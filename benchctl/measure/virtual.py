@@ -30,7 +30,6 @@ from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import ResultWarning
 from benchctl.sim.core import SimLoad, Simulation, simulate
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
@@ -73,9 +72,6 @@ def simulate_run(
         run.update(time_scale=1.0)  # requests and steps are on one clock
         if run.perform(_simulate_server(run, context, seed, keeps_steps=keeps_steps)) is not None:
             return run.record
-        if not keeps_steps and not run.has_no_answer:
-            message = "the steps were not kept (--keep requests): time per step is unknown"
-            run.warn(ResultWarning(code="steps-unknown", message=message))
         return run.judge(context.requests, has_client=False)
 
 

@@ -170,10 +170,6 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "The directory was created on a machine that does not measure, such as a login node.",
             "Nothing; devices and drivers are in the record of each run.",
         ),
-        "steps-unknown": note(
-            "The steps of a simulation were not kept, so the time per step is unknown.",
-            "Simulate with '--keep all'.",
-        ),
         "damaged-line": warning(
             "A file of the run contains a line that cannot be read; what precedes it is kept.",
             "Restore the file from a copy, or measure again.",

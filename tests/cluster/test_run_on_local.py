@@ -68,7 +68,7 @@ def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_pat
         block_processes(results)[0].kill()
         wait_until("block 0 again", lambda: any(each.attempt == 2 for each in records(results, 0)))
         command.kill()
-        assert "block 0: its process was killed by SIGKILL; another one goes on" in command.communicate()[1]
+        assert "block 0: its process was killed by SIGKILL; experiment/logs/b000.log" in command.communicate()[1]
     wait_until("the end of all", lambda: not users(results))
     causes = {each.failure.cause for each in records(results, 0) if each.failure is not None}
     assert causes == {"interrupted"}, "it recorded that it was interrupted"

@@ -172,8 +172,8 @@ def test_the_lowest_blocks_come_first_and_a_killed_process_leaves_its_block_to_a
     handing = Handing(monkeypatch, {0: ["import time; time.sleep(0.6)"], 1: [killed, "0"], 2: [killed]}).run()
     assert handing.started == [(0, 0), (1, 1), (1, 1), (2, 1), (2, 1)], "block 0 keeps its slot for long"
     assert [(process.block, process.poll()) for process in handing.blocks.given_up] == [(2, -9)]
-    killed = "its process was killed by SIGKILL; another one goes on with it"
-    assert handing.problems == [f"block 1: {killed}", f"block 2: {killed}"]
+    killed = [f"block {block}: its process was killed by SIGKILL; b{block}.log" for block in (1, 2, 2)]
+    assert handing.problems == killed
 
 
 def test_a_block_that_is_refused_ends_the_handing_out_and_one_of_another_process_is_left_to_it(monkeypatch):

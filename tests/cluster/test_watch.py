@@ -118,7 +118,7 @@ def test_a_run_on_a_node_that_may_be_lost_is_late_and_then_no_time_left_is_said(
     reason = f"{slurm}, or the run hangs: it takes more than three times as long as others"
     assert (problem.kind, problem.block, problem.message) == ("late", 1, reason)
     lines = progress_lines(Watcher(results).look())
-    assert lines[1] == "8 of 12 runs ended; time left unknown while a run is late"
+    assert lines[1] == "8 of 12 runs ended; time left unknown until runs have ended"
     assert lines[-1].startswith("late: ")
     plant_block(results, 1, num_ended=2)
     (results.run(results.plan().runs[8].run_id).path / "run.json").unlink()

@@ -27,7 +27,7 @@ from benchctl.analysis.experiment.pairing import (
     match_cells,
 )
 from benchctl.analysis.metrics.arrivals import num_bunched
-from benchctl.analysis.metrics.latency import is_completed, mean_of_known, measured
+from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import other_cores
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
@@ -208,16 +208,8 @@ def compare_experiments(
         ),
         nodes=nodes,
         is_simulated=any(is_virtual(side.results.manifest.engine) for side in (a, b)),
-        other_cores=_other_cores(a, pairs),
+        other_cores=other_cores((run for pair in pairs for run in pair.a_runs), a.results.manifest.host),
     )
-
-
-def _other_cores(a: Experiment, pairs: Sequence[ArmPair]) -> tuple[float, int] | None:
-    """``Comparison.other_cores``, over the runs on the machine whose cores the manifest counts."""
-    host, runs = a.results.manifest.host, {id(run): run for pair in pairs for run in pair.a_runs}.values()
-    num_cores = host.num_cores or 0
-    used = mean_of_known(other_cores(run, num_cores) for run in runs if run.record.host == host.hostname)
-    return None if used is None or not num_cores else (used, num_cores)
 
 
 def _rules_of(pair: ArmPair, options: CompareOptions) -> tuple[Rules, tuple[ResultWarning, ...]]:

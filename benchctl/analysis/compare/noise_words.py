@@ -10,8 +10,6 @@ NOISY_MARGINS: Final = 5
 NOISY_SCATTER_FRAC: Final = 0.03
 """A machine is noisy where blocks scatter by three per cent and by five thresholds. An interval as narrow as the
 threshold would then take some hundred blocks."""
-_TAILS: Final = ("p95_", "p99_")
-"""Of metrics that scatter on a quiet machine as well."""
 
 
 def noise_sentence(comparison: Comparison) -> str | None:
@@ -21,27 +19,26 @@ def noise_sentence(comparison: Comparison) -> str | None:
     sides of a block share prevents nothing. None of a simulator, whose scatter is that of its cost model.
     """
     scatters = [
-        (scatter, metric.metric.name)
+        (_noise(metric), metric.metric.name)
         for cell in comparison.cells
         for metric in cell.deciding
-        if cell.verdict == "inconclusive" and (scatter := _noise(metric)) is not None
+        if cell.verdict == "inconclusive"
     ]
-    if not scatters or comparison.is_simulated:
+    scatter, name = max(scatters, default=(0.0, ""))
+    if not scatter or comparison.is_simulated:
         return None
-    scatter, name = max(scatters)
-    sentence = f"This machine was noisy: {name} of {comparison.a_name} varied by {scatter:.0%} between blocks"
-    if comparison.other_cores is None:
-        return sentence
-    used, num_cores = comparison.other_cores
-    return f"{sentence} (other processes used {used:.1f} of {num_cores} cores)"
+    others = ""
+    if comparison.other_cores is not None:
+        used, num_cores = comparison.other_cores
+        others = f" (other processes used {used:.1f} of {num_cores} cores)"
+    return f"This machine was noisy: {name} of {comparison.a_name} varied by {scatter:.0%} between blocks{others}"
 
 
-def _noise(metric: MetricComparison) -> float | None:
-    """The scatter of A where it prevents a verdict; None where it does not."""
-    estimate, scatter = metric.estimate, metric.scatters[0]
-    if estimate is None or estimate.standard_error is None or scatter is None:
-        return None
-    is_open = metric.is_test and metric.verdict == "inconclusive" and not metric.metric.name.startswith(_TAILS)
-    of_ratios = estimate.standard_error * math.sqrt(estimate.num_blocks)
+def _noise(metric: MetricComparison) -> float:
+    """The scatter of A where it prevents a verdict, else 0; that of high percentiles is large everywhere."""
+    estimate, scatter = metric.estimate, metric.scatters[0] or 0.0
+    if estimate is None or metric.verdict != "inconclusive" or metric.metric.name.startswith(("p95_", "p99_")):
+        return 0.0
+    of_ratios = (estimate.standard_error or 0.0) * math.sqrt(estimate.num_blocks)
     least = max(NOISY_SCATTER_FRAC, NOISY_MARGINS * metric.rules.margin_frac)
-    return scatter if is_open and min(scatter, of_ratios) >= least else None
+    return scatter if metric.is_test and min(scatter, of_ratios) >= least else 0.0

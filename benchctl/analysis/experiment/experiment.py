@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -69,8 +69,6 @@ def key_of(run: LoadedRun) -> RunKey:
     return run.record.block, arm_label(run.record.variant, run.record.cell)
 
 
-_UNKNOWN: Final = "unknown"
-"""The model of someone else's server, as ``init`` and ``load`` name it; no warning says that it has no FLOPs."""
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")
 
@@ -228,9 +226,12 @@ class Experiment:
 
     @_derive_once
     def flops(self, run: LoadedRun) -> RunFlops | None:
-        """Published and observed FLOPs of a run; None of forward passes and where settings or model are unknown."""
+        """Published and observed FLOPs of a run; None of forward passes and where settings or model are unknown.
+
+        The model of someone else's server is ``unknown`` where nobody named it; that is no news.
+        """
         settings = self.settings(run.record)
-        if settings is None or settings.model == _UNKNOWN or self.results.manifest.dataset == NO_REQUESTS:
+        if settings is None or settings.model == "unknown" or self.results.manifest.dataset == NO_REQUESTS:
             return None
         try:
             base, value_model = shapes_of(settings)

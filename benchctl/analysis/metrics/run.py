@@ -5,9 +5,10 @@ single load add goodput, counted as in ``vllm bench serve``.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
@@ -35,7 +36,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord, RunRecord
-from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, HostSample
+from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, HostInfo, HostSample
 from benchctl.units import ms_from_ns, s_from_ns
 
 
@@ -112,19 +113,27 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
     return {name: metrics[name] for name in METRICS}
 
 
-def other_cores(run: LoadedRun, num_cores: int) -> float | None:
-    """Cores, of ``num_cores``, that programs beside server and client kept busy during the load: the mean.
+def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] | None:
+    """Cores of ``host`` that programs beside server and client kept busy while runs were loaded, the mean of all
+    samples, and the number of its cores.
 
-    None without samples of the host, and for a server that another program started.
+    None without samples, as of a server that another program started, and for runs of other machines.
     """
-    span, of_workers = load_window_ns(run), busy_cores(run.client)
-    of_load = sum(of_workers.values()) if len(of_workers) > 1 else 0.0  # one worker is the sampled client itself
-    mean = mean_of_known(
-        sample.host_cpu_frac * num_cores - (sample.server_cpu_cores or 0.0) - (sample.client_cpu_cores or 0.0)
-        for sample in run.host
-        if sample.host_cpu_frac is not None and _is_within(sample, span)
-    )
-    return None if mean is None else max(0.0, mean - of_load)
+    num_cores, used = host.num_cores or 0, list[float]()
+    for run in runs:
+        span, of_workers = load_window_ns(run), busy_cores(run.client)
+        of_load = (
+            sum(of_workers.values()) if len(of_workers) > 1 else 0.0
+        )  # one worker is the sampled client itself
+        used += [
+            sample.host_cpu_frac * num_cores
+            - (sample.server_cpu_cores or 0)
+            - (sample.client_cpu_cores or 0)
+            - of_load
+            for sample in run.host
+            if sample.host_cpu_frac is not None and _is_within(sample, span) and run.record.host == host.hostname
+        ]
+    return (max(0.0, fmean(used)), num_cores) if used and num_cores else None
 
 
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:

@@ -240,7 +240,7 @@ def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Se
     if estimate.run_s:
         block_s = estimate.total_s(run for run in plan_runs(profile).runs if run.block == 0)
         rounds = math.ceil(profile.blocks / len(slots))
-        what = "" if estimate.has_starts else " of the loads"
+        what = " of the loads" if estimate.overhead_s is None else ""
         print(
             f"estimated duration{what} with {len(slots)} at a time: "
             f"{duration(rounds * block_s + estimate.around_s)}, {count_of(rounds, 'round')} of {duration(block_s)}",
@@ -271,7 +271,7 @@ def measure_on_slots(
             finally:
                 blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)
     for process in blocks.given_up:
-        warn(f"block {process.block} was given up: its process {process.ending}, the second one; {process.log}")
+        warn(f"block {process.block} was given up: its process ended twice")
     if blocks.refused is not None:
         raise blocks.refused.refusal()
     for block in blocks.of_others:

@@ -66,8 +66,6 @@ def _runs(progress: Progress) -> str:
         is_left = any(block.state in {"lost", "interrupted"} for block in progress.blocks)
         advice = f"; continue with: benchctl run --resume {progress.directory}, unless its tasks are queued"
         left = f"nothing is measured now{advice if is_left else ''}"
-    elif any(problem.kind == "late" for problem in progress.problems):
-        left = "time left unknown while a run is late"
     elif progress.time_left_s is not None:
         left = f"about {duration(progress.time_left_s)} left"
     return f"{progress.num_ended} of {progress.num_runs} runs ended; {left}"

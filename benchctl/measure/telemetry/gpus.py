@@ -348,19 +348,18 @@ def opened(visible: str | None, nvml: Any = pynvml) -> Iterator[OpenedGpus]:
         )
 
 
-DEVICES: Final = Path("/dev")
 _DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 """Files of devices that a server may use although neither way of reading sees them: NVIDIA's, WSL's, AMD's."""
 
 
-def has_device_files(system: Path = DEVICES) -> bool:
+def has_device_files(system: Path) -> bool:
     """True where the system has files of GPUs, whether or not they can be read."""
     return any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
 
 
 @contextmanager
 def open_gpu(
-    visible: str | None, nvml: Any = pynvml, warn: Warn = lambda _warning: None, system: Path = DEVICES
+    visible: str | None, nvml: Any = pynvml, warn: Warn = lambda _warning: None, system: Path = Path("/dev")
 ) -> Iterator[GpuReader | None]:
     """A reader of the devices that ``visible`` names, or None.
 
