@@ -250,6 +250,12 @@ class _Course:
                 lines.append(f"the first block took {block_s:.0f} s: {left} left")
         self._write("\n".join(["; ".join(parts), *lines]))
 
+    def repeat(self, again: Sequence[PlannedRun]) -> None:
+        """Tell that a block is measured once more, and count its runs."""
+        self._num_runs += len(again)
+        self._runs.total = self._num_runs
+        self._write(f"block {again[0].block} does not count, and a verdict takes all: it is measured once more")
+
     def show_look(self, look: Look, rule: StoppingRecord) -> None:
         """Tell what a look at the results has shown, and what follows."""
         worst, num_left = widest_interval(look), rule.look_blocks[-1] - look.num_blocks
@@ -284,4 +290,5 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             on_run_end=course.end_run,
             on_log_line=course.show_log,
             on_look=course.show_look,
+            on_repeat=course.repeat,
         )

@@ -20,6 +20,7 @@ import msgspec
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks, version_warning
 from benchctl.engines.engine import engine_for
 from benchctl.errors import (
@@ -30,7 +31,7 @@ from benchctl.errors import (
     as_usage_error,
     is_of_the_system,
 )
-from benchctl.measure.directory import Origin, create_results, done_runs, set_state
+from benchctl.measure.directory import Origin, create_results, done_runs, set_state, undone_runs
 from benchctl.measure.machine import new_manifest, node_name
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.on_file import gpu_names_here, noise_on_file, peaks_on_file, remember_duration
@@ -84,6 +85,8 @@ class Listener:
     """Called with the last line of the log of a server that is starting."""
     on_look: OnLook = ignore
     """Called with each look at the runs until then, and the stopping rule that it belongs to."""
+    on_repeat: Callable[[Sequence[PlannedRun]], None] = ignore
+    """Called with the runs of a block that is measured once more: see ``_with_repeat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +206,11 @@ def _run_pending(
     profile, requests = context.profile, context.requests
     pending = pending_runs(results, profile)
     num_skipped = len(results.due_plan().runs) - len(pending)
-    states, failed_in_block = Counter[RunState](), Counter[int]()
+    states, failed_in_block = dict[str, RunState](), Counter[int]()
     failed: dict[str, RunRecord] = {}
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
-        for planned in pending:
+        for planned in _with_repeat(results, pending, failed, listener):
             if planned.block >= _take_looks(results, profile, planned.block, failed, listener.on_look):
                 break
             listener.on_run_start(planned, len(requests))
@@ -215,7 +218,7 @@ def _run_pending(
             with _recording_end(results, planned):
                 record = _measure_feasible(measure, context, planned, results.run(planned.run_id), failed)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
-            states[record.state] += 1
+            states[planned.run_id] = record.state
             failed_in_block[planned.block] += record.state == "failed"
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
@@ -229,10 +232,27 @@ def _run_pending(
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
+    counts = Counter(states.values())
+    set_state(results, "failed" if counts["failed"] else "suspect" if counts["suspect"] else "done")
     return Outcome(
-        num_done=states["done"], num_failed=states["failed"], num_suspect=states["suspect"], num_skipped=num_skipped
+        num_done=counts["done"], num_failed=counts["failed"], num_suspect=counts["suspect"], num_skipped=num_skipped
     )
+
+
+def _with_repeat(
+    results: ResultDirectory, pending: Sequence[PlannedRun], failed: Mapping[str, RunRecord], listener: Listener
+) -> Iterator[PlannedRun]:
+    """The pending runs; then once more those of the only block that does not count, where a verdict takes all.
+
+    What decides is the state of its runs, never their results, so that this is no look at the data. Runs in
+    ``failed`` fail by their settings: they would again.
+    """
+    yield from pending
+    manifest, blocks = results.manifest(), {planned.block for planned in undone_runs(results)}
+    if manifest.blocks == MIN_PAIRED_BLOCKS and len(blocks) == 1 and manifest.stopping is None and not failed:
+        again = [planned for planned in results.plan().runs if planned.block in blocks]
+        listener.on_repeat(again)
+        yield from again
 
 
 @contextmanager

@@ -10,12 +10,14 @@ import msgspec
 import pytest
 from support.cli import WITHOUT_SERVERS, benchctl, document, only_result, printed, refusal
 
+from benchctl.cli.conduct import measure
 from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
+from benchctl.measure.run import RunContext
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import extend_plan, imbalance_of, plan_runs
-from benchctl.records.directory import ResultDirectory
+from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.integrity import record_run
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import NodeGpu, NodeInfo
@@ -110,6 +112,33 @@ def test_an_interrupted_experiment_goes_on_under_the_same_rule_and_runs_that_are
     assert [planned.index for planned in undone_runs(results)] == [2]
     assert measure() == (1, 11)
     assert not (results.path / "runs" / results.plan().runs[12].run_id).exists()
+
+
+def test_the_only_block_without_which_there_is_no_verdict_is_measured_once_more_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = load_profile("ci-smoke", engine="sim-exact", blocks=6, overrides=SMALL)
+    for name, disturbed, num_done in (("one", {4}, 12), ("always", {4, 12}, 11), ("two", {4, 6}, 10)):
+        prepared, tried = prepare_requests(profile), Counter[str]()
+        origin = Origin(output_root=tmp_path, label=None, argv=("benchctl",), directory=tmp_path / name)
+        results = create_experiment(profile, prepared, origin)
+
+        def measure_disturbed(
+            context: RunContext, planned: PlannedRun, directory: RunDirectory, disturbed=disturbed, tried=tried
+        ) -> RunRecord:
+            record = simulate_run(context, planned, directory)
+            tried[planned.run_id] += 1
+            if tried.total() - 1 in disturbed:
+                record = msgspec.structs.replace(record, state="suspect")
+                directory.write(record)
+            return record
+
+        outcome = measure(results, profile, prepared.requests, "", is_quiet=True, simulate=measure_disturbed)
+        again = {"one": {4, 5}, "always": {4, 5}, "two": set()}[name]
+        assert (outcome.num_done, outcome.num_suspect) == (num_done, 12 - num_done)
+        assert {planned.index for planned in results.plan().runs if tried[planned.run_id] == 2} == again
+        told = "block 2 does not count, and a verdict takes all: it is measured once more"
+        assert (told in (err := capsys.readouterr().err), "[14/14]" in err) == (bool(again), bool(again))
 
 
 def test_a_screening_cannot_have_a_rule_and_a_precision_is_a_number(tmp_path: Path) -> None:
