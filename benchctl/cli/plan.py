@@ -233,8 +233,8 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
     if (rule := stopping_rule(profile)) is not None:
         lines.append(
             f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
-            f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
-            f"{', '.join(map(str, rule.look_blocks))}"
+            f"(half the {percentage(rule.confidence, 4)} interval)"
         )
+        lines.append(f"looks after block {', '.join(map(str, rule.look_blocks))}")
     for line in lines:
         print(fill(line, _LINE, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False), flush=True)
