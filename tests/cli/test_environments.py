@@ -242,14 +242,14 @@ def test_a_list_fits_the_terminal_or_a_pipe_and_still_tells_directories_apart(tm
     for number, state in enumerate(("done", "failed", "interrupted")):
         results = write_results(tmp_path / profile / f"20261123T02000{number}Z-0fdbff68", state=state)
         edit_manifest(results, profile=profile, label="a remark " * 8)
-    shown = [(columns, at_terminal("list", tmp_path, columns=columns, streams=["stdout"])) for columns in (90, 170)]
+    shown = [(columns, at_terminal("list", tmp_path, columns=columns, streams=["stdout"])) for columns in (90, 220)]
     for columns, text in (*shown, (120, printed("list", tmp_path, COLUMNS=""))):
         lines = COLOURS.sub("", text).splitlines()
         assert max(map(len, lines)) <= columns
         names = {word for line in lines for word in line.split() if "/2026" in word}
         assert names == {f"{profile}/20261123T02000{i}Z-0fdbff68" for i in range(3)}
         assert all(state in text for state in ("done", "failed", "interrupted"))
-        assert ("no room for the columns created, profile" in text) is (columns < 170)
+        assert ("no room for the columns created, profile" in text) is (columns < 220)
 
 
 def printed_by(program: str, **env: str) -> bytes:
