@@ -24,7 +24,6 @@ from benchctl.profile.model import Profile
 from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
-from benchctl.report.model_tables import acceptance_table
 from benchctl.report.table import Column, Table
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 from benchctl.units import count_of
@@ -193,16 +192,13 @@ def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
     return lines
 
 
-def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False) -> None:
-    """Print cells, their comparison with the baseline, findings and notes; ``is_all``: runs and steps, too."""
-    console, drafts = text_console(), {arm.label: arm.drafts() for arm in analysis.cells if is_all}
+def print_tables_and_notes(analysis: AnalyzedExperiment) -> None:
+    """Print cells, their comparison with the baseline, findings and notes."""
+    console = text_console()
     tables = (
-        experiment_tables.runs_table(analysis) if is_all else None,
         experiment_tables.cells_table(analysis),
         time_tables.passes_table(analysis),
         time_tables.launch_table(analysis),
-        acceptance_table({label: each for label, each in drafts.items() if each is not None}),
-        experiment_tables.breakdown_table(analysis) if is_all else None,
         experiment_tables.sweep_table(analysis),
         experiment_tables.nodes_table(analysis.nodes),
         experiment_tables.ladder_table(analysis),

@@ -70,6 +70,8 @@ _PASS_COLUMNS: Final = {
     "p95_step_ms": "p95 ms",
 }
 """Of an experiment of forward passes."""
+_EXTRA: Final = frozenset({"output_throughput", "ttft_ms"})
+"""Columns that a narrow table of cells leaves out."""
 _NUMBERS: Final = {"num_failed": whole}
 """Columns whose numbers are not in four digits."""
 
@@ -196,7 +198,7 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     columns = (
         Column("label", "cell", is_left=True),
         Column("blocks", "blocks", is_left=True),
-        *(Column(name, heading, _spread) for name, heading in _RUN_COLUMNS.items()),
+        *(Column(name, heading, _spread, is_extra=name in _EXTRA) for name, heading in _RUN_COLUMNS.items()),
         Column("num_failed", "failed", lambda failed: whole(failed.centre * failed.n)),
     )
     rows = (
@@ -251,10 +253,12 @@ def _section(section: Section) -> str:
 
 
 _SWEEP_COLUMNS: Final = (
-    Column("base_wall_s", "wall base s", four_digits),
-    Column("lvm_wall_s", "wall cell s", four_digits),
+    Column("base_wall_s", "wall base s", four_digits, is_extra=True),
+    Column("lvm_wall_s", "wall cell s", four_digits, is_extra=True),
     Column("num_steps_ratio", "steps", four_digits),
     Column("step_ms_ratio", "step time", four_digits),
+)
+_FLOPS_COLUMNS: Final = (
     Column("flops_ratio", "FLOPs publ.", four_digits),
     Column("flops_ratio_observed", "FLOPs obs.", four_digits),
     # A share below 0 has no size: FLOPs grew more than time, as where a step waits for memory.
@@ -262,24 +266,30 @@ _SWEEP_COLUMNS: Final = (
 )
 
 
+_SAME_WORK_FRAC: Final = 0.005
+
+
 def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every cell against the baseline of the same block; None where there is none to compare."""
+    """Every cell against the baseline of the same block, with FLOPs where they differ; None without any."""
     if analysis.passes is not None or not (analysis.sweep or analysis.infeasible):
         return None
+    ratios = [row.number(column.key) for row in analysis.sweep for column in _FLOPS_COLUMNS[:2]]
+    is_more_work = any(ratio is not None and abs(ratio - 1) > _SAME_WORK_FRAC for ratio in ratios)
+    numbers = (*_SWEEP_COLUMNS, *(_FLOPS_COLUMNS if is_more_work else ()))
     estimates = [estimate for row in analysis.sweep for estimate in row.estimates.values()]
     confidence = f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
     columns = (
         Column("label", "cell", is_left=True),
         Column("n_blocks", "blocks", is_left=True),
         Column("wall", f"wall time ({confidence} interval)"),
-        *_SWEEP_COLUMNS,
+        *numbers,
     )
     rows: list[dict[str, Any]] = [
         {
             "label": row.label,
             "n_blocks": row.values["n_blocks"],
             "wall": _wall_ratio(*(row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))),
-            **{column.key: row.number(column.key) for column in _SWEEP_COLUMNS},
+            **{column.key: row.number(column.key) for column in numbers},
         }
         for row in analysis.sweep
     ]

@@ -4,18 +4,20 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from rich.console import Group
+from rich.text import Text
 
-from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results, results_named
-from benchctl.cli.outcome import print_tables_and_notes
-from benchctl.cli.screen import bytes_progress, print_json, tell, text_console, uncollected
+from benchctl.cli.screen import bytes_progress, print_json, tell, text_console, uncollected, verdict_text
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.foreign_writers import write_foreign
 from benchctl.interop.lenvm.import_directory import import_lenvm
@@ -25,11 +27,13 @@ from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import Verification, directory_sha256, verify_directory
 from benchctl.records.writers import current_manifest
-from benchctl.report import experiment_tables
+from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_figures, write_report
-from benchctl.report.table import table_of
-from benchctl.units import megabytes
+from benchctl.report.model_tables import acceptance_table
+from benchctl.report.table import Table, table_of
+from benchctl.report.verdicts import directory_verdict
+from benchctl.units import count_of, folded, megabytes
 from benchctl.untrusted.text import visible_line
 
 _ALTERED: Final = 4
@@ -42,9 +46,10 @@ def show(
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
     ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every run, table, column and note.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.
+    """Show the verdict, the cost against the baseline, findings, notes, the breakdown of a step, and runs.
 
     Damaged files are named on stderr, with exit code 4 after everything readable has been shown.
     """
@@ -52,10 +57,72 @@ def show(
     if as_json:
         print_json(show_document(analysis))
     else:
-        text_console().print(experiment_tables.headline(analysis))
-        print_tables_and_notes(analysis, is_all=True)
+        _print(analysis, show_all=show_all)
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))
+
+
+_MOST_LINES: Final = 60
+_LEAST_LINES: Final = 6
+"""A part of which fewer lines fit is left out."""
+_MOST_RUNS: Final = 8
+
+
+def _print(analysis: AnalyzedExperiment, *, show_all: bool) -> None:
+    """Print parts as far as they fit on a screen or two, or all of them."""
+    console, num_lines, cut = text_console(), 0, []
+    for name, part in _parts(analysis, console.width, show_all=show_all):
+        with console.capture() as capture:
+            console.print(*([""] if num_lines else []), part, sep="\n")
+        lines, room = capture.get().splitlines(), _MOST_LINES - 1 - num_lines
+        if not show_all and len(lines) > room:
+            cut.append(name)
+            lines = [*lines[: room - 1], "…"] if room > _LEAST_LINES else []
+        num_lines += len(lines)
+        console.file.write("".join(f"{line}\n" for line in lines))
+    if cut:
+        console.print(f"more with --all: {', '.join(cut)}")
+
+
+def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Iterator[tuple[str, Group]]:
+    """What was measured, the answer, and tables and texts by name, first those that say most."""
+    verdict, drafts = directory_verdict(analysis), {arm.label: arm.drafts() for arm in analysis.cells}
+    whole = [f"{verdict.word}: {verdict.sentence}"] if verdict.all else []
+    answers = dict.fromkeys([*whole, *(f"{one.word}: {one.sentence}" for one in verdict.all)])
+    lines = [verdict_text(folded(answer, width)) for answer in answers]
+    yield "verdicts", Group(experiment_tables.headline(analysis), *([""] if lines else []), *lines)
+    findings = [f"{each.sentence} [{each.code}]" for each in analysis.findings]
+    runs = ("runs", *_runs(analysis, show_all=show_all))
+    parts: list[tuple[str, Table | str | None, list[str]]] = [
+        ("cost", experiment_tables.sweep_table(analysis), []),
+        ("passes", time_tables.passes_table(analysis), []),
+        ("launches", time_tables.launch_table(analysis), []),
+        *(("backfill", *note) for note in experiment_tables.bonus_notes(analysis)),
+        ("findings", "What follows", findings),
+        ("cells", experiment_tables.cells_table(analysis), []),
+        ("notes", "Notes", experiment_tables.footnote_lines(analysis)),
+        ("drafts", acceptance_table({label: each for label, each in drafts.items() if each is not None}), []),
+        ("ladder", experiment_tables.ladder_table(analysis), []),
+        ("nodes", experiment_tables.nodes_table(analysis.nodes), []),
+        ("time per step", experiment_tables.breakdown_table(analysis), []),
+    ]
+    has_news = any(run.record.state != "done" for run in analysis.runs)
+    for name, top, rest in (runs, *parts) if has_news and not show_all else (*parts, runs):
+        if isinstance(top, Table):
+            yield name, Group(top.drawn(width, is_all=show_all), *rest)
+        elif rest:
+            sign = "" if name == "notes" else "* "  # notes have numbers
+            yield name, Group(Text(top or "", style="bold"), *(f"{sign}{visible_line(line)}" for line in rest))
+
+
+def _runs(analysis: AnalyzedExperiment, *, show_all: bool) -> tuple[Table, list[str]]:
+    """Every run, or first those that are not done, and how many are left."""
+    table = experiment_tables.runs_table(analysis)
+    if show_all or len(table.rows) <= _MOST_RUNS:
+        return table, []
+    rows = sorted(table.rows, key=lambda row: bool(row["state"] == "done"))
+    more = f"… {count_of(len(rows) - _MOST_RUNS, 'more run')}: --all"
+    return replace(table, title="Runs", rows=tuple(rows[:_MOST_RUNS])), [more]
 
 
 _COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "verdict", "runs", "remarks")
