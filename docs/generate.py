@@ -125,8 +125,8 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
-What a variant or a cell sets is declared by that, with what the option brings about on the server: options, flags
-and variables of the server, the interpreter and its versions, `sampling`, `request` and `guidance`. Anything else
+The sides of a comparison may differ in what a variant or a cell sets, and in what that changes on the server:
+options, flags and variables, the interpreter and its versions, `sampling`, `request` and `guidance`. Anything else
 that differs makes a comparison invalid. `allowed_differences` lists settings that may differ although nobody set
 them, as dotted paths (`server.speculative.*` covers all below it); a refused comparison names those that it needs.
 

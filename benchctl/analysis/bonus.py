@@ -359,8 +359,8 @@ def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
     """One sentence for each pair of modes, and one on how certain all intervals are together."""
     blocks = range_of([row.num_blocks for row in verdict.comparisons])
     together = (
-        f"all differences lie in their intervals together with {percentage(verdict.confidence)} confidence, "
-        f"which takes {percentage(verdict.row_confidence, 4)} of each, over {blocks} blocks"
+        f"all intervals hold at the same time with {percentage(verdict.confidence)} confidence, each alone with "
+        f"{percentage(verdict.row_confidence, 4)}, over {blocks} blocks"
     )
     has_intervals = any(row.difference_ns.low is not None for row in verdict.comparisons)
     return [*_answers(verdict), *([together] if has_intervals else [])]
@@ -377,7 +377,7 @@ def _cheaper_way(rows: Sequence[BackfillComparison]) -> str:
     every, rows_of_all = cheaper_from(rows), [row for row in rows if row.bonus_tokens == row.batch_size]
     if (answer := every or cheaper_from(rows_of_all)) is None:
         size = rows_of_all[-1].batch_size
-        return f"inconclusive at batch {size}, whose interval holds 0; more blocks tell more (--blocks)"
+        return f"inconclusive at batch {size}, whose interval holds 0; more blocks may decide it (--blocks)"
     way, least, most = answer
     sizes = f"at batch {least}" if least == most else f"from batch {least} on (measured up to {most})"
     cheaper = f"{_WAYS[way]} is cheaper {sizes}"

@@ -193,7 +193,7 @@ class Workload(Section):
     samples_per_prompt: RequestCount = 1
     """Answers per prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"
-    """Samples as one request with ``n``, or as as many requests with distinct seeds."""
+    """Samples as one request with ``n``, or as separate requests with distinct seeds."""
     on_missing_dataset: Literal["generate", "fail"] = "generate"
     """Action when the dataset is not available: ``generate`` uses generated prompts and warns, ``fail`` stops."""
     input_len: Length | None = None

@@ -79,7 +79,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = RUN_WARNINGS | {
             "Check that the hardware named in the profile is equivalent.",
         ),
         "peaks-unreadable": warning(
-            "The measured peaks of the result directory cannot be read; the data sheet's stand for them.",
+            "The measured peaks of the result directory cannot be read; those of the data sheet are used.",
             "Restore or remove the file that the message names.",
         ),
         "peak-above-data-sheet": warning(

@@ -130,7 +130,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         "output-ended-early": suspect(
             "Answers of a forced length ended early although usage counts all their tokens: the server did less "
             "work than was asked for.",
-            "Name the server's own dialect, whose spelling of ignore_eos it heeds, and measure again.",
+            "Set dialect to the server's own, so that it understands ignore_eos, and measure again.",
         ),
         "output-tokens-unseen": note(
             "Far fewer chunks came than usage counts tokens, and the server does not count the tokens of a chunk.",
@@ -143,7 +143,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         ),
         "prompt-tokens-unconfirmed": note(
             "Planned prompt lengths were estimated and the server counts others, or no usage says what it counted.",
-            "Name the model's tokenizer in workload.tokenizer where predictions shall rest on these lengths.",
+            "Name the model's tokenizer in workload.tokenizer if predictions are to use these lengths.",
         ),
         "steps-damaged": suspect(
             "The engine's step log cannot be read to its end.",

@@ -320,7 +320,7 @@ def require_comparable(differences: Sequence[Difference], patterns: Sequence[str
         lines.append(f"  and {len(refused) - _MOST_NAMED} more, which --json names")
     keys = list(dict.fromkeys(difference.key for difference in refused))
     remedy = (
-        "What a variant or a cell of one profile sets is declared by that. Measure both sides alike in all else"
+        "Sides may differ in what a variant or a cell of one profile sets. Measure both alike in everything else"
     )
     never = [key for key in keys if key in NEVER_ALLOWED]
     if never:

@@ -140,7 +140,7 @@ def test_the_cheaper_way_is_said_with_the_batch_from_which_on_and_reasons_for_si
         "decode and prefill without graphs: batch expansion is cheaper from batch 5 on (measured up to 10), for "
         "every number of tokens"
     )
-    assert together.startswith("all differences lie in their intervals together with 95% confidence")
+    assert together.startswith("all intervals hold at the same time with 95% confidence")
     times = planted_times(case, scatter=0.005)
     dear = times[decode_point(64, CONTEXT), "eager"]
     dear.update({block: time_ns + 5_000_000 for block, time_ns in dear.items()})
