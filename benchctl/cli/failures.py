@@ -9,8 +9,9 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -239,6 +240,21 @@ def advising(next_step: str) -> Iterator[None]:
         text = f"interrupted; results until now are kept. {next_step}"
         print(folded(text, width_of(sys.stderr)), file=sys.stderr)
         raise
+
+
+@contextmanager
+def spelled(words: Mapping[str, str]) -> Iterator[None]:
+    """Tell an error in the words of the command: ``words`` are those by patterns of what they replace."""
+    try:
+        yield
+    except BenchctlError as error:
+        error.args = (in_words(str(error), words),)
+        raise
+
+
+def in_words(message: str, words: Mapping[str, str]) -> str:
+    """A message with these words in place of what their patterns match."""
+    return reduce(lambda text, pattern: re.sub(pattern, words[pattern], text), words, message)
 
 
 def exit_code_of(num_failed: int, num_suspect: int) -> int:

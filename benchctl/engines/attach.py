@@ -47,8 +47,8 @@ class AttachOptions(ServerOptions):
     """Options of the engine ``attach``: a server that someone else started and will end."""
 
     url: str = Field(
-        description="Address of the server, such as ``http://127.0.0.1:8000``; ``localhost:8000/v1`` is "
-        "understood, too."
+        description="Address of the server, as in ``--set engine.options.url=http://127.0.0.1:8000``; "
+        "``localhost:8000/v1`` is understood, too."
     )
     dialect: Dialect = "vllm"
     """Spelling of requests that the server understands; ``openai`` is the common part."""
@@ -217,7 +217,7 @@ class PlainOpenAi(Engine):
         super().check_requests(requests, settings)
         if settings.sampling.top_k != -1 or settings.sampling.min_p != 0:
             what = "is asked in the dialect openai, which has neither top_k nor min_p"
-            raise self.refusal(settings, what, "leave them out, or name its dialect in server.dialect")
+            raise self.refusal(settings, what, "leave them out, or name its dialect in engine.options.dialect")
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Unknown: each kind of server has its own path, or none."""

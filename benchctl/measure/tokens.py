@@ -210,7 +210,7 @@ def _why_estimated(profile: Profile, tokenizer: Tokenizer) -> str:
         return f"to read the tokenizer in {directory}, run: python -m pip install tokenizers"
     missing = f"no tokenizer of {settings.model} is on this machine"
     if isinstance(tokenizer, ServerTokenizer):
-        return f"the server does not count them, and {missing}; name one in {KEY} (load: --tokenizer)"
+        return f"the server does not count them, and {missing}; name one in {KEY}"
     if engine.prompt_counter(settings) is not None:
         return f"{missing}, and a plan asks no server; the run will, or name one in {KEY}"
     return f"{missing}; name one in {KEY}"

@@ -8,7 +8,7 @@ files are listed too.
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from benchctl.profile.yaml import (
     LocatedError,
     Location,
     Step,
+    Steps,
     follow,
     left_out,
     merged,
@@ -314,7 +315,11 @@ def _preset(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Doc
         problem = "has both preset and kind; a preset has its own kind, so remove one of the two"
         refuse(errors, layer, problem, "engine")
     if not is_kind and isinstance(name, str) and name in files:
-        return read_file(files[name], errors), num_replaced
+        preset = read_file(files[name], errors)  # what it lacks is missing where it is named
+        named: dict[Steps, Location] = {
+            steps: replace(location, path=("engine", *steps)) for steps in ((), ("options",))
+        }
+        return Document(preset.values, {**preset.locations, **named}), num_replaced
     if is_kind or (isinstance(name, str) and name in ENGINES):
         return Document({"kind": name}, {(): location, ("kind",): location}), num_replaced
     problem = (

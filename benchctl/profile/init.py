@@ -289,7 +289,10 @@ def _variant(new: NewProfile, values: Sequence[str], lacking: str, sections: Map
     for value in values:
         name, equals, setting = (part.strip() for part in value.partition("="))
         if value.startswith("-") and new.change is Change.FLAG:
-            words += shlex.split(value)
+            try:
+                words += shlex.split(value)
+            except ValueError as error:
+                raise UsageError(f"--value {value}: {error}; write words as a shell splits them") from error
         elif not (equals and name and setting):
             raise UsageError(f"--value {value}: write NAME=VALUE, such as max_num_seqs=4")
         elif name not in names:

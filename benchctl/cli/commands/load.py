@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperCommand
 
-from benchctl.cli.failures import advising, exit_code_of, keeping
+from benchctl.cli.failures import advising, exit_code_of, in_words, keeping, spelled
 from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, text_console, warn
 from benchctl.engines.attach import AttachEngine
@@ -158,7 +158,36 @@ class LoadOptions:
     as_json: AsJson = False
 
 
+_WORDS: Final = {
+    "the command line: |engine 'attach', variant 'load': |; workload.columns names other columns": "",
+    ", begin again with workload.repeat, or take several samples .*": "",
+    "which has a key of its own; set workload.samples_per_prompt instead": "and one answer is counted; remove it",
+    "which has a key of its own; set": "which has an option of its own; give",
+    r"leave the key out|leave (\S+) out of the profile": "leave it out",
+    "workload.revision is missing.*": "--dataset-name huggingface needs a commit, and load has no option for it; "
+    "download the file, and name it with --prompts",
+    "workload.path": "--dataset-path",
+    "workload.dataset": "--dataset-name",
+    "workload.max_tokens": "--output-len",
+    "timeouts.request_s": "--timeout-s",
+    "engine.options.served_model": "--model",
+    "engine.options.url": "URL",
+    r"(engine\.options\.)?\bapi_key_env": "--api-key-env",
+    r"request\.headers\.": "--header ",
+    "request.headers": "--header",
+    " is null with": " is missing with",
+    "--output-dir DIR": "--output DIR",
+} | {
+    rf"\b(?:workload\.(?:arrival\.)?|sampling\.|load\.|request\.|engine\.options\.|server\.){name}\b": (
+        f"--{name.replace('_', '-')}"
+    )
+    for name in LoadOptions.__dataclass_fields__
+}
+"""The options of this command by the keys of a profile, in whose words others speak of them."""
+
+
 @with_options
+@spelled(_WORDS)
 def load(options: LoadOptions) -> None:
     """Send a load to a running server and report latencies and throughput.
 
@@ -206,7 +235,7 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         isinstance(dataset, FileDataset) and dataset.has_output_lengths
     )
     if dataset_name == "custom" and path is not None:
-        rows = own_rows(path)
+        rows = own_rows(path, "--dataset-path" if options.prompts is None else "--prompts")
         has_lengths, num_prompts = all(row.output_len for row in rows), options.num_prompts or len(rows)
         if num_prompts > len(rows):
             raise UsageError(f"--num-prompts {num_prompts}: {path} has {count_of(len(rows), 'row')}; leave it out")
@@ -341,9 +370,10 @@ def _report(
             print(note)
     print(f"{record.state}: {path}")
     for warning in warnings:
-        warn(f"{warning.code}: {warning.message}")
+        warn(in_words(f"{warning.code}: {warning.message}", _WORDS))
     if record.failure is not None:
-        print(visible_line(f"benchctl: {record.failure.cause}: {record.failure.message}"), file=sys.stderr)
+        message = in_words(f"benchctl: {record.failure.cause}: {record.failure.message}", _WORDS)
+        print(visible_line(message), file=sys.stderr)
 
 
 _RENAMED: Final = {

@@ -17,6 +17,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from benchctl.cli.failures import spelled
 from benchctl.cli.options import (
     RESULTS,
     AsJson,
@@ -72,6 +73,14 @@ _SIMULATORS: Final = ("sim", "sim-exact")
 _ANY_PROFILE: Final = "ci-smoke"
 """An engine preset is read as part of a profile; this one serves every engine."""
 _MISSING: Final = 2
+_WORDS: Final = {
+    r":\d+: (variants\.other-server\.server|engine\.options)\.url": "the server's address",
+    r":\d+: variants\.\S+?\.(server|sampling|request)\.": "--value ",
+    r"^:\d+: not readable": "--value: not readable",
+    r"^:\d+: model:": "--model:",
+    r", first in line \d+": "",
+}
+"""The options of ``init`` by the lines of a profile that is not written yet."""
 T = TypeVar("T")
 _STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 
@@ -193,7 +202,7 @@ def init(
 
 
 def _prompts_in(path: Path) -> Prompts:
-    rows = own_rows(str(path))
+    rows = own_rows(str(path), "--prompts")
     has_lengths = all(row.output_len is not None for row in rows)
     return Prompts(path=str(path), num_rows=len(rows), has_output_lengths=has_lengths)
 
@@ -224,7 +233,8 @@ def _completed(
         builds = tuple(str(make_build(checkout, commands, of_build)) for checkout in checkouts)
         new = replace(new, commits=new.values, values=builds)
     text = new_profile(new, tokens_of_start(new.kind, new.model or ""))
-    profile = parse_profile(f"{text}name: {new.name}\n", f"{new.name}.yaml")
+    with spelled(_WORDS):
+        profile = parse_profile(f"{text}name: {new.name}\n", "")
     check_names(profile)
     return profile, text
 

@@ -337,10 +337,10 @@ def find_source(file: DatasetFile, explicit: str | None, directory: Path) -> Sou
     return SourceFile(path=path, kind=file.name, dataset=file.label)
 
 
-def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFile:
+def own_file(kind: str, path_text: str, remedy: str = "correct it", *, key: str = "workload.path") -> SourceFile:
     """A file of the user's, called after its sha256: at its path, else among the profiles that use it.
 
-    Raises DatasetError where there is none.
+    Raises DatasetError where there is none; ``key`` names it.
     """
     direct = Path(path_text).expanduser()
     beside = (directory / direct for directory in profile_directories())
@@ -348,7 +348,7 @@ def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFil
     if path is None:
         problem = "a directory" if direct.is_dir() else "not a file"
         remedy = _REMEDIES.get(direct.name, remedy)
-        raise DatasetError(f"workload.path is {path_text}, which is {problem}; {remedy}")
+        raise DatasetError(f"{key} is {path_text}, which is {problem}; {remedy}")
     return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")
 
 

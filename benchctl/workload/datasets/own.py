@@ -49,10 +49,8 @@ from benchctl.workload.seeded import blocks_problem, numbers_of_blocks
 from benchctl.workload.tokenizers import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
-_REMEDY: Final = (
-    "a row is a JSON object with prompt (text) or messages (a list of role and content); "
-    "workload.columns names other columns"
-)
+_ROW: Final = "a row is a JSON object with prompt (text) or messages (a list of role and content)"
+_REMEDY: Final = f"{_ROW}; workload.columns names other columns"
 _SUFFIXES: Final = (".jsonl", ".json", ".csv", ".parquet")
 _NUM_NAMED: Final = 8
 _Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=PROMPT_TOKENS)]
@@ -113,17 +111,16 @@ def _prompts_of_rows(
     return selection.take(prompts, file)
 
 
-def own_rows(path: str) -> list[CustomRow]:
-    """Every row of a file of one's own. Raises DatasetError where it cannot be read, or has none."""
-    try:
-        file = own_file("custom", path)
-    except DatasetError as error:
-        raise DatasetError(str(error).removeprefix("workload.path is ")) from error
-    rows = read_jsonl_rows(file.path, dict[str, Any], _REMEDY)
-    return _checked_rows(((f"{file.path}:{number}", fields) for number, fields in rows), file)
+def own_rows(path: str, option: str) -> list[CustomRow]:
+    """Every row of a file that ``option`` names. Raises DatasetError where it cannot be read, or has none."""
+    file = own_file("custom", path, key=option)
+    rows = read_jsonl_rows(file.path, dict[str, Any], _ROW)
+    return _checked_rows(((f"{file.path}:{number}", fields) for number, fields in rows), file, _ROW)
 
 
-def _checked_rows(located: Iterable[tuple[str, dict[str, Any]]], file: SourceFile) -> list[CustomRow]:
+def _checked_rows(
+    located: Iterable[tuple[str, dict[str, Any]]], file: SourceFile, remedy: str = _REMEDY
+) -> list[CustomRow]:
     """The rows, each given with its location. Raises DatasetError at the first wrong one, or without any."""
     rows = []
     for where, fields in located:
@@ -133,10 +130,10 @@ def _checked_rows(located: Iterable[tuple[str, dict[str, Any]]], file: SourceFil
         except DECODING_ERRORS as error:
             problem = decoding_problem(error)
         if problem is not None:
-            raise DatasetError(f"{where}: {problem}; {_REMEDY}")
+            raise DatasetError(f"{where}: {problem}; {remedy}")
         rows.append(row)
     if not rows:
-        raise DatasetError(f"{file.path} has no rows; {_REMEDY}")
+        raise DatasetError(f"{file.path} has no rows; {remedy}")
     return rows
 
 
