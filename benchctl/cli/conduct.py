@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, width_of
 from benchctl.cli.options import check_names, refuse
-from benchctl.cli.screen import bar, note, warn
+from benchctl.cli.screen import bar, note, say, warn
 from benchctl.cluster.blocks import run_free_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError
@@ -131,7 +131,7 @@ def measure_lengths(
     prepared = prepare_experiment(pilot, tokenizer=tokenizer)
     create = create_experiment if simulate is None else create_simulation
     results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
-    print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
+    say(f"natural lengths first: {profile.baseline} once, results in {results.path}")
     next_step = f"Set {LENGTHS_KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
     outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)
     if outcome.num_failed:

@@ -10,7 +10,7 @@ from typing import Final
 
 from benchctl.analysis.planning import balancing_prompts, power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
-from benchctl.cli.screen import text_console, warn
+from benchctl.cli.screen import say, text_console, warn
 from benchctl.engines.engine import engine_for
 from benchctl.measure.on_file import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
@@ -123,14 +123,14 @@ def print_prediction(estimate: PlanEstimate) -> None:
     prediction = estimate.prediction
     if prediction is None:
         if not estimate.run_s:
-            print(estimate.basis)
+            say(estimate.basis)
         return
-    print(prediction.basis)
+    say(prediction.basis)
     labels: dict[str, list[str]] = {}
     for label, run in prediction.runs.items():
         labels.setdefault(_load_text(run), []).append(label)
     for text, of_load in labels.items():
-        print(f"{', '.join(of_load) if len(labels) > 1 else 'load'}: {text}")
+        say(f"{', '.join(of_load) if len(labels) > 1 else 'load'}: {text}")
     for warning in prediction.warnings:
         warn(warning.message)
 
@@ -173,15 +173,15 @@ def print_plan(
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
     _print_runs(plan.runs, estimate.run_s)
-    print(
+    say(
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
         f"{count_of(len(requests), 'request')} each; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
-        print(f"prompts of {lengths}")
+        say(f"prompts of {lengths}")
     print_prediction(estimate)
     if len(arms(profile)) > 1:
-        print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+        say(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_power(profile, noise)
 
 
@@ -197,7 +197,7 @@ def print_rest(
     if runs:
         _print_runs(runs, estimate.run_s)
     lasting = f"; estimated duration {estimate.total_s(runs):.0f} s" if runs and estimate.run_s else ""
-    print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
+    say(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
 
 
 def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) -> None:
@@ -237,4 +237,4 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
         )
         lines.append(f"looks after block {', '.join(map(str, rule.look_blocks))}")
     for line in lines:
-        print(fill(line, _LINE, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False), flush=True)
+        say(fill(line, _LINE, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))

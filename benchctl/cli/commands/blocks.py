@@ -21,7 +21,7 @@ from benchctl.cli.failures import advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
 from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
-from benchctl.cli.screen import note, warn
+from benchctl.cli.screen import note, say, warn
 from benchctl.cluster.blocks import block_runs, check_block, run_block
 from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
 from benchctl.cluster.slots import Slot, check_beside, slots_for
@@ -80,17 +80,17 @@ def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, i
 def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
     """Print the job script, and the block of each index of the array."""
     if not blocks:
-        print("no block is left to submit")
+        say("no block is left to submit")
         return
     directory = Path("DIR")
     array = ArrayJob(directory, profile)
     with suppress(ImportError):  # told by check_slurm
         text = array.script(directory / "submissions" / "UTC", len(blocks))
-        print("job script, for sbatch:")
+        say("job script, for sbatch:")
         print(text.replace(str(Path.cwd() / directory), str(directory)))
-        print(f"each task measures one block; the first: {shlex.join(array.words(blocks[0]))}")
+        say(f"each task measures one block; the first: {shlex.join(array.words(blocks[0]))}")
         for index, block in enumerate(blocks):
-            print(f"array index {index}: block {block}")
+            say(f"array index {index}: block {block}")
 
 
 def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOptions) -> Outcome | None:
@@ -102,19 +102,19 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
     blocks = sorted({planned.block for planned in pending} - set(tasks.values()))
     if tasks:
         queued = ", ".join(sorted(tasks))
-        print(f"{_blocks_text(tasks.values())}: queued or running already, as {queued}", flush=True)
+        say(f"{_blocks_text(tasks.values())}: queued or running already, as {queued}")
 
     def tell_submitted(submission: Submission) -> None:
         text = _blocks_text(submission.tasks.values())
-        print(f"submitted as job {submission.job}: {text}; logs in {path}/submissions", flush=True)
+        say(f"submitted as job {submission.job}: {text}; logs in {path}/submissions")
 
     if blocks:
         submission = submit_blocks(array, blocks)
         tell_submitted(submission)
         tasks |= submission.tasks
     if options.detach:
-        print(f"progress: {shlex.join(['benchctl', 'watch', str(path)])}")
-        print(f"afterwards, also for blocks whose task was lost: {go_on}")
+        say(f"progress: {shlex.join(['benchctl', 'watch', str(path)])}")
+        say(f"afterwards, also for blocks whose task was lost: {go_on}")
         return None
     watched = BlocksOnSlurm(array, tasks, on_submit=tell_submitted, on_problem=warn)
 
@@ -199,7 +199,7 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
     except KeyboardInterrupt:
         note(f"block {block} was interrupted; what was measured is kept, and its task may run again")
         raise
-    print(f"block {block}: {counts_text(outcome)}")
+    say(f"block {block}: {counts_text(outcome)}")
     return exit_code_of(outcome.num_failed, outcome.num_suspect)
 
 
@@ -207,8 +207,8 @@ def print_tasks(results: ResultDirectory) -> None:
     """Print the command of a task, and for which blocks it is needed."""
     path = shlex.quote(str(results.path))
     last = results.manifest().blocks - 1
-    print(f"nothing was measured: each block from 0 to {last} is one task: benchctl run --block I --into {path}")
-    print(f"progress: benchctl watch {path}; afterwards: benchctl compare {path}")
+    say(f"nothing was measured: each block from 0 to {last} is one task: benchctl run --block I --into {path}")
+    say(f"progress: benchctl watch {path}; afterwards: benchctl compare {path}")
 
 
 def check_slots(profile: Profile, num: int, *, is_plan: bool) -> None:
@@ -233,18 +233,17 @@ def print_slots(profile: Profile, requests: Sequence[PreparedRequest], num: int)
 
 
 def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Sequence[Slot]) -> None:
-    print(f"{count_of(len(slots), 'block')} at a time on this host:")
+    say(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
-        print(f"  slot {slot.index}: {slot}")
+        say(f"  slot {slot.index}: {slot}")
     estimate = estimate_plan(profile, requests, visible=",".join(slots[0].gpus))
     if estimate.run_s:
         block_s = estimate.total_s(run for run in plan_runs(profile).runs if run.block == 0)
         rounds = math.ceil(profile.blocks / len(slots))
         what = " of the loads" if estimate.overhead_s is None else ""
-        print(
+        say(
             f"estimated duration{what} with {len(slots)} at a time: "
             f"{duration(rounds * block_s + estimate.around_s)}, {count_of(rounds, 'round')} of {duration(block_s)}",
-            flush=True,
         )
 
 

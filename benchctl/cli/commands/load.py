@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from benchctl.cli.failures import advising, exit_code_of, in_words, keeping, spelled
 from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
-from benchctl.cli.screen import bar, has_room_for_bars, print_json, text_console, warn
+from benchctl.cli.screen import bar, has_room_for_bars, note, print_json, say, text_console, warn
 from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
@@ -366,14 +366,14 @@ def _report(
         console.print(totals_table(figures))
         console.print()
         console.print(durations_table(figures))
-        if (note := missing_tail(figures)) is not None:
-            print(note)
-    print(f"{record.state}: {path}")
+        if (missing := missing_tail(figures)) is not None:
+            say(missing)
+    say(f"{record.state}: {path}")
     for warning in warnings:
         warn(in_words(f"{warning.code}: {warning.message}", _WORDS))
     if record.failure is not None:
         message = in_words(f"benchctl: {record.failure.cause}: {record.failure.message}", _WORDS)
-        print(visible_line(message), file=sys.stderr)
+        note(visible_line(message))
 
 
 _RENAMED: Final = {

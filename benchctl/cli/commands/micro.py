@@ -42,7 +42,7 @@ from benchctl.cli.options import (
     words_of,
 )
 from benchctl.cli.outcome import print_tables_and_notes
-from benchctl.cli.screen import tell, warn
+from benchctl.cli.screen import say, tell, warn
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
@@ -342,7 +342,7 @@ def forward(
         files = write_derived(analysis)
         print_tables_and_notes(analysis)
         path = shlex.quote(str(outcome.path))
-        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
+        say(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
         write_pictures(analysis, files)
     raise typer.Exit(_warned_of_failures(outcome))
 
@@ -410,7 +410,7 @@ def _measured(profile: Profile, passes: PassOptions, *, is_quiet: bool) -> Micro
     with progress as listener, ExitStack() as stack:
 
         def announce(results: ResultDirectory) -> None:
-            print(f"results in {results.path}", flush=True)
+            say(f"results in {results.path}")
             stack.enter_context(advising(_next_step(results.path)))
 
         return measure_forward(profile, origin, listener, on_results=announce)
@@ -419,7 +419,7 @@ def _measured(profile: Profile, passes: PassOptions, *, is_quiet: bool) -> Micro
 def _resumed(path: Path, *, is_quiet: bool) -> MicroOutcome:
     """Measure the runs of an earlier experiment that are not done."""
     reopened = reopen_experiment(path, None)
-    print(f"continuing {path}", flush=True)
+    say(f"continuing {path}")
     num_runs, num_arms = len(undone_runs(reopened.results)), len(arms(reopened.profile))
     progress = experiment_progress(num_runs, num_arms, is_quiet=is_quiet)
     with progress as listener, advising(_next_step(path)):

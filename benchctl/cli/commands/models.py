@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from benchctl.cli.options import with_options
+from benchctl.cli.screen import say
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.tiny_models.make import (
     adapter_specs,
@@ -187,7 +188,7 @@ def make_tiny(options: ModelOptions) -> None:
     millions = " + ".join(f"{number / 1e6:,.2f}" for number in num_params)
     weights = "(not written)" if options.no_weights else f"in {options.dtype}, seed {options.seed}"
     content = f"{options.arch} with {millions} M random weights {weights}"
-    print(f"{options.directory}: {content}; {len(files)} files, {megabytes(num_bytes)}")
+    say(f"{options.directory}: {content}; {len(files)} files, {megabytes(num_bytes)}")
 
 
 def _written(options: ModelOptions, recipe: Recipe) -> tuple[Sequence[Path], list[int]]:

@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.options import AsJson
-from benchctl.cli.screen import tell
+from benchctl.cli.screen import say, tell
 from benchctl.errors import RecordError, UsageError
 from benchctl.measure.on_file import sound_noise
 from benchctl.records.directory import open_results
@@ -92,7 +92,7 @@ def add(
 ) -> None:
     """Store the noise of an A/A experiment for the machine on which it was measured."""
     path = NOISE.add(sound_noise(load_experiment(directory)))
-    print(f"stored: {path.parent.name}/{path.stem}")
+    say(f"stored: {path.parent.name}/{path.stem}")
 
 
 @app.command("remove")
@@ -104,7 +104,7 @@ def remove(
     """Delete noise from its store; result directories keep their copies."""
     entries = NOISE.find(key)
     remove_files(entries)
-    print(f"removed {count_of(len(entries), 'measurement')} of {entries[0].key}")
+    say(f"removed {count_of(len(entries), 'measurement')} of {entries[0].key}")
 
 
 def _look_up(what: str) -> tuple[str, NoiseFloor]:

@@ -17,7 +17,7 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results, results_named
-from benchctl.cli.screen import bytes_progress, print_json, tell, text_console, uncollected, verdict_text
+from benchctl.cli.screen import bytes_progress, note, print_json, say, tell, text_console, uncollected, verdict_text
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.foreign_writers import write_foreign
 from benchctl.interop.lenvm.import_directory import import_lenvm
@@ -97,7 +97,7 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
         ("cost", experiment_tables.sweep_table(analysis), []),
         ("passes", time_tables.passes_table(analysis), []),
         ("launches", time_tables.launch_table(analysis), []),
-        *(("backfill", *note) for note in experiment_tables.bonus_notes(analysis)),
+        *(("backfill", *each) for each in experiment_tables.bonus_notes(analysis)),
         ("findings", "What follows", findings),
         ("cells", experiment_tables.cells_table(analysis), []),
         ("notes", "Notes", experiment_tables.footnote_lines(analysis)),
@@ -205,9 +205,9 @@ def report(
     if run_results:
         folders = {path.parent.parent for path in run_results}
         folder = folders.pop() if len(folders) == 1 else f"{files.root}/blocks/*/runs"
-        print(f"{folder}/*/result.json ({len(run_results)} runs)")
+        say(f"{folder}/*/result.json ({len(run_results)} runs)")
     for reason in files.skipped:
-        print(f"not drawn: {reason}")
+        say(f"not drawn: {reason}")
     if files.damage:
         raise RecordError("\n".join(files.damage))
 
@@ -330,7 +330,7 @@ def export(
         analysis, out = analyze_directory(results), output or results / "export" / form
         paths = write_foreign(analysis, form, out)
         for name, count in Counter(path.relative_to(out).parts[0] for path in paths).items():
-            print(f"{out / name} ({count} files)")
+            say(f"{out / name} ({count} files)")
         if analysis.damage:
             raise RecordError("\n".join(analysis.damage))
 
@@ -346,7 +346,7 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
     with bytes_progress(archive.name, contents.size_bytes) as on_bytes:
         write_archive(results, contents, archive, on_bytes)
     for name in contents.irregular:
-        print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
+        note(f"left out: {visible_line(name)} of {results.path}: no regular file")
     sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
     verified = verify_directory(results.path)
     print(f"{archive}: {len(contents.files)} files, {sizes}", *_digest_lines(verified), sep="\n")
@@ -386,7 +386,7 @@ def archive(
     """
     path = import_archive(source, output, RESULTS)
     verified = verify_directory(path, is_fresh=True)
-    print(f"results in {path}")
+    say(f"results in {path}")
     _tell_verified(path, verified)
 
 
@@ -421,11 +421,11 @@ def lenvm(
     for title, is_mended in (("mended or left out", True), ("to bear in mind", False)):
         warnings = [warning for warning in result.warnings if (warning.code in REPAIRS) is is_mended]
         if warnings:
-            print(f"{title}:")
+            say(f"{title}:")
         for warning in warnings:
-            print(f"  {warning.code}: {warning.message}{f' ({warning.where})' if warning.where else ''}")
+            say(f"  {warning.code}: {warning.message}{f' ({warning.where})' if warning.where else ''}")
     for run in result.runs:
         reasons = "".join(f"\n  {warning.code}: {warning.message}" for warning in run.warnings)
-        print(f"{run.run_id}: {run.state}{reasons}")
-    print(f"results in {result.path}")
-    print(f"their columns: {result.path / SUMMARY_NAME}")
+        say(f"{run.run_id}: {run.state}{reasons}")
+    say(f"results in {result.path}")
+    say(f"their columns: {result.path / SUMMARY_NAME}")

@@ -35,7 +35,7 @@ from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import RunOptions, refuse_certain, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
-from benchctl.cli.screen import print_json, warn
+from benchctl.cli.screen import print_json, say, warn
 from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
 from benchctl.errors import UsageError
@@ -166,9 +166,9 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
         _check_load(profile, requests, options.output or options.output_dir, options)
     else:
         refuse_certain(shortfalls(first, size_of(requests), options.output or options.output_dir), is_plan=True)
-        print(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
+        say(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
-        print(f"then {profile.name!r}, every answer forced to its natural length:")
+        say(f"then {profile.name!r}, every answer forced to its natural length:")
     noise = on_file.noise or earlier_noise(profile, options.output_dir)
     print_plan(profile, requests, noise, options.step_time_model)
     _print_handing_out(profile, requests, range(profile.blocks), options)
@@ -212,13 +212,13 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     _check_load(profile, prepared.requests, options.output or options.output_dir, options)
     earlier = earlier_noise(profile, options.output_dir)  # before the new one is the latest
     results = create_experiment(profile, prepared, origin)
-    print(f"results in {results.path}", flush=True)
+    say(f"results in {results.path}")
     print_power(profile, NOISE.in_results(results.path) or earlier)
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             warn(warning.message)
     if not is_virtual(profile.engine.kind) and not options.is_shared:  # a simulated one ends soon
-        print(duration_text(profile, estimate_plan(profile, prepared.requests)), flush=True)
+        say(duration_text(profile, estimate_plan(profile, prepared.requests)))
     return _measure_and_report(results, profile, prepared.requests, options)
 
 
@@ -230,7 +230,7 @@ def _tokenizer(profile: Profile, options: RunOptions) -> AbstractContextManager[
 
     def tell(text: str) -> None:
         if options.on != "slurm":
-            print(text, flush=True)
+            say(text)
             return
         raise UsageError(
             f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
@@ -245,7 +245,7 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[st
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``--blocks`` where given."""
     reopened = reopen_experiment(path, profile)
     extension = None if options.num_blocks is None else extend_experiment(reopened, options.num_blocks)
-    print(f"continuing {path}", flush=True)
+    say(f"continuing {path}")
     if extension is not None:
         added = extension.to_blocks - extension.from_blocks
         warn(

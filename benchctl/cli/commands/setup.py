@@ -28,7 +28,7 @@ from benchctl.cli.options import (
     complete_profile,
     refuse_first,
 )
-from benchctl.cli.screen import tell, text_console
+from benchctl.cli.screen import say, tell, text_console
 from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
@@ -192,13 +192,13 @@ def init(
         raise KeyboardInterrupt from None
     path = Path(f"{profile.name}.yaml")
     path.write_text(f"{text}# written by: {visible_line(shlex.join(['benchctl', *sys.argv[1:]]))}\n", "utf-8")
-    print(f"{path}: {profile.description}; {count_of(profile.blocks, 'block')} on {profile.engine.kind}")
-    print("edit it, or leave it as it is, then run it:")
-    print(f"  {shlex.join(['benchctl', 'run', profile.name])}")
+    say(f"{path}: {profile.description}; {count_of(profile.blocks, 'block')} on {profile.engine.kind}")
+    say("edit it, or leave it as it is, then run it:")
+    say(f"  {shlex.join(['benchctl', 'run', profile.name])}")
     if len(profile.variants) == 1:
         parent = RESULTS / profile.name
-        print("change the server, run it again, then compare the first directory with the second:")
-        print(f"  benchctl compare {parent}/FIRST {parent}/SECOND")
+        say("change the server, run it again, then compare the first directory with the second:")
+        say(f"  benchctl compare {parent}/FIRST {parent}/SECOND")
 
 
 def _prompts_in(path: Path) -> Prompts:
@@ -269,9 +269,9 @@ def _answered(
     if not _is_asked():
         _refuse_missing(change, engine, model, values)
     if change is None:
-        print("What changes?")
+        say("What changes?")
         for number, (word, meaning) in enumerate(_QUESTIONS.items(), start=1):
-            print(f"  {number}  {word:8} {meaning}")
+            say(f"  {number}  {word:8} {meaning}")
         change = _ask("Number or word", "1", _change_of)
     if engine is not None:
         engine, kind = _kind_of(change, engine)
@@ -283,7 +283,7 @@ def _answered(
     if model is None and is_virtual(kind):
         model = _ask("Model", _SIMULATED_MODEL, str)
     elif model is None and change is not Change.SERVER:
-        print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
+        say(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
         model = _ask("Model (directory or name)", None, str)
     name = name or _ask("Name", f"my-{change}", named)
     new = NewProfile(name=name, change=change, engine=engine, kind=kind, model=model, values=values)
@@ -309,7 +309,7 @@ def _until_right(answered: Callable[[], T]) -> T:
         try:
             return answered()
         except UsageError as error:
-            print(error)
+            say(str(error))
 
 
 def _change_of(answer: str) -> Change:
@@ -510,7 +510,7 @@ def list_known() -> None:
         rows.append((group,))
         rows += [(f"  {entry.name}", entry.description, display_path(entry.path)) for entry in entries]
     console = text_console()
-    table = table_of(headings, rows, left=headings)
+    table = table_of(headings, rows, left=headings, extra=("file",))
     console.print(table.drawn(console.width, lambda text: Text(text, style="bold" if text in groups else "")))
     console.print(f"engine presets: {', '.join(preset_files())}")
 
@@ -542,7 +542,7 @@ def validate(
             check_names(profile)
             num_runs = len(plan_runs(profile).runs)
             plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
-            print(f"ok {name}: {plan} on {profile.engine.kind}")
+            say(f"ok {name}: {plan} on {profile.engine.kind}")
         except ProfileError as error:
             errors.append(str(error))
     if errors:

@@ -33,7 +33,7 @@ from benchctl.cli.options import (
     refuse_first,
 )
 from benchctl.cli.outcome import print_outcome
-from benchctl.cli.screen import print_json, tell, text_console, uncollected, warn
+from benchctl.cli.screen import print_json, say, tell, text_console, uncollected, warn
 from benchctl.errors import UsageError
 from benchctl.measure.capacity import (
     ArmPrediction,
@@ -160,7 +160,7 @@ def _simulate(
         # first, because a model without draws is an error of usage
         predictions = () if draws is None else predict_intervals(profile, prepared.requests, draws)
         results = create_simulation(profile, prepared, origin)
-        print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
+        say(f"results in {results.path}; nothing is measured, all times are those of a cost model")
         next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
         with simulated_runs(results, profile, prepared.requests, jobs=jobs, keep=keep) as do_run:
             outcome = measure(results, profile, prepared.requests, next_step, is_quiet=is_quiet, simulate=do_run)
@@ -224,7 +224,7 @@ def _tell_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> 
     document = {"predictions": msgspec.to_builtins(predictions)}
     write_json_atomic(directory / "predictions.json", {"schema_version": 1, **document})
     level, num_draws = percentage(predictions[0].level), predictions[0].num_draws
-    print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
+    say(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
     columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
     rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
     text_console().print(Table("", columns, tuple(rows)))

@@ -18,13 +18,13 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from benchctl.cli.failures import drawing, exit_code_of
+from benchctl.cli.failures import drawing, exit_code_of, width_of
 from benchctl.cli.options import complete_results
-from benchctl.cli.screen import TextConsole, json_text, print_json
+from benchctl.cli.screen import TextConsole, json_text, print_json, say
 from benchctl.cluster.progress import STATES, BlockProgress, Problem, Progress, Watcher
 from benchctl.errors import INTERRUPTED_CODE
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.units import count_of, duration, first_of
+from benchctl.units import count_of, duration, first_of, folded
 from benchctl.untrusted.text import visible_line
 
 Show: TypeAlias = Callable[[Progress], None]
@@ -141,8 +141,8 @@ class _Changes:
         lines = [line for line in map(visible_line, _problem_lines(progress)) if line not in self._told]
         self._told.update(lines)
         lines.append(f"{_blocks(progress)}; {_runs(progress)}")
-        for line in [json_text(msgspec.to_builtins(progress))] if self._as_json else lines:
-            print(line, file=self._stream, flush=True)
+        text = folded("\n".join(lines), width_of(self._stream))
+        print(json_text(msgspec.to_builtins(progress)) if self._as_json else text, file=self._stream, flush=True)
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def watch(
     if once and as_json:
         print_json(msgspec.to_builtins(watcher.look()))
     elif once:
-        print("\n".join(progress_lines(watcher.look())))
+        say("\n".join(progress_lines(watcher.look())))
     else:
         with _view(sys.stdout, as_json=as_json) as show:
             progress = _follow(watcher, show, _is_over)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.screen import bar, print_json, text_console
+from benchctl.cli.screen import bar, print_json, say, text_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
@@ -58,10 +58,10 @@ def list_workloads() -> None:
 def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
     """Print the stages of one workload."""
     workload = calibration_workload(name)
-    print(f"{workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}")
-    print(f"run it: benchctl run {workload.profile}")
+    say(f"{workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}")
+    say(f"run it: benchctl run {workload.profile}")
     for stage in workload.stages:
-        print(
+        say(
             f"  prompts of {stage.prompt_tokens}, outputs of {stage.output_tokens}, {stage.concurrency} open, "
             f"{stage.num_requests} requests"
         )
@@ -134,27 +134,27 @@ def lint(
         for result in results:
             _print_result(result)
         if source is None:
-            print("concurrency and saturation are not predicted: name --model and --hardware")
+            say("concurrency and saturation are not predicted: name --model and --hardware")
         else:
             bound = ": a bound, real servers are slower" if source.is_bound else ""
-            print(f"predicted by the {source.words}{bound}")
+            say(f"predicted by the {source.words}{bound}")
     if any(result.has_errors or (is_strict and result.findings) for result in results):
         raise typer.Exit(1)
 
 
 def _print_result(result: LintResult) -> None:
     for finding in result.findings:
-        print(finding)
+        say(str(finding))
     for each in result.predicted:
         stage, load = each.stage, each.load
         offered = f"{stage.rate:g} requests/s" if stage.rate is not None else f"{stage.concurrency} open"
-        print(
+        say(
             f"{result.path}: stage {stage.index}, {offered}: concurrency {load.concurrency:.3g}, "
             f"{load.utilisation:.1%} of capacity, TTFT {load.ttft_s * MS_PER_S:.3g} ms, "
             f"TPOT {load.tpot_s * MS_PER_S:.3g} ms, {load.output_tokens_per_s:.3g} output tokens/s"
         )
     if not result.findings:
-        print(f"ok {result.path}")
+        say(f"ok {result.path}")
 
 
 def _source(
@@ -195,7 +195,7 @@ def fetch(
     file = dataset_file(name)
     with bar(desc=name, total=file.size_bytes, unit="B", unit_scale=True, leave=False) as progress:
         path = fetch_dataset(file, data_directory(), progress)
-    print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
+    say(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
 
 
 @data.command("verify")
