@@ -77,7 +77,14 @@ def test_a_machine_without_engines_and_gpu_is_ready_for_the_simulator(doctor):
 
 
 def test_the_table_shows_each_remedy_below_its_finding_and_ends_with_a_verdict(tmp_path):
-    said = printed("doctor", cwd=tmp_path, BENCHCTL_DATA_DIR=str(tmp_path / "data"))
+    data = {"BENCHCTL_DATA_DIR": str(tmp_path / "data")}
+    short = printed("doctor", cwd=tmp_path, **data, COLUMNS="")
+    assert not re.search(r"^data|benchctl data fetch", short, re.MULTILINE)
+    assert re.search(
+        r"^not here, and not needed: .*gsm8k, .*; see --all$", " ".join(short.split("\n  ")), re.MULTILINE
+    )
+    assert max(map(len, short.splitlines())) <= 120
+    said = printed("doctor", "--all", cwd=tmp_path, **data)
     lines = [line.strip() for line in said.splitlines()]
     gsm8k = next(number for number, line in enumerate(lines) if line.startswith(("gsm8k", "data")))
     assert lines[gsm8k].split() == ["data", "gsm8k", "missing", "not", "in", f"{tmp_path}/data"]

@@ -383,11 +383,15 @@ def doctor(
     overrides: Overrides = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
     output_dir: Annotated[Path, typer.Option(help="Directory for results, whose free space is checked.")] = RESULTS,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Say how to get every engine and dataset, and what Slurm answers.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets, Slurm.
 
-    Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
+    Each problem is followed by the command that fixes it; engines and datasets that are not here, and are not
+    needed, are only named. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
     needed = dict(map(_needed_engine, engine or ()))
@@ -399,7 +403,7 @@ def doctor(
     checks = (*inspect_machine(output_dir, needed, planned, needs_gpu=gpu), slurm_check())
     missing = [check for check in checks if check.is_obstacle]
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
-    tell(document, *_check_lines(checks, missing), as_json=as_json)
+    tell(document, *_check_lines(checks, missing, show_all=show_all), as_json=as_json)
     if missing:
         raise typer.Exit(_MISSING)
 
@@ -419,12 +423,17 @@ def _document(check: Check) -> dict[str, Any]:
     return {name: getattr(check, name) for name in names} | {"facts": dict(check.facts)}
 
 
-def _check_lines(checks: Sequence[Check], missing: Sequence[Check]) -> Iterator[Group | str]:
-    """A row for each check, below it its remedy, and what is missing."""
+_OPTIONAL: Final = frozenset({"engine", "data", "cluster"})
+"""Topics of which nobody needs every part."""
+
+
+def _check_lines(checks: Sequence[Check], missing: Sequence[Check], *, show_all: bool) -> Iterator[Group | str]:
+    """A row for each check, below it its remedy; what is not here and not needed, and what is missing."""
+    absent = [check for check in checks if check.topic in _OPTIONAL and check.is_missing and not check.is_needed]
     headings = ("topic", "part", "state", "finding")
     rows: list[tuple[str, ...]] = []
     topic = None
-    for check in checks:
+    for check in checks if show_all else [check for check in checks if check not in absent]:
         rows.append((check.topic if check.topic != topic else "", check.name, check.state, check.finding))
         topic = check.topic
         if check.remedy is not None:
@@ -433,6 +442,8 @@ def _check_lines(checks: Sequence[Check], missing: Sequence[Check]) -> Iterator[
         text_console().width, lambda text: Text(text, style=_STYLES.get(text, ""))
     )
     yield ""
+    if absent and not show_all:
+        yield f"not here, and not needed: {', '.join(check.name for check in absent)}; see --all"
     names = ", ".join(f"{check.topic} {check.name}" for check in missing)
     count = sum(check.state == "warning" for check in checks)
     ready = f"ready; {count_of(count, 'warning')}" if count else "ready"
