@@ -95,7 +95,7 @@ def signed_three_digits(value: float) -> str:
 
 def in_a_row(words: Sequence[str]) -> str:
     """``a, b and c``."""
-    return " and ".join(", ".join(words).rsplit(", ", 1))
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def short_number(value: float) -> str:

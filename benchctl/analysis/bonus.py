@@ -183,7 +183,7 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
         estimates[row] = [estimate_paired(ns.tolist(), confidence) for ns in parts]
     scores = []
     for row, (*_, difference) in estimates.items():
-        if difference.block_weights:
+        if difference.uncertainty is not None:
             scores.append(difference.block_scores(blocks_of[row]))
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(

@@ -28,6 +28,8 @@ class Finding:
 FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
 SLOWDOWN_FRAC: Final = 0.05
+_MORE_FLOPS_FRAC: Final = 0.01
+"""Fewer more FLOPs are the same: the slowdown has another cause, and nothing is to be explained by them."""
 """A slowdown is analyzed if its whole interval is above five percent."""
 NOISY_SCATTER_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
@@ -155,6 +157,7 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
     if any(row.number("unexplained_frac_observed") is None for row in slow):
         kind, suffix = "published", ""
         slow = [row for row in slow if row.label not in drafting]
+    slow = [row for row in slow if (row.number(f"flops_ratio{suffix}") or math.inf) > 1 + _MORE_FLOPS_FRAC]
     shares = [share for row in slow if (share := row.number(f"unexplained_frac{suffix}")) is not None]
     if not slow or len(shares) != len(slow) or min(shares) <= 0:
         return None

@@ -10,9 +10,9 @@ import msgspec
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.accuracy import accuracy_sentence
-from benchctl.analysis.compare.compare import blocks_to_settle
-from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.compare.words import cell_sentence, looks_lines
+from benchctl.analysis.compare.answer import answer_lines, cell_sentence
+from benchctl.analysis.compare.result import CellComparison, blocks_to_settle
+from benchctl.analysis.compare.words import looks_lines
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
@@ -26,7 +26,7 @@ from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.table import Column, Table
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
-from benchctl.units import count_of
+from benchctl.units import count_of, folded
 from benchctl.untrusted.text import visible_line
 
 
@@ -36,18 +36,19 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
     files = write_derived(analysis)
     if outcome.num_failed:
         _warn_of_failures(analysis, outcome.num_failed)
-    print_tables_and_notes(analysis)
+    print_tables_and_notes(analysis, is_short=_has_verdicts(analysis, files.verdict))
     print(f"\nruns: {counts_text(outcome)}")
-    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
-    print(f"details: benchctl show {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
-    print_verdicts(analysis, files.verdict)
     drawn = write_pictures(analysis, files)
     if drawn.no_pictures is not None:
         print(f"not drawn: {drawn.no_pictures}")
     elif len(drawn.written) > len(files.written):
         print(f"pictures: {path / 'plots'}")
+    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"page: {path / PAGE_NAME}")
+    print(f"details: benchctl show {shlex.quote(str(path))}")
+    print_verdicts(analysis, files.verdict)
     return analysis, files.verdict
 
 
@@ -117,32 +118,35 @@ def _verdict_document(one: ComparisonVerdict, cell: CellComparison | None) -> di
         "arm": cell.b_label,
         "verdict": cell.verdict,
         "is_control": one.is_control,
-        "sentence": cell_sentence(cell),
+        "sentence": cell_sentence(cell, one.comparison.num_looks if one.comparison is not None else 1),
         "changes": [{"metric": each["name"]} | {name: each[name] for name in _OF_A_CHANGE} for each in changes],
         "quality": quality_document(cell),
     }
 
 
 def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
-    """Print one line for each arm against the baseline, then the page and the commands to go on with."""
-    lines = []
-    for one, cell in _compared_cells(verdict):
-        name = f"{one.b_name if cell is None else cell.b_label}{' (control)' if one.is_control else ''}"
-        lines.append((name, f"{one.word}: {one.sentence}" if cell is None else cell_sentence(cell)))
-        if cell is not None and cell.quality is not None:
-            lines.append(("", accuracy_sentence(cell.quality)))
-    if _has_verdicts(analysis, verdict):
-        console, columns = text_console(), (Column("arm", "", is_left=True), Column("verdict", "", is_left=True))
-        print(f"\nVerdicts against {analysis.results.manifest.baseline}")
-        rows = tuple({"arm": name, "verdict": sentence} for name, sentence in lines)
-        console.print(Table("", columns, rows).drawn(console.width, verdict_text))
-        for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
-            print(line)
-    commands = _next_commands(analysis, verdict)
-    print(f"page: {shlex.quote(str(analysis.results.path / PAGE_NAME))}")
-    for label, command in (("compare", commands["compare"]), (commands["reason"], commands["more_blocks"])):
+    """Print the next commands, each arm against the baseline with its cause and trust, and the whole verdict."""
+    commands, console = _next_commands(analysis, verdict), text_console()
+    for label, command in (("compare", commands["compare"]), ("more blocks", commands["more_blocks"])):
         if command is not None:
             print(f"{label}: {command}")
+    if not _has_verdicts(analysis, verdict):
+        return
+    print(f"\nVerdicts against {analysis.results.manifest.baseline}")
+    for one in verdict.all:
+        if one.comparison is None:
+            console.print(verdict_text(folded(f"{one.word}: {one.sentence}", console.width)))
+            continue
+        rows, control = [], " (control)" if one.is_control else ""
+        for cell in one.comparison.cells:
+            sentence = cell_sentence(cell, one.comparison.num_looks)
+            rows.append({"arm": f"{cell.b_label}{control}", "verdict": sentence})
+            rows += [] if cell.quality is None else [{"verdict": accuracy_sentence(cell.quality)}]
+        columns = Column("arm", "", is_left=True), Column("verdict", "", is_left=True)
+        console.print(Table("", columns, tuple(rows)).drawn(console.width, verdict_text))
+        for line in (*answer_lines(one.comparison), *looks_lines(one.comparison)):
+            console.print(f"  {line}")
+    console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
 
 
 def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:
@@ -154,21 +158,17 @@ def _next_commands(analysis: AnalyzedExperiment, verdict: PageVerdict) -> dict[s
     """The commands to type next, with every path quoted for a shell; None for one that leads nowhere.
 
     ``more_blocks`` is None where nothing is inconclusive, or where more blocks do not help or cannot be added: an
-    A/A experiment measures noise and has nothing to settle. ``reason`` is that for more blocks.
+    A/A experiment measures noise and has nothing to settle.
     """
     path, manifest, profile = str(analysis.results.path), analysis.results.manifest, analysis.profile
     can_grow = why_not_extended(manifest) is None and (profile is None or not is_repeated_baseline(profile))
-    needed = likely = blocks_to_settle(verdict.comparisons) if can_grow else None
-    reason = f"inconclusive; about {likely} blocks would settle it if scatter and changes stay as they are"
-    if likely is not None and all(comparison.is_screening for comparison in verdict.comparisons):
-        needed, reason = MIN_PAIRED_BLOCKS, f"screening; a verdict takes at least {MIN_PAIRED_BLOCKS} blocks"
-        if likely > needed:
-            reason += f", and about {likely} if scatter and changes stay as they are"
+    needed = blocks_to_settle(verdict.comparisons) if can_grow else None
+    if needed is not None and all(comparison.is_screening for comparison in verdict.comparisons):
+        needed = MIN_PAIRED_BLOCKS
     more = shlex.join(["benchctl", "run", "--resume", path, "--blocks", str(needed)])
     return {
         "compare": shlex.join(["benchctl", "compare", path]) if _has_verdicts(analysis, verdict) else None,
         "more_blocks": more if needed is not None and needed > manifest.blocks else None,
-        "reason": reason,
     }
 
 
@@ -192,14 +192,17 @@ def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
     return lines
 
 
-def print_tables_and_notes(analysis: AnalyzedExperiment) -> None:
-    """Print cells, their comparison with the baseline, findings and notes."""
+def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_short: bool = False) -> None:
+    """Print cells, their comparison with the baseline, findings and notes.
+
+    ``is_short``: verdicts follow, which say all of a single cell beside its baseline.
+    """
     console = text_console()
     tables = (
-        experiment_tables.cells_table(analysis),
+        None if is_short else experiment_tables.cells_table(analysis),
         time_tables.passes_table(analysis),
         time_tables.launch_table(analysis),
-        experiment_tables.sweep_table(analysis),
+        None if is_short and len(analysis.cells) < 3 else experiment_tables.sweep_table(analysis),
         experiment_tables.nodes_table(analysis.nodes),
         experiment_tables.ladder_table(analysis),
     )

@@ -8,15 +8,17 @@ from pathlib import Path
 from textwrap import fill
 from typing import Final
 
+from benchctl.analysis.compare.answer import change_in_words
 from benchctl.analysis.planning import balancing_prompts, power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
+from benchctl.analysis.validity.comparable import Difference, planned_differences
 from benchctl.cli.screen import say, text_console, warn
 from benchctl.engines.engine import engine_for
 from benchctl.measure.on_file import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs
+from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs, variant_settings
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
@@ -222,6 +224,17 @@ def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
         f"{imbalance.position_spread}, the counts of one arm after another by up to "
         f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
     )
+
+
+def print_changes(profile: Profile) -> None:
+    """Print what each variant changes against the baseline, over all of its cells."""
+    baseline, *others = arms(profile)
+    changes: dict[str, list[Difference]] = {}
+    for variant, cell in others:
+        sides = variant_settings(profile, *baseline), variant_settings(profile, variant, cell)
+        changes.setdefault(variant, []).extend(planned_differences(*sides))
+    for variant, differences in changes.items():
+        say(f"{variant} against {profile.baseline}: {change_in_words(differences)}")
 
 
 def print_power(profile: Profile, noise: NoiseFloor | None) -> None:

@@ -10,30 +10,32 @@ from benchctl.analysis.attribution.decomposition import (
     Decomposition,
     added_text,
     factor_text,
-    sentence,
     unit_of,
-    wall_line,
 )
 from benchctl.analysis.attribution.estimate import Part
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
+from benchctl.analysis.compare.answer import (
+    answer_lines,
+    foremost_cells,
+    foremost_metric,
+    open_reasons,
+    verdict_sentence,
+)
 from benchctl.analysis.compare.metric import MetricComparison
-from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     change_text,
     difference_lines,
-    floors_text,
     looks_lines,
-    reasons_of,
     speed_line,
     threshold_text,
     unrecorded_lines,
-    verdict_sentence,
 )
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.report.experiment_tables import nodes_table
 from benchctl.report.model_tables import acceptance_table
-from benchctl.report.table import Column, Table, markdown_text
-from benchctl.units import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
+from benchctl.report.table import Column, Table, markdown_text, table_of
+from benchctl.units import NOT_AVAILABLE, count_of, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.untrusted.text import visible_line
 
 MOST_CHARACTERS: Final = 200
@@ -46,7 +48,9 @@ SHOWN_EXPLORATORY: Final = frozenset(
 SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
 """Exploratory metrics of the short table that have a row where either side has a value."""
 
-_OTHER_SERVER: Final = "noise-of-another-server"
+MOST_ROWS: Final = 16
+_MOST_WARNINGS: Final = 5
+"""Of the short form, which fits on a screen."""
 
 _ORDER: Final = {
     "a run changes by {} per position later in its block": attrgetter("position"),
@@ -56,25 +60,52 @@ _ORDER: Final = {
 
 
 def comparison_tables(comparison: Comparison, *, show_all: bool = False) -> list[Table]:
-    """The metrics, where the time went, the drafts of the arms and the results by node, as far as there are any."""
+    """The metrics and the nodes; of one cell, and in all detail of each, where the time went and the drafts."""
     nodes = () if comparison.nodes is None else (comparison.nodes,)
-    tables = (
-        metrics_table(comparison, show_all=show_all),
-        decomposition_table(comparison, show_all=show_all),
-        acceptance_table(compared_drafts(comparison)),
-        nodes_table(nodes, show_all=show_all),
-    )
+    tables: list[Table | None] = [metrics_table(comparison, show_all=show_all)]
+    if show_all or len(comparison.cells) == 1:
+        tables += [
+            decomposition_table(comparison, show_all=show_all),
+            acceptance_table(compared_drafts(comparison)),
+        ]
+    tables.append(nodes_table(nodes, show_all=show_all))
+    if show_all and comparison.noise:
+        tables.append(_floors_table(comparison))
     return [table for table in tables if table is not None]
+
+
+def _floors_table(comparison: Comparison) -> Table:
+    """The noise floor of each deciding metric, and whether it decides instead of the threshold."""
+    margin = comparison.rules.margin_frac
+    rows = (
+        (name, percentage(noise.floor_frac, 2), "floor" if noise.floor_frac > margin else "threshold")
+        for name, noise in comparison.noise.items()
+    )
+    return table_of(("metric", "noise floor", "a change is called beyond its"), rows, left=("metric",))
 
 
 def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
     """Every metric with a row; a cell is named in its first one."""
     rows: list[dict[str, str]] = []
-    for cell in comparison.cells:
-        of_cell = [metric_row(metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)]
+    for cell, metrics in _metrics_with_rows(comparison, show_all=show_all):
+        of_cell = map(metric_row, metrics)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
     change = f"change ({percentage(comparison.rules.confidence)} CI)"
     return _table(comparison, {"metric": "metric"}, {"change": change, "p": "p", "verdict": "verdict"}, rows)
+
+
+def _metrics_with_rows(
+    comparison: Comparison, *, show_all: bool
+) -> list[tuple[CellComparison, list[MetricComparison]]]:
+    """The metrics of each cell that have a row: as many as fit, first those that decide."""
+    cells = [(cell, [m for m in cell.metrics if is_shown(m, show_all=show_all)]) for cell in comparison.cells]
+    if show_all or sum(len(metrics) for _, metrics in cells) <= MOST_ROWS:
+        return cells
+    cells = [(cell, [m for m in metrics if m.role != "exploratory"]) for cell, metrics in cells]
+    if sum(len(metrics) for _, metrics in cells) <= MOST_ROWS:
+        return cells
+    foremost = foremost_cells(comparison)[:MOST_ROWS]
+    return [(cell, [foremost_metric(cell)]) for cell in comparison.cells if cell in foremost and cell.deciding]
 
 
 def _table(
@@ -197,37 +228,53 @@ def _part_row(part: Part, whole: Part | None = None, of: str = "") -> dict[str, 
 
 
 def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
-    """The verdict, the tables, then what must be known to trust them."""
+    """The verdict, the answer, the tables, then what must be known to trust them."""
     parts = [f"**{markdown_text(verdict_sentence(comparison))}**"]
+    parts.append("\n".join(f"- {markdown_text(line)}" for line in answer_lines(comparison)))
     for table in comparison_tables(comparison, show_all=show_all):
         parts += [*([f"{markdown_text(table.title)}:"] if table.title else []), table.markdown()]
-    parts.append("\n".join(f"- {markdown_text(line)}" for line in footnotes_of(comparison)))
-    return "\n\n".join(parts)
+    parts.append("\n".join(f"- {markdown_text(line)}" for line in footnotes_of(comparison, show_all=show_all)))
+    return "\n\n".join(filter(None, parts))
 
 
-def footnotes_of(comparison: Comparison) -> Iterator[str]:
-    """Conditions that a reader must know to trust the table."""
+def footnotes_of(comparison: Comparison, *, show_all: bool = False) -> Iterator[str]:
+    """Conditions that a reader must know to trust the tables; in all detail also those that hold as a rule."""
     for cell in comparison.cells:
-        lines = [speed_line(cell)]
-        if cell.decomposition is not None:  # the wall time as a product, and what carries it
-            about = cell.decomposition
-            lines = [wall_line(about), sentence(about), *lines]
+        lines = [cell.cause if show_all else None, speed_line(cell)]
         yield from (f"{cell.label}: {line}" for line in lines if line is not None)
     yield from _answer_lines(comparison)
-    yield _blocks_line(comparison)
-    for lines_of in (unrecorded_lines, _margin_lines, looks_lines, _order_lines):
+    for lines_of in (unrecorded_lines, looks_lines, open_reasons):
         yield from lines_of(comparison)
+    yield from _order_lines(comparison, show_all=show_all)
+    if show_all:
+        yield from _details(comparison)
+    shown = _metrics_with_rows(comparison, show_all=show_all)
+    if any(metric.role == "exploratory" for _, metrics in shown for metric in metrics):
+        yield "verdicts in parentheses are exploratory and decide nothing"
+    warnings = [
+        f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+        for warning in comparison.warnings
+    ]
+    yield from warnings if show_all else warnings[:_MOST_WARNINGS]
+    num_rows = sum(len(metrics) for _, metrics in shown)
+    left = {
+        "row": sum(is_shown(m, show_all=False) for c in comparison.cells for m in c.metrics) - num_rows,
+        "warning": len(warnings) - _MOST_WARNINGS,
+    }
+    more = [count_of(number, f"more {what}") for what, number in left.items() if number > 0 and not show_all]
+    if more:
+        yield f"{' and '.join(more)} with --all"
+
+
+def _details(comparison: Comparison) -> Iterator[str]:
+    """Order, margins, estimator and noise floor, exact metrics that are equal, and every declared difference."""
+    yield _blocks_line(comparison)
+    yield from _margin_lines(comparison)
     exact = [metric for cell in comparison.cells for metric in cell.metrics if metric.role == "exact"]
     unequal = {metric.metric.name for metric in exact if metric.verdict != "equal"}
     if equal := dict.fromkeys(metric.metric.name for metric in exact if metric.metric.name not in unequal):
         yield f"equal in every block: {', '.join(equal)}"
-    yield "verdicts in parentheses are exploratory and decide nothing"
     yield from (f"declared difference: {line}" for line in difference_lines(comparison.allowed))
-    if comparison.verdict in {"invalid", "inconclusive"}:
-        yield from (f"reason: {reason}" for reason in reasons_of(comparison))
-    for warning in comparison.warnings:
-        if warning.code != _OTHER_SERVER:  # told with the noise floor
-            yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
 
 
 def _answer_lines(comparison: Comparison) -> Iterator[str]:
@@ -244,8 +291,8 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _margin_lines(comparison: Comparison) -> Iterator[str]:
-    """The margins, the correction, the estimator, and where noise is larger than the threshold."""
-    yield f"{threshold_text(comparison)} · {correction_text(comparison)}"
+    """The margins, the estimator, and the origin of the noise floors."""
+    yield threshold_text(comparison)
     estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
     if comparison.pairing == "unpaired":
         yield (
@@ -255,24 +302,13 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     for name, counts in (("robust", "outlying blocks count little"), ("mean", "every block counts the same")):
         if name in estimators:
             yield f"estimator: {name}; {counts}, in centres and their scatter (±) as in the change"
-    others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
-    others.append("no A/A experiment of this machine is on file (benchctl run NAME --aa)")
-    yield f"noise floor A/A: {floors_text(comparison)}" if comparison.noise else f"no noise floor: {others[0]}"
+    if comparison.noise:
+        yield f"noise floors from {comparison.rules.noise_source}"
+    else:
+        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run NAME --aa)"
 
 
-def correction_text(comparison: Comparison) -> str:
-    """The number of deciding tests, and their correction."""
-    tests = comparison.num_tests
-    if tests <= 1:
-        return "one deciding comparison"
-    if comparison.pairing == "unpaired":
-        return f"{tests} deciding comparisons, corrected by Holm"
-    levels = {m.judged_confidence for c in comparison.cells for m in c.deciding if m.judged_confidence is not None}
-    level = f", at up to {percentage(max(levels), 4)} each" if levels else ""
-    return f"{tests} deciding comparisons, judged together{level}"
-
-
-def _order_lines(comparison: Comparison) -> Iterator[str]:
+def _order_lines(comparison: Comparison, *, show_all: bool) -> Iterator[str]:
     """Effects of order and time on the deciding metrics that are significant over all tests."""
     effects: list[tuple[float, str]] = []
     num_tests = 0
@@ -289,7 +325,7 @@ def _order_lines(comparison: Comparison) -> Iterator[str]:
     significant = [(probability, line) for probability, line in effects if probability * num_tests < 0.05]
     for probability, line in significant:
         yield f"{line}{probability * num_tests:.2g}, corrected for {num_tests} tests)"
-    if num_tests and not significant:
+    if show_all and num_tests and not significant:
         yield f"no effect of position or drift is significant ({num_tests} tests)"
 
 

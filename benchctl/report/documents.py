@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.attribution.decomposition import MEANING, Decomposition, sentence, wall_line
+from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
 from benchctl.analysis.attribution.estimate import Split
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
+from benchctl.analysis.compare.answer import reasons_of, verdict_sentence
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.summary import flops_bridge
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
@@ -147,7 +147,7 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "verdict": cell.verdict,
         "errors": list(cell.errors),
         "unrecorded_metrics": list(cell.unrecorded),
-        "decomposition": None if decomposition is None else _decomposition_document(decomposition),
+        "decomposition": None if decomposition is None else _decomposition_document(decomposition, cell.cause),
         "drafts": {"a": _drafts_document(cell.a_drafts), "b": _drafts_document(cell.b_drafts)},
         "quality": quality_document(cell),
         "divergence": of_divergence,
@@ -226,12 +226,11 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
     return {**asdict(cell.quality), "pass_at": pass_at, "decides": cell.is_quality_deciding, "lines": lines}
 
 
-def _decomposition_document(of: Decomposition) -> dict[str, Any]:
+def _decomposition_document(of: Decomposition, cause: str | None) -> dict[str, Any]:
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
     wall, sections, work, model = of.wall, of.sections, of.work, of.model
     return {
-        "sentence": sentence(of),
-        "lines": [wall_line(of)],
+        "sentence": cause,
         "blocks": of.num_blocks,
         "wall": None
         if wall is None

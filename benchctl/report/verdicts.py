@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus import bonus_headline
+from benchctl.analysis.compare.answer import verdict_sentence
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, first_verdict
-from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError

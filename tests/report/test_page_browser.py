@@ -132,8 +132,8 @@ def test_the_verdict_is_in_view_at_once_charts_are_drawn_as_they_come_and_all_fi
     browser, path, size
 ):
     with opened(browser, path, size) as page:
-        for selector in ("h1", ".lead", ".rules"):
-            box = page.locator(selector).bounding_box()
+        for selector in ("h1", ".lead", ".answer li"):
+            box = page.locator(selector).first.bounding_box()
             assert 0 <= box["y"] <= size["height"] - box["height"]
         page.wait_for_timeout(300)
         assert page.locator(".charts svg.marks").count() == 0

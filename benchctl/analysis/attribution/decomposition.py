@@ -5,7 +5,8 @@ parts that carry the difference, as far as they are significant.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Final, TypeAlias, TypeVar
 
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown, runs_at_level
 from benchctl.analysis.attribution.estimate import (
@@ -25,7 +26,14 @@ from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.records.record import StopMode
-from benchctl.units import MS_PER_S, change_of_ratio, percentage, s_from_ns, signed_three_digits
+from benchctl.units import (
+    MS_PER_S,
+    change_of_ratio,
+    count_of,
+    percentage,
+    s_from_ns,
+    signed_three_digits,
+)
 
 NO_MODEL: Final = "no step-time model is named"
 TIME_PER_STEP: Final = "time per step"
@@ -250,6 +258,8 @@ _MOST: Final = 1.2
 """A larger share of a whole is not meaningful: other parts have the opposite sign."""
 _WORTH_A_WORD: Final = 0.1
 """Part of the largest below which a factor is omitted from a list."""
+_SAME: Final = 0.02
+"""Work that differs by a smaller fraction is the same work."""
 
 _NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
 
@@ -262,52 +272,64 @@ def factor_text(estimate: RatioEstimate) -> str:
     return f"x{estimate.ratio:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def wall_line(decomposition: Decomposition) -> str:
-    """``wall x1.550 [..] = steps x1.000 * time per step x1.550 [..] * remainder x1.000``."""
-    wall = decomposition.wall
-    if wall is None:
-        return _NO_WALL
-    factors = " * ".join(f"{factor.name} {factor_text(factor.estimate)}" for factor in wall.parts)
-    return f"wall {factor_text(wall.whole.estimate)}{' = ' if factors else ''}{factors}"
+Levels: TypeAlias = Mapping[str, tuple[float, float]]
+"""Values of both sides by metric, where both are known."""
 
 
-def sentence(decomposition: Decomposition) -> str:
-    """The factor that carries the difference, as far as the intervals show it."""
+def sentence(decomposition: Decomposition, levels: Levels = MappingProxyType({})) -> str:
+    """The cause of the difference of the wall times, as far as the intervals show it."""
     wall = decomposition.wall
     if wall is None:
         step = [f"a step takes {added_text(part)}"] if (part := decomposition.step) else []
         return "; ".join([_NO_WALL, *step, *_section(decomposition), *_by_models(decomposition)])
     total = wall.whole.estimate
-    whole = change_of_ratio(total.ratio)
+    whole = f"wall time {change_of_ratio(total.ratio)}"
     if not wall.parts:
-        return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
+        return f"{whole}; neither steps nor tokens are known to explain it"
     if total.log_interval is None:
-        blocks = "in one block" if total.is_paired else "over too few runs for an interval"
-        return f"the wall time changes by {whole} {blocks}, which tells no factor from 1"
+        blocks = count_of(total.num_blocks, "block") if total.is_paired else "too few runs"
+        return f"{whole}: {blocks} cannot tell a cause from chance"
     clear = sorted((part for part in wall.parts if part.is_significant), key=lambda part: -abs(part.added_s))
     if not clear:
-        return f"no factor can be told from 1 ({whole} in all)"
-    text = _carried(clear, wall.whole, whole)
+        return f"{whole}: no cause can be told from chance"
+    text = f"{whole}: {_carried(clear, wall.whole, levels)}"
     if any(factor.name == TIME_PER_STEP for factor in clear):
-        return "; ".join([": ".join([text, *_section(decomposition)]), *_by_models(decomposition)])
+        return "; ".join([text, *_section(decomposition), *_by_models(decomposition)])
     return text
 
 
-def _carried(factors: Sequence[Factor], wall: Factor, whole: str) -> str:
-    """One factor that carries the whole, several that add up to it, or a part that is not significant."""
-    (name, share), *others = [(factor.name, factor.share_of(wall)) for factor in factors]
-    sizes = [abs(factor.added_s) for factor in factors]
-    worth = [factor for factor, size in zip(factors, sizes, strict=True) if size >= _WORTH_A_WORD * sizes[0]]
-    listed = " and ".join(f"{factor.name} {change_of_ratio(factor.estimate.ratio)}" for factor in worth)
-    cancels = abs(wall.added_s) < _CARRIES * sum(sizes)
-    if others and (cancels or (share is not None and not 0 < share <= _MOST)):
-        return f"{listed} make {whole}{', which cannot be told from 0' if share is None else ''}"
-    if share is None:
-        return f"{listed} can be told from 1, {whole} in all cannot"
-    if share < _CARRIES:
-        return f"{listed} can be told from 1; what carries the rest of the {whole} cannot"
-    parts = [f", {other} {_percent(part)}" for other, part in others if part and abs(part) >= _WORTH_A_WORD]
-    return f"{name} carries {_percent(share)} of the {whole}{''.join(parts)}"
+def _carried(factors: Sequence[Factor], wall: Factor, levels: Levels) -> str:
+    """The factors worth a word, the largest first, and whether chance could be the whole or the rest."""
+    least_s = _WORTH_A_WORD * abs(factors[0].added_s)
+    worth = [factor for factor in factors if abs(factor.added_s) >= least_s]
+    text = " and ".join(_in_words(factor, levels) for factor in worth)
+    if not wall.is_significant:
+        return f"{text}; the whole cannot be told from chance"
+    is_part = abs(sum(factor.added_s for factor in worth)) < _CARRIES * abs(wall.added_s)
+    return f"{text}; the cause of the rest cannot be told from chance" if is_part else text
+
+
+def _in_words(factor: Factor, levels: Levels) -> str:
+    """What a factor is on both sides; where its levels are not known, its change."""
+    steps, step_ms, tokens = (levels.get(METRIC_OF[name]) for name in ("steps", TIME_PER_STEP, "output tokens"))
+    batch, gain = levels.get("mean_batch_size"), levels.get("tokens_per_step")
+    if factor.name == "steps" and steps is not None:
+        served = None if batch is None else (steps[1] * batch[1]) / (steps[0] * batch[0])
+        because = ""
+        if batch is not None and served is not None and abs(served - 1) < _SAME:
+            because = f", because a batch holds {batch[1]:.3g} sequences instead of {batch[0]:.3g}"
+        return f"{steps[0]:,.0f} to {steps[1]:,.0f} steps{because}"
+    if factor.name == "steps per pass" and batch is not None:
+        return f"a batch holds {batch[1]:.3g} sequences instead of {batch[0]:.3g}"
+    if factor.name in {"passes", "passes per token"} and gain is not None:
+        return f"a sequence gains {gain[1]:.3g} tokens in a step instead of {gain[0]:.3g}"
+    if factor.name == TIME_PER_STEP and step_ms is not None:
+        return f"a step takes {step_ms[1]:.3g} ms instead of {step_ms[0]:.3g} ms"
+    if factor.name == "output tokens" and tokens is not None:
+        return f"{tokens[0]:,.0f} to {tokens[1]:,.0f} output tokens"
+    if factor.name == "remainder":
+        return f"{added_text(factor)} outside of steps (queueing, network, client)"
+    return f"{factor.name} {change_of_ratio(factor.estimate.ratio)}"
 
 
 def _section(decomposition: Decomposition) -> Iterator[str]:
@@ -317,9 +339,7 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
         return
     largest, share = split.largest, split.largest.share_of(split.whole)
     if share is not None and 0 < share <= _MOST:
-        factors = () if decomposition.wall is None else decomposition.wall.parts
-        whole = "it" if sum(factor.is_significant for factor in factors) == 1 else "the step's difference"
-        yield f"{_percent(share)} of {whole} {largest.name}"
+        yield f"{share:.0%} of the step's difference is {largest.name}"
         return
     least_s = _CARRIES * abs(largest.added_s)
     pulling = [part for part in split.parts if part.is_significant and abs(part.added_s) >= least_s]
@@ -328,7 +348,7 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
 
 
 def _by_models(decomposition: Decomposition) -> Iterator[str]:
-    """The part that a step-time model explains where that is worth a word, else the roofline's."""
+    """The part that a step-time model explains where that is worth a word, else what different work explains."""
     model, work = decomposition.model, decomposition.work
     share = None if isinstance(model, str) else model.explained_frac
     if isinstance(model, Split) and model.predicted and share is not None and not 0 <= share < _WORTH_A_WORD:
@@ -336,14 +356,15 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
         largest = max(model.parts[:-1], key=lambda part: part.added_s * predicted_s)
         carrier = f", most by {largest.name}" if largest.is_significant else ""
         if 0 <= share <= _MOST:
-            part = _percent(share)
-            yield f"a step-time model explains {part} of the step's difference by its work{carrier}"
+            yield f"a step-time model explains {share:.0%} of it by its work{carrier}"
         else:
             yield f"for its work a step-time model predicts {added_text(model.predicted)} per step"
     elif isinstance(work, Split) and work.predicted and (share := work.explained_frac) is not None:
+        floor_s = work.predicted.a_s
+        if floor_s and abs(work.predicted.added_s) < _SAME * floor_s:
+            return
         if 1 - _MOST <= share <= 1:
-            part = _percent(share)
-            yield f"the roofline floor of its FLOPs and bytes explains {part} of the step's difference"
+            yield f"its FLOPs and bytes explain {share:.0%} of it (roofline model)"
         else:  # the floors add more than the difference
             yield f"FLOPs and bytes alone would add {added_text(work.predicted)} (roofline model)"
 
@@ -373,7 +394,3 @@ def unit_of(part: Part) -> tuple[str, float]:
     """The unit that suits a part, and its number per second."""
     largest = max(map(abs, part.numbers))
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"

@@ -1,14 +1,13 @@
 """The comparison of two sides: cells matched, their metrics compared, all deciding tests corrected together."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
-from benchctl.analysis.compare.decide import blocks_for_verdict
 from benchctl.analysis.compare.judge import judge_named
 from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
@@ -31,7 +30,7 @@ from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import other_cores
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
+from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
     declared_settings,
@@ -41,7 +40,7 @@ from benchctl.analysis.validity.comparable import (
     require_comparable,
     setting_differences,
 )
-from benchctl.analysis.validity.machines import other_machine_warning
+from benchctl.analysis.validity.machines import gpu_names_text, machines_of, other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import is_virtual
@@ -208,8 +207,25 @@ def compare_experiments(
         ),
         nodes=nodes,
         is_simulated=any(is_virtual(side.results.manifest.engine) for side in (a, b)),
+        measured_on=_measured_on(pairs),
         other_cores=other_cores((run for pair in pairs for run in pair.a_runs), a.results.manifest.host),
     )
+
+
+def _measured_on(pairs: Sequence[ArmPair]) -> str:
+    """``vllm, Qwen/Qwen3-4B, 1 x NVIDIA H100``; what both sides have in common stands once."""
+    engines, models, devices = dict[str, None](), dict[str, None](), dict[str, None]()
+    for side, arm in chain.from_iterable(zip(pair.sides, (pair.a, pair.b), strict=True) for pair in pairs):
+        settings, hardware, machines = side.settings(arm), side.hardware_of(arm), machines_of(side.results)
+        engine = side.results.manifest.engine
+        device = gpu_names_text(gpu for machine in machines for gpu in machine.gpus)
+        device = device or f"{machines[0].cpu_model or machines[0].node}, no GPU"
+        if is_virtual(engine):
+            device = f"a simulated {'device' if hardware is None else hardware.name}; no GPU was measured"
+        engines[engine] = devices[device] = None
+        if settings is not None:
+            models[str(settings.model)] = None
+    return ", ".join(" and ".join(names) for names in (engines, models, devices) if names)
 
 
 def _rules_of(pair: ArmPair, options: CompareOptions) -> tuple[Rules, tuple[ResultWarning, ...]]:
@@ -360,33 +376,3 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
         return a.variant, b.variant
     short = (a.path.resolve().name, b.path.resolve().name)
     return short if short[0] != short[1] else (str(a), str(b))
-
-
-def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
-    """Blocks in all that give the deciding metrics of cells without a verdict theirs, where blocks can do that.
-
-    Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
-    are those of alpha * K / (K + 1) where they were those of alpha after K looks. None where nothing is
-    inconclusive, or where no number of blocks helps.
-    """
-    needed = [
-        number
-        for comparison in comparisons
-        for cell in comparison.cells
-        if not cell.errors and cell.verdict == "inconclusive"
-        for metric in cell.deciding
-        if (number := _blocks_needed(metric, comparison.num_looks)) is not None
-    ]
-    return max(needed, default=None)
-
-
-def _blocks_needed(metric: MetricComparison, num_looks: int) -> int | None:
-    """Blocks for one metric; a screening needs at least those that a verdict takes."""
-    estimate, judged = metric.estimate, metric.judged_confidence
-    if metric.verdict != "inconclusive" or estimate is None or judged is None or metric.is_unreliable:
-        return None
-    confidence = 1 - (1 - judged) * num_looks / (num_looks + 1)
-    needed = blocks_for_verdict(estimate, metric.margins, confidence)
-    if metric.is_screening:
-        return max(needed or 0, MIN_PAIRED_BLOCKS)
-    return None if needed is None else max(needed, estimate.num_blocks + 1)

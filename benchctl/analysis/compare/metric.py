@@ -314,7 +314,7 @@ def _joint_levels(tests: Sequence[MetricComparison], alpha: float) -> dict[int, 
 
 
 def why_inconclusive(estimate: RatioEstimate, margins: Margins, rules: Rules, confidence: float) -> str:
-    """The reason why there is no verdict, and the number of blocks that would give one where that is known."""
+    """The reason why there is no verdict."""
     if estimate.num_blocks < rules.min_blocks:
         each = "" if rules.is_paired else " on each side"
         number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
@@ -328,15 +328,12 @@ def why_inconclusive(estimate: RatioEstimate, margins: Margins, rules: Rules, co
             f"the {percentage(estimate.confidence)} interval is clear of {margin}, but not that of "
             f"{percentage(confidence, 4)}, which so many tests require"
         )
-    needed = blocks_for_verdict(estimate, margins, confidence)
-    if needed is None:
+    if blocks_for_verdict(estimate, margins, confidence) is None:
         return (
             f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would give a verdict: the scatter is too large, or the "
             "change too close to the margin"
         )
-    more = max(1, needed - estimate.num_blocks)
-    blocks = "1 more block" if more == 1 else f"{more} more blocks"
-    return f"{where}; about {blocks}, if ratio and scatter stay as they are"
+    return where
 
 
 def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.decomposition import Decomposition, sentence
 from benchctl.analysis.compare.accuracy import DivergenceComparison, QualityComparison
 from benchctl.analysis.compare.cells import NodeResults
+from benchctl.analysis.compare.decide import blocks_for_verdict
 from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict, Rules
 from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.metrics.speculation import ArmDrafts
-from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import MetricNoise
@@ -76,6 +77,12 @@ class CellComparison:
         return tuple(m for m in self.metrics if m.role == "deciding")
 
     @property
+    def cause(self) -> str | None:
+        """The cause of the difference of the wall times; None where they are not known."""
+        levels = {m.metric.name: (m.a, m.b) for m in self.metrics if m.a and m.b}
+        return None if self.decomposition is None else sentence(self.decomposition, levels)
+
+    @property
     def verdict(self) -> OverallVerdict:
         if self.errors:
             return "invalid"
@@ -105,6 +112,8 @@ class Comparison:
     """Deciding metrics by node; None where the blocks ran on one."""
     is_simulated: bool = False
     """The times of a side are those of a simulator."""
+    measured_on: str = ""
+    """Engine, model and device of both sides in words; empty for files of other tools."""
     other_cores: tuple[float, int] | None = None
     """Cores that programs beside server and client used while A was measured, of those of the machine; None where
     that was not sampled."""
@@ -139,3 +148,29 @@ def first_verdict(verdicts: Iterable[OverallVerdict]) -> OverallVerdict:
     """The verdict of highest precedence; nothing to judge is inconclusive."""
     of_parts = set(verdicts)
     return next((verdict for verdict in EXIT_CODES if verdict in of_parts), "inconclusive")
+
+
+def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
+    """Blocks in all that give every cell without a verdict its own; None where none is open or no number helps."""
+    cells = ((comparison, cell) for comparison in comparisons for cell in comparison.cells)
+    needed = [number for comparison, cell in cells if (number := blocks_of_cell(cell, comparison.num_looks))]
+    return max(needed, default=None)
+
+
+def blocks_of_cell(cell: CellComparison, num_looks: int) -> int | None:
+    """Blocks in all that give the open metrics of a cell their verdicts; None where that is not inconclusive, or no
+    number helps.
+
+    Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
+    are those of alpha * K / (K + 1) where they were those of alpha after K looks. A screening needs at least the
+    blocks that a verdict takes.
+    """
+    needed = []
+    for metric in cell.deciding if cell.verdict == "inconclusive" else ():
+        estimate, judged = metric.estimate, metric.judged_confidence
+        if metric.verdict == "inconclusive" and estimate is not None and judged is not None and metric.is_test:
+            confidence = 1 - (1 - judged) * num_looks / (num_looks + 1)
+            number = blocks_for_verdict(estimate, metric.margins, confidence) or 0
+            least = MIN_PAIRED_BLOCKS if metric.is_screening else estimate.num_blocks + 1
+            needed += [max(number, least)] if number or metric.is_screening else []
+    return max(needed, default=None)

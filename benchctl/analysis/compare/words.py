@@ -1,4 +1,4 @@
-"""A comparison in words: the warnings that limit it, its verdict and the reasons."""
+"""A comparison in words: the warnings that limit it, its margins, and the settings that differ."""
 
 import math
 import re
@@ -8,7 +8,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from benchctl.analysis.compare.accuracy import accuracy_sentence
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
@@ -18,7 +17,7 @@ from benchctl.analysis.validity.machines import ABSENT, machine_warnings
 from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.schema import ResultWarning
-from benchctl.units import percentage, percentage_change
+from benchctl.units import count_of, percentage, percentage_change
 
 SURPRISING_P: Final = 0.01
 """Effects of the order are reported where their p-value, over all tests, is below it."""
@@ -234,7 +233,8 @@ def change_text(metric: MetricComparison) -> str:
     change = percentage_change(estimate.ratio - 1)
     if estimate.ci_low is None or estimate.ci_high is None:
         num_a, num_b = (sum(value is not None for value in side) for side in (metric.a_blocks, metric.b_blocks))
-        return f"{change} [{'one block' if estimate.is_paired else f'no interval: {num_a} against {num_b} runs'}]"
+        few = count_of(num_a, "block") if estimate.is_paired else f"{num_a} against {num_b} runs"
+        return f"{change} [unknown with {few}]"
     return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
 
 
@@ -268,13 +268,12 @@ def threshold_text(comparison: Comparison) -> str:
 
 
 def floors_text(comparison: Comparison) -> str:
-    """The noise floors of the deciding metrics and their source; empty where no A/A experiment is on file."""
-    floors = ", ".join(
-        f"{name} {percentage(noise.floor_frac, 2)}"
-        + (" (a change is called beyond it)" if noise.floor_frac > comparison.rules.margin_frac else "")
-        for name, noise in comparison.noise.items()
-    )
-    return f"{floors}; from {comparison.rules.noise_source}" if floors else ""
+    """The largest noise floor of the deciding metrics; empty where no A/A experiment is on file."""
+    if not comparison.noise:
+        return ""
+    name, noise = max(comparison.noise.items(), key=lambda item: item[1].floor_frac)
+    decides = " decides where it exceeds the margin" if noise.floor_frac > comparison.rules.margin_frac else ""
+    return f"noise floor up to {percentage(noise.floor_frac, 2)} ({name}){decides}"
 
 
 def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
@@ -322,117 +321,3 @@ def looks_lines(comparison: Comparison) -> Iterator[str]:
             f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
             f"{confidence} and every verdict is corrected for them"
         )
-
-
-def verdict_sentence(comparison: Comparison) -> str:
-    """The first line of the output: the verdict and the strongest reason for it."""
-    verdict = comparison.verdict
-    sides = f"{comparison.b_name} against {comparison.a_name}"
-    if verdict == "invalid":
-        errors = [error for cell in comparison.cells for error in cell.errors]
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
-    if comparison.is_screening and verdict == "inconclusive":
-        fewest = min(cell.num_blocks for cell in comparison.cells)
-        blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
-        pairs = [(cell, metric) for cell in comparison.cells for metric in cell.deciding]
-        cell, metric = max(pairs, key=lambda pair: _strength(pair[1]))
-        largest = f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
-        return f"inconclusive: {sides}: a screening of {blocks} gives no verdict; {largest}"
-    deciding = _deciding_metrics(comparison.cells, verdict)
-    if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
-        return f"{verdict}: {sides}: {qualities[0]}"
-    if not deciding and comparison.num_tests == 0 and (lines := unrecorded_lines(comparison)):
-        return f"inconclusive: {sides}: nothing to judge: {lines[0]}"
-    if not deciding:
-        return (
-            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
-            "the comparison invalid; name one that scatters with --metrics, such as step_ms"
-        )
-    cell, strongest = max(deciding, key=lambda pair: _strength(pair[1]))
-    tests = comparison.num_tests
-    number = f"{len(deciding)} of {tests} comparisons" if tests > 1 else "the one comparison"
-    return (
-        f"{verdict}: {sides}: {number} {_OUTCOME[verdict]} {_margins_used([m for _, m in deciding], verdict)}, "
-        f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
-    )
-
-
-def cell_sentence(cell: CellComparison) -> str:
-    """One cell: its verdict, the strongest change that decided it, and the reason where nothing was decided."""
-    if cell.verdict == "invalid":
-        return f"invalid: {cell.errors[0]}"
-    deciding = [metric for _, metric in _deciding_metrics([cell], cell.verdict)]
-    if not deciding:
-        qualities = _deciding_qualities([cell], cell.verdict)
-        return f"{cell.verdict}: {qualities[0] if qualities else 'nothing to judge'}"
-    metric = max(deciding, key=_strength)
-    reason = f": {metric.reason}" if metric.reason and cell.verdict == "inconclusive" else ""
-    return f"{cell.verdict}, {metric.metric.name} {change_text(metric)}{reason}"
-
-
-_OUTCOME = {
-    "regression": "worse by more than",
-    "improvement": "better by more than",
-    "equivalent": "inside",
-    "inconclusive": "undecided at",
-}
-
-
-def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
-    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left.
-
-    Of a change: the threshold, the noise floors above it, or both where metrics differ in what decides them.
-    """
-    margins = [metric.margins for metric in metrics if metric.estimate is not None]
-    equivalence = f"a margin of {_reach(m.equivalence_frac for m in margins)}"
-    floors = [m.change_frac for m in margins if m.is_noise_floor]
-    thresholds = [m.change_frac for m in margins if not m.is_noise_floor]
-    changes = [] if floors and not thresholds else [f"a margin of {_reach(thresholds)}"]
-    changes += [f"{'a' if len(set(floors)) > 1 else 'the'} noise floor of {_reach(floors)}"] if floors else []
-    change = " or ".join(changes)
-    if verdict == "equivalent":
-        return equivalence
-    if verdict != "inconclusive" or change == equivalence:
-        return change
-    return f"{equivalence} for equivalence and {change} for a change"
-
-
-def _reach(margins_frac: Iterable[float]) -> str:
-    """``1%``, or ``1% to 19%`` where metrics differ."""
-    margins = list(margins_frac) or [0.0]
-    return " to ".join(dict.fromkeys(percentage(margin) for margin in (min(margins), max(margins))))
-
-
-def reasons_of(comparison: Comparison) -> tuple[str, ...]:
-    """Reasons of the verdict: every error, or each deciding metric that has the verdict of the whole."""
-    cells, verdict = comparison.cells, comparison.verdict
-    if verdict == "invalid":
-        return tuple(f"{cell.label}: {error}" for cell in cells for error in cell.errors)
-    reasons = (
-        f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}"
-        + (f": {metric.reason}" if metric.reason else "")
-        for cell, metric in _deciding_metrics(cells, verdict)
-    )
-    return (*reasons, *_deciding_qualities(cells, verdict))
-
-
-def _deciding_metrics(
-    cells: Iterable[CellComparison], verdict: str
-) -> list[tuple[CellComparison, MetricComparison]]:
-    """Each deciding metric that has the verdict of the whole, with its cell."""
-    of_metrics = {verdict, {"equivalent": "equal", "inconclusive": "unknown"}.get(verdict)}
-    return [(cell, metric) for cell in cells for metric in cell.deciding if metric.verdict in of_metrics]
-
-
-def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
-    """Accuracy of each cell whose deciding quality has the verdict of the whole."""
-    return [
-        f"{cell.label}: {accuracy_sentence(cell.quality)}"
-        for cell in cells
-        if cell.is_quality_deciding and cell.quality is not None and cell.quality.verdict == verdict
-    ]
-
-
-def _strength(metric: MetricComparison) -> float:
-    return -1.0 if metric.estimate is None else math.fabs(metric.estimate.log_ratio)

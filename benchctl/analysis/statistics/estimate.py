@@ -24,6 +24,8 @@ from benchctl.analysis.statistics.robust import OutlierMixture, PositionCovariat
 
 MIN_PAIRED_BLOCKS: Final = 6
 """Fewer give no verdict: with five, the sign-flip test cannot reach p < 0.05."""
+MIN_INTERVAL_BLOCKS: Final = 3
+"""Fewer give no interval: the t quantile of two blocks is 12.7, so that theirs says nothing."""
 MIN_UNPAIRED_BLOCKS: Final = 4
 """On each side; with three, the Mann-Whitney test cannot reach p < 0.05."""
 
@@ -49,7 +51,7 @@ class PooledSlope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioEstimate:
-    """The ratio of B over A; its interval, test and minimum detectable effect are None for a single block.
+    """The ratio of B over A; its interval, test and minimum detectable effect are None for one or two blocks.
 
     Invariant: ``ci_low <= ratio <= ci_high`` where they are known.
     """
@@ -154,9 +156,16 @@ def estimate_paired(
     outliers; None: ``differences``. Parts that add up in every block add up in estimates with one evidence.
     """
     n = len(differences)
-    if n < 2:
+    if n < MIN_INTERVAL_BLOCKS:
+        centre = fmean(differences)
         return RatioEstimate(
-            num_blocks=n, is_paired=True, confidence=confidence, log_ratio=fmean(differences), estimator="mean"
+            num_blocks=n,
+            is_paired=True,
+            confidence=confidence,
+            log_ratio=centre,
+            estimator="mean",
+            block_weights=(1 / n,) * n,
+            residuals=tuple(difference - centre for difference in differences),
         )
     d, covariate = np.asarray(differences, dtype=float), None
     if positions is not None and n >= MIN_PAIRED_BLOCKS and any(positions) and (slope or len(set(positions)) > 1):

@@ -139,6 +139,14 @@ def experiment_differences(a: LoadedResults, b: LoadedResults) -> tuple[Differen
     )
 
 
+def planned_differences(a: VariantSettings, b: VariantSettings) -> Iterator[Difference]:
+    """The settings in which two arms of a profile will differ."""
+    left, right = _settings_by_path(a), _settings_by_path(b)
+    for key in sorted(_changed(left, right)):
+        before, after = (_as_json(side[key]) if key in side else ABSENT for side in (left, right))
+        yield Difference(key, before, after, is_declared=True)
+
+
 def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
     """The requests as they are sent, without the count of their prompts, which differs between tokenizers."""
     return tuple(

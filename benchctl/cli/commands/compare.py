@@ -10,9 +10,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 import typer
 
 from benchctl.analysis.analyzed import analyze, analyze_directory
+from benchctl.analysis.compare.answer import answer_lines, verdict_sentence
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
@@ -443,27 +443,40 @@ def _titled(line: str, text: str) -> str:
 
 
 def _print(verdict: PageVerdict, *, show_all: bool) -> None:
-    """Print the verdict of the whole where it has several, and each comparison below its own verdict."""
-    if len(verdict.all) > 1:
-        print(f"{verdict.word}: {verdict.sentence}\n")
+    """Print the answer of each comparison; of a single one, and in all detail of every one, also its tables."""
+    console, is_one = text_console(), len(verdict.all) == 1
+    if not is_one:
+        console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
+        console.print()
     for i, one in enumerate(verdict.all):
-        if i:
-            print()
+        if i and show_all:
+            console.print()
         if one.is_control and one.comparison is not None:
-            print("control, which decides nothing:")
+            console.print("control, which decides nothing:")
         if one.comparison is None:
-            print(f"{one.word}: {one.problem}")
-        else:
-            _print_comparison(one.comparison, show_all=show_all)
+            console.print(f"{one.word}: {one.problem}")
+            continue
+        sentence = folded(verdict_sentence(one.comparison), console.width)
+        console.print(verdict_text(sentence, "bold" if is_one else ""))
+        for line in answer_lines(one.comparison):
+            if is_one or show_all or line.startswith(_SHORT):
+                console.print(f"{'' if is_one else '  '}{line}")
+        if is_one or show_all:
+            _print_tables(one.comparison, show_all=show_all)
+    if not is_one and not show_all:
+        console.print("tables and warnings: --all, or name one variant as DIR:VARIANT")
 
 
-def _print_comparison(comparison: Comparison, *, show_all: bool) -> None:
-    """Print the verdict, the table, the decomposition of the time, then the footnotes."""
+_SHORT: Final = ("changed", "cause")
+"""Lines of an answer that differ from comparison to comparison."""
+
+
+def _print_tables(comparison: Comparison, *, show_all: bool) -> None:
+    """Print the tables, then the footnotes."""
     console = text_console()
-    console.print(verdict_text(folded(verdict_sentence(comparison), console.width), "bold"))
     console.print()
     for table in comparison_tables(comparison, show_all=show_all):
         console.print(table.drawn(console.width, lambda text: verdict_text(visible_line(text, MOST_CHARACTERS))))
         console.print()
-    for line in footnotes_of(comparison):
+    for line in footnotes_of(comparison, show_all=show_all):
         console.print(visible_line(line))

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.compare.answer import answer_lines
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
@@ -90,6 +91,8 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
     whole = [f"{verdict.word}: {verdict.sentence}"] if verdict.all else []
     answers = dict.fromkeys([*whole, *(f"{one.word}: {one.sentence}" for one in verdict.all)])
     lines = [verdict_text(folded(answer, width)) for answer in answers]
+    if len(verdict.all) == len(verdict.comparisons) == 1:
+        lines += [Text(folded(line, width)) for line in answer_lines(verdict.comparisons[0])]
     yield "verdicts", Group(experiment_tables.headline(analysis), *([""] if lines else []), *lines)
     findings = [f"{each.sentence} [{each.code}]" for each in analysis.findings]
     runs = ("runs", *_runs(analysis, show_all=show_all))

@@ -34,7 +34,7 @@ from benchctl.cli.conduct import (
 from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import RunOptions, refuse_certain, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
-from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
+from benchctl.cli.plan import duration_text, estimate_plan, print_changes, print_plan, print_power, print_rest
 from benchctl.cli.screen import print_json, say, warn
 from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
@@ -213,6 +213,7 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     earlier = earlier_noise(profile, options.output_dir)  # before the new one is the latest
     results = create_experiment(profile, prepared, origin)
     say(f"results in {results.path}")
+    print_changes(profile)
     print_power(profile, NOISE.in_results(results.path) or earlier)
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):

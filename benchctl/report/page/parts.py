@@ -20,20 +20,14 @@ from benchctl.analysis.analyzed import (
 )
 from benchctl.analysis.bonus import context_in_words, modes_in_words, verdict_sentences
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
+from benchctl.analysis.compare.answer import answer_lines, open_reasons
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.words import (
-    change_text,
-    floors_text,
-    looks_lines,
-    reasons_of,
-    threshold_text,
-    unrecorded_lines,
-)
+from benchctl.analysis.compare.words import looks_lines, threshold_text, unrecorded_lines
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, arm_label
 from benchctl.report.charts.figure import Subject
-from benchctl.report.comparison_tables import correction_text, is_shown, metric_row
+from benchctl.report.comparison_tables import is_shown, metric_row
 from benchctl.report.experiment_tables import (
     blocks_text,
     device_of_passes,
@@ -47,7 +41,7 @@ from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_wate
 from benchctl.report.table import Table, table_of
 from benchctl.report.time_tables import bonus_table, percentile_table
 from benchctl.report.verdicts import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
-from benchctl.units import count_of, first_of, gib, minus_in_numbers, percentage, range_of
+from benchctl.units import count_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted
 
@@ -72,6 +66,11 @@ def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> 
         "rules": [f"exit code {verdict.exit_code}", *_rules(verdict)],
         # from its second line on: the first is the sentence of the verdict
         "problem": problems[0].partition("\n")[2] if len(problems) == 1 and problems[0] is not None else None,
+        "answers": [
+            (one.sides if len(verdict.deciding) > 1 else "", list(answer_lines(one.comparison)))
+            for one in verdict.deciding
+            if one.comparison is not None
+        ],
         "reasons": _reasons(verdict),
         "findings": [
             {
@@ -106,29 +105,20 @@ def _rules(verdict: PageVerdict) -> list[str]:
         f"decided by {', '.join(names) or 'nothing'}",
         *dict.fromkeys(line for comparison in comparisons for line in unrecorded_lines(comparison)),
         minus_in_numbers(threshold_text(first)),
-        *([f"noise floor {floors_text(first)}"] if first.noise else []),
         f"{percentage(first.rules.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
-        correction_text(first),
         *looks_lines(first),
     ]
 
 
 def _reasons(verdict: PageVerdict) -> list[str]:
-    """The reasons of every comparison that is open or invalid; one that several metrics share stands once."""
+    """The reasons of every comparison that is open or invalid, each once."""
     comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
-    others: list[str] = []
-    sharing: dict[str, list[str]] = {}
-    for comparison in comparisons:
-        whose, num_metrics = f"{comparison.b_name}, " if len(comparisons) > 1 else "", 0
-        for cell in comparison.cells if comparison.verdict == "inconclusive" else ():
-            for metric in cell.deciding:
-                if metric.verdict in {"inconclusive", "unknown"}:
-                    where = f"{whose}{cell.label}: {metric.metric.name} {change_text(metric)}"
-                    sharing.setdefault(metric.reason or metric.verdict, []).append(where)
-                    num_metrics += 1
-        if comparison.verdict in {"invalid", "inconclusive"}:
-            others += reasons_of(comparison)[num_metrics:]  # errors, and the quality of answers
-    return [*(f"{first_of(wheres, 2)}: {reason}" for reason, wheres in sharing.items()), *dict.fromkeys(others)]
+    reasons = [
+        f"{f'{comparison.b_name}, ' if len(comparisons) > 1 else ''}{reason}"
+        for comparison in comparisons
+        for reason in open_reasons(comparison)
+    ]
+    return list(dict.fromkeys(reasons))
 
 
 def comparison_values(verdict: PageVerdict) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.attribution.decomposition import MEANING, factor_text, sentence, source_text, wall_line
+from benchctl.analysis.attribution.decomposition import MEANING, factor_text, source_text
 from benchctl.analysis.attribution.estimate import Part
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
@@ -183,7 +183,7 @@ def cell_waterfalls(cell: CellComparison) -> Iterator[Waterfall]:
         return
     wall, split, model = decomposition.wall, decomposition.sections, decomposition.model
     if wall is not None and wall.parts:
-        lines = (sentence(decomposition), wall_line(decomposition), speed_line(cell))
+        lines = (cell.cause, speed_line(cell))
         share = "Its share of the seconds is its share of the logarithm of the ratio"
         yield Waterfall(
             title=f"{cell.label}: wall time",

@@ -20,7 +20,7 @@ from support.results.builders import (
 )
 from support.results.comparing import compare, compare_arms, messages
 
-from benchctl.analysis.compare.words import reasons_of
+from benchctl.analysis.compare.answer import reasons_of
 from benchctl.analysis.validity.usable import clock_warnings, violated_gates
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
 from benchctl.records.files import encode

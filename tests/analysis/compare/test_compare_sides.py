@@ -18,9 +18,16 @@ from support.results.builders import (
 )
 from support.results.comparing import compare, compare_arms, messages, metric_of
 
-from benchctl.analysis.compare.compare import CompareOptions, blocks_to_settle
+from benchctl.analysis.compare.answer import (
+    answer_lines,
+    cell_sentence,
+    open_reasons,
+    reasons_of,
+    verdict_sentence,
+)
+from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.noise_words import noise_sentence
-from benchctl.analysis.compare.words import reasons_of, verdict_sentence
+from benchctl.analysis.compare.result import blocks_to_settle
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_foreign, runs_of_side
 from benchctl.errors import NotComparableError, UsageError
@@ -103,7 +110,7 @@ def test_noise_is_said_in_one_sentence_where_it_prevents_the_verdict(tmp_path, r
     for case, *shaken in (("shared by both sides", 6, 1 / TRUTH, 0.02, 0.5), ("small", 6, 1 / TRUTH, 0.02, 0.0)):
         quiet = built(tmp_path / case, *shaken)
         assert (compare_arms(quiet).verdict, noise_of_measured(quiet)) == ("inconclusive", None), case
-    assert noise_of_measured(built(tmp_path / "two", 2, 1 / TRUTH, 0.5, 0.0)).endswith("between blocks")
+    assert noise_of_measured(built(tmp_path / "three", 3, 1 / TRUTH, 0.5, 0.0)).endswith("between blocks")
 
 
 def test_guided_against_baseline_is_a_regression_of_the_known_size(results):
@@ -116,7 +123,8 @@ def test_guided_against_baseline_is_a_regression_of_the_known_size(results):
     assert step.estimate.half_width < 0.005, "pairing cancels what blocks have in common"
     assert step.b / step.a == pytest.approx(step.estimate.ratio, rel=1e-4)
     assert step.estimate.p_value < 1e-9
-    assert verdict_sentence(comparison).startswith("regression: guided against baseline: 3 of 3 comparisons worse")
+    sentence = "regression: guided against baseline (simulated): 3 of 3 comparisons worse"
+    assert verdict_sentence(comparison).startswith(sentence)
     assert len(reasons_of(comparison)) == 3
     for name, role, verdict, reason in (
         ("preemptions", "exploratory", "equal", None),  # the same zero on both sides
@@ -143,8 +151,12 @@ def test_equal_variants_are_equivalent_only_when_the_noise_is_small(tmp_path):
     noisy = compare_arms(built(tmp_path / "noisy", guided=1 / TRUTH, noise=0.02, seed=2))
     assert (noisy.verdict, noisy.exit_code) == ("inconclusive", 3)
     assert verdict_sentence(noisy).startswith("inconclusive")
-    assert "more blocks, if ratio and scatter stay as they are" in reasons_of(noisy)[0]
-    assert blocks_to_settle([noisy]) > 6
+    needed = blocks_to_settle([noisy])
+    assert needed > 6
+    number = f"about {needed} blocks in all would settle it"
+    assert number in "\n".join(answer_lines(noisy))
+    assert number in cell_sentence(noisy.cells[0], 1)
+    assert not any("block" in reason for reason in (*reasons_of(noisy), *open_reasons(noisy))), "one count"
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 5])
@@ -154,7 +166,12 @@ def test_fewer_than_six_blocks_are_a_screening_without_a_verdict_however_clear_t
     if num_blocks == 1:
         assert "screening: 1 block gives no verdict; at least 6 are needed" in reasons_of(comparison)[0]
         return
-    assert metric_of(comparison, "step_ms").estimate.ci_low > 1.2
+    low = metric_of(comparison, "step_ms").estimate.ci_low
+    if num_blocks == 2:
+        assert low is None
+        assert "[unknown with 2 blocks]" in verdict_sentence(comparison)
+    else:
+        assert low > 1.2
     words = f"a screening of {num_blocks} blocks gives no verdict; its largest change is"
     assert words in verdict_sentence(comparison)
     assert {m.verdict for m in comparison.cells[0].metrics if m.a_blocks != m.b_blocks} <= {

@@ -203,7 +203,9 @@ def test_worse_answers_are_told_and_decide_only_where_a_margin_of_quality_is_giv
         assert words in output
     code, output = run_compare(results, "--quality-margin", "2")
     assert code == 1
-    assert output.startswith("regression: guided against baseline: top_k=5: accuracy 100.0 % against 66.7 %")
+    assert output.startswith(
+        "regression: guided against baseline (simulated): top_k=5: accuracy 100.0 % against 66.7 %"
+    )
     assert "regression at a margin of 2" in output
     document = json.loads(run_compare(results, "--json", "--quality-margin", "2")[1])
     (cell,) = document["cells"]
@@ -220,7 +222,12 @@ def test_answers_that_could_be_worse_by_more_than_the_margin_leave_it_open_and_s
 ):
     results = directory_of(tmp_path / "r", alike)
     for option, value, exit_code, words in (
-        ("--quality-margin", "0.5", 3, "inconclusive: guided against baseline: top_k=5: accuracy 100.0 % against"),
+        (
+            "--quality-margin",
+            "0.5",
+            3,
+            "inconclusive: guided against baseline (simulated): top_k=5: accuracy 100",
+        ),
         ("--quality-margin", "20", 0, "equivalent: guided against baseline"),
         ("--judge", "numerik", 2, "did you mean 'numeric'"),
         ("--quality-margin", "-1", 2, "percentage points from 0 to below 100"),

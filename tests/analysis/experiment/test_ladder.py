@@ -21,7 +21,8 @@ from support.results.comparing import compare, compare_arms, messages
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.estimate import logarithmic_mean
-from benchctl.analysis.compare.words import reasons_of, unrecorded_lines, verdict_sentence
+from benchctl.analysis.compare.answer import reasons_of, verdict_sentence
+from benchctl.analysis.compare.words import unrecorded_lines
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_interval
 from benchctl.analysis.experiment.pairing import deciding_in_plan
@@ -49,10 +50,10 @@ OVERRIDES = (
 
 @pytest.fixture(name="path", scope="module")
 def _path(tmp_path_factory):
-    """Two blocks of the profile ``controls`` over two value models, in virtual time."""
+    """Three blocks of the profile ``controls`` over two value models, in virtual time."""
     path = tmp_path_factory.mktemp("ladder") / "r"
     words = [word for override in OVERRIDES for word in ("--set", override)]
-    printed("simulate", "--profile", "controls", "--blocks", 2, "--jobs", 1, *words, "-o", path)
+    printed("simulate", "--profile", "controls", "--blocks", 3, "--jobs", 1, *words, "-o", path)
     return path
 
 
@@ -61,7 +62,7 @@ def test_prices_add_up_to_the_whole_in_every_cell_which_is_what_compare_says_of_
     cells = compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms", "wall_s")).cells
     assert [ladder.label for ladder in ladders] == [f"guided {cell.label}" for cell in cells]
     for ladder, cell in zip(ladders, cells, strict=True):
-        assert (ladder.num_blocks, len(cell.deciding)) == (2, 2)
+        assert (ladder.num_blocks, len(cell.deciding)) == (3, 2)
         for metric in cell.deciding:
             name, half = metric.metric.name, metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
             whole, parts = ladder.whole.differences[name], [price.differences[name].mean for price in ladder.prices]
@@ -91,7 +92,7 @@ def test_a_block_with_an_unusable_step_takes_no_part(path, tmp_path):
     flags = next(run.path.name for run in results.runs() if run.path.name.endswith("b1-guided-flags"))
     edit_run(results, flags, state="suspect")
     ladders = analyze_directory(results.path).ladders
-    assert [ladder.num_blocks for ladder in ladders] == [1, 1]
+    assert [ladder.num_blocks for ladder in ladders] == [2, 2]
     assert ladders[0].whole.differences["wall_s"].half_width is None
 
 
@@ -284,8 +285,8 @@ def test_a_metric_that_is_named_stays_and_where_no_primary_one_is_recorded_that_
     assert reasons_of(comparison) == ("top_k=1: step_ms ? unknown: needs a step log",)
     comparison, _ = compared(results, primary="[step_ms, p95_step_ms]")
     assert verdict_sentence(comparison) == (
-        "inconclusive: guided against baseline: nothing to judge: step_ms and p95_step_ms are not recorded by this "
-        "server, and no other primary metric is left; name one with --metrics, such as wall_s"
+        "inconclusive: guided against baseline (simulated): nothing to judge: step_ms and p95_step_ms are not "
+        "recorded by this server, and no other primary metric is left; name one with --metrics, such as wall_s"
     )
 
 

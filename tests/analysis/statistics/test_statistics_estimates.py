@@ -42,7 +42,7 @@ A = (10.0, 11.0, 10.5, 9.8)
 B = (12.0, 12.5, 12.2, 13.0, 11.9)
 
 positive = st.floats(0.01, 100)
-blocks = st.lists(st.tuples(positive, positive), min_size=2, max_size=10)
+blocks = st.lists(st.tuples(positive, positive), min_size=3, max_size=10)
 estimators = st.sampled_from(["robust", "mean"])
 
 
@@ -120,7 +120,7 @@ def test_the_ratio_is_the_weighted_mean_of_the_blocks_at_equal_positions(differe
     assert shifted - estimate.residuals == pytest.approx(estimate.log_ratio, abs=1e-9)
 
 
-@given(st.lists(st.floats(-0.2, 0.2), min_size=2, max_size=18), st.booleans(), estimators)
+@given(st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=18), st.booleans(), estimators)
 def test_an_interval_excludes_no_change_just_where_p_is_below_its_alpha(differences, is_ordered, estimator):
     positions = [(-1) ** i for i in range(len(differences))] if is_ordered else None
     estimate = estimate_paired(differences, positions=positions, estimator=estimator)
@@ -130,7 +130,7 @@ def test_an_interval_excludes_no_change_just_where_p_is_below_its_alpha(differen
         assert (low > 0 or high < 0) == excludes
 
 
-@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(0, 0.05))
+@given(st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=9), st.floats(0, 0.05))
 def test_a_verdict_is_given_at_its_own_p_value_and_not_at_a_smaller_one(differences, margin):
     estimate, margins = mean_of(differences), margins_of(margin)
     alpha = decision_alpha(estimate, margins)

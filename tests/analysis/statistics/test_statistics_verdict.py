@@ -126,7 +126,7 @@ def test_the_blocks_still_needed_end_the_doubt_and_no_number_tells_a_change_that
     ("scatter", "reason"),
     [
         (0.6, "not even 1000 blocks would give a verdict: the scatter is too large"),
-        (0.05, "more blocks, if ratio and scatter stay as they are"),
+        (0.05, "the interval reaches across the margin of 1%"),
     ],
 )
 def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, reason):
