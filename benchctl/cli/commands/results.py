@@ -202,7 +202,8 @@ def report(
         where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
         raise as_usage_error(error, output or Path(a), remedy=f"{where}, or copy {a}") from error
     if figures is not None:
-        print(*(f"{path}, .svg, .pdf" for path in write_figures(files, figures)[::3]), sep="\n")
+        for path in write_figures(files, figures)[::3]:
+            print(f"{path}, .svg, .pdf")
     run_results = [path for path in files.written if path.name == "result.json"]
     print(*(path for path in files.written if path not in run_results), sep="\n")
     if run_results:
