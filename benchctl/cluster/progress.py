@@ -305,14 +305,15 @@ def _problems(
 ) -> Iterator[Problem]:
     for block in blocks:
         current, node = block.current, block.node or "its node"
+        is_slurm = (block.job or "").startswith("slurm")
         if current and expected_s and (current.elapsed_s or 0.0) > 3 * expected_s[current.arm] + _LATE_S:
-            is_slurm = (block.job or "").startswith("slurm")
             loss = f"waiting for Slurm to give up {node} (SlurmdTimeout)" if is_slurm else f"{node} is lost"
             message = f"{loss}, or the run hangs: it takes more than three times as long as others"
             yield Problem(block=block.block, kind="late", run_id=current.run_id, message=message)
         if block.state in {"lost", "interrupted"}:
             where = "" if block.node is None else f" on {block.node}" + (f" ({block.job})" if block.job else "")
             end = "; its process ended without giving it back" if block.state == "lost" else ""
+            end += f"; waiting for Slurm to give up its task, or {node} (SlurmdTimeout)" if end and is_slurm else ""
             message = f"{block.num_ended} of {block.num_runs} runs ended{where}{end}"
             yield Problem(block=block.block, kind=block.state, message=message)
     for run in planned:

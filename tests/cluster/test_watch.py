@@ -91,11 +91,13 @@ def test_the_block_of_an_owner_that_died_on_this_machine_is_lost(tmp_path):
     results = plant_shared(tmp_path, 1)
     plant_block(results, 0, num_ended=2, is_running=True)
     assert states(Watcher(results).look()) == ["running"], "nobody can see whether one of another host lives"
-    dead = msgspec.structs.replace(this_owner(), pid=1)
+    dead = msgspec.structs.replace(this_owner(), pid=1, job="slurm 17_0")
     (results.block(0).path / "owner.json").write_bytes(msgspec.json.encode(dead))
     progress = Watcher(results).look()
     assert (problems(progress), progress.state) == ([("lost", 0)], "interrupted")
     assert "2 of 6 runs ended" in progress.problems[0].message
+    waiting = f"waiting for Slurm to give up its task, or {dead.node} (SlurmdTimeout)"
+    assert progress.problems[0].message.endswith(f"back; {waiting}")
 
 
 def test_the_time_left_is_that_of_the_runs_left_in_rounds_of_blocks(tmp_path):
@@ -122,8 +124,8 @@ def test_a_run_on_a_node_that_may_be_lost_is_late_and_then_no_time_left_is_said(
     assert lines[-1].startswith("late: ")
     plant_block(results, 1, num_ended=2)
     (results.run(results.plan().runs[8].run_id).path / "run.json").unlink()
-    left = f"nothing is measured now; continue with: benchctl run --resume {tmp_path}, unless its tasks are queued"
-    assert progress_lines(Watcher(results).look())[1] == f"8 of 12 runs ended; {left}"
+    left = "nothing is measured now; unless a command or a queued task does, continue with: benchctl run --resume"
+    assert progress_lines(Watcher(results).look())[1] == f"8 of 12 runs ended; {left} {tmp_path}"
 
 
 def test_runs_measured_again_on_another_node_replace_the_earlier_ones(tmp_path):

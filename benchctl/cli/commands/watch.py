@@ -64,7 +64,9 @@ def _runs(progress: Progress) -> str:
         left = "nothing is left to measure"
     elif not progress.running:
         is_left = any(block.state in {"lost", "interrupted"} for block in progress.blocks)
-        advice = f"; continue with: benchctl run --resume {progress.directory}, unless its tasks are queued"
+        advice = (
+            f"; unless a command or a queued task does, continue with: benchctl run --resume {progress.directory}"
+        )
         left = f"nothing is measured now{advice if is_left else ''}"
     elif progress.time_left_s is not None:
         left = f"about {duration(progress.time_left_s)} left"
