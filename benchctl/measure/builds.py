@@ -21,8 +21,7 @@ def checkout_of(repository: Path, commit: str) -> Path:
         raise UsageError(f"--value {commit}: git finds no such commit in --repo {repository}; {advice}")
     checkout = Path("builds") / f"{repository.resolve().name}-{sha[:12]}"
     if git_output(checkout, "rev-parse", "HEAD") != sha:
-        add = ("git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout.absolute()), sha.strip())
-        _run(add, repository)
+        _run(("git", "worktree", "add", "-qf", "--detach", str(checkout.absolute()), sha.strip()), repository)
     return checkout
 
 
@@ -42,9 +41,8 @@ def make_build(checkout: Path, commands: Iterable[Sequence[str]], program: str) 
 
 
 def _run(command: Sequence[str], directory: Path) -> None:
-    code = subprocess.run(("/usr/bin/env", *command), cwd=directory, check=False).returncode
-    if code:
+    if subprocess.run(("/usr/bin/env", *command), cwd=directory, check=False).returncode:
         raise UsageError(
-            f"{shlex.join(command)} in {directory} ended with {code}; its own words are above: correct --build, or "
+            f"{shlex.join(command)} in {directory} failed, as its own words above say: correct --build, or "
             "name another commit"
         )

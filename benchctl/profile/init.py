@@ -84,11 +84,16 @@ class NewProfile:
     """Commits of which the values are builds."""
 
 
-def check_name(name: str) -> str:
-    """The name of a profile, without the suffix of its file. Raises UsageError for one that no profile can have."""
+def new_name(name: str, *, is_replaced: bool) -> str:
+    """The name of a new profile, without the suffix of its file.
+
+    Raises UsageError for one that no profile can have, or whose file exists and may not be replaced.
+    """
     bare = name.removesuffix(".yaml").removesuffix(".yml")
     if not _NAME.fullmatch(bare):
         raise UsageError(f"NAME is {name!r}; write lower-case letters, digits, '.', '_' and '-', such as my-flag")
+    if Path(f"{bare}.yaml").exists() and not is_replaced:
+        raise UsageError(f"{bare}.yaml exists; choose another name, or replace it with --force")
     return bare
 
 
@@ -116,6 +121,7 @@ _OWN: Final = """\
   num_prompts: {num_rows:<11} # all rows of the file
   output_len: {output_len:<12} # {remark}"""
 _CACHE: Final = "  allow_prefix_cache_hits: true # the caches of a server that is attached cannot be emptied\n"
+_STARTS: Final[dict[Change | None, str]] = {Change.SERVER: "loads both servers in turn"}
 _ALLOWED: Final = {
     Change.BUILD: "'server.*'",
     Change.MODEL: "model, 'server.*'",
@@ -161,19 +167,13 @@ def new_profile(new: NewProfile, tokens_of_start: float = 0.0) -> str:
         description=_text(description),
         engine=engine,
         model=f"{model:<24} # {remark}",
-        start=_start(new, is_attached=is_attached),
+        start=_STARTS.get(new.change, "sends every load once") if is_attached else "starts every server afresh",
         prompts=_random_prompts(new, tokens_of_start) if new.prompts is None else _own_prompts(new.prompts),
         concurrency=_CONCURRENCY,
-        cache=_CACHE if is_attached and not _bypasses_cache(new.engine) else "",
+        cache=_CACHE if is_attached and not (new.engine in ENGINES and ENGINES[new.engine].cache_bypass) else "",
         variants="\n".join(f"  {name}: {settings}" for name, settings in variants.items()),
         rest=rest,
     )
-
-
-def _start(new: NewProfile, *, is_attached: bool) -> str:
-    if not is_attached:
-        return "starts every server afresh"
-    return "loads both servers in turn" if new.change is Change.SERVER else "sends every load once"
 
 
 def _random_prompts(new: NewProfile, tokens_of_start: float) -> str:
@@ -184,15 +184,9 @@ def _random_prompts(new: NewProfile, tokens_of_start: float) -> str:
 
 
 def _own_prompts(prompts: Prompts) -> str:
-    length, remark = "64", "tokens of each output"
-    if prompts.has_output_lengths:
-        length, remark = "null", "rows have their own"
+    own, common = ("null", "rows have their own"), ("64", "tokens of each output")
+    length, remark = own if prompts.has_output_lengths else common
     return _OWN.format(path=_text(prompts.path), num_rows=prompts.num_rows, output_len=length, remark=remark)
-
-
-def _bypasses_cache(dialect: str) -> bool:
-    """True where requests in a dialect can keep the server from using its prefix cache."""
-    return dialect != PLAIN_DIALECT and ENGINES[dialect].cache_bypass is not None
 
 
 def _check_values(new: NewProfile) -> None:
@@ -207,8 +201,6 @@ def _check_values(new: NewProfile) -> None:
             f"--url {new.url} with --change {new.change}: that changes where the server is started; leave out "
             "--change and --value, and measure the server before and after"
         )
-    if new.url is not None or new.change is Change.SERVER:
-        check_dialect(new.engine)
 
 
 def check_dialect(name: str) -> str:
@@ -223,14 +215,14 @@ def check_dialect(name: str) -> str:
 
 def _variants(new: NewProfile) -> dict[str, str]:
     """The YAML of each variant by its name, the baseline first."""
-    options = options_class(new.kind).model_fields
+    sections: dict[Change | None, Mapping[str, Collection[str]]] = {
+        Change.FLAG: {"server": options_class(new.kind).model_fields},
+        Change.SAMPLER: {"sampling": Sampling.model_fields, "request": RequestOptions.model_fields},
+    }
     if new.change is None:
         return {"baseline": "{}"}
-    if new.change is Change.FLAG:
-        return {"baseline": "{}"} | _settings(new, f"engine {new.engine!r} has no option", {"server": options})
-    if new.change is Change.SAMPLER:
-        sections = {"sampling": Sampling.model_fields, "request": RequestOptions.model_fields}
-        return {"baseline": "{}"} | _settings(new, "requests have no field", sections)
+    if new.change in sections:
+        return {"baseline": "{}"} | _settings(new, sections[new.change])
     if new.change is Change.MODEL:
         return {"baseline": "{}", "other-model": "{}"}
     if new.change is Change.SERVER:
@@ -256,7 +248,7 @@ def build_option(engine: str, kind: str) -> tuple[str, str]:
     )
 
 
-def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[str]]) -> dict[str, str]:
+def _settings(new: NewProfile, sections: Mapping[str, Collection[str]]) -> dict[str, str]:
     """The YAML of a variant by its name: one with all values, or one for each value of a single option.
 
     Each value stands in the section that has its key; words that begin with dashes go to a server's command line as
@@ -266,7 +258,7 @@ def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[s
     if len(lists) > 1 and any(len(choices) > 1 for choices in lists):
         raise UsageError(f"--value {' '.join(new.values)}: several values of one option only; leave the others out")
     of_variants = [(choice,) for choice in lists[0]] if len(lists) == 1 else [new.values]
-    return {_slug(values[0]): _variant(new, values, lacking, sections) for values in of_variants}
+    return {_slug(values[0]): _variant(new, values, sections) for values in of_variants}
 
 
 def _choices(value: str) -> list[str]:
@@ -282,7 +274,7 @@ def _slug(value: str) -> str:
     return re.sub(r"[^a-z0-9_.]+", "-", value.lower()).strip("-._")[:_MOST_OF_NAME] or "changed"
 
 
-def _variant(new: NewProfile, values: Sequence[str], lacking: str, sections: Mapping[str, Collection[str]]) -> str:
+def _variant(new: NewProfile, values: Sequence[str], sections: Mapping[str, Collection[str]]) -> str:
     names = [name for keys in sections.values() for name in keys]
     entries: dict[str, list[str]] = {section: [] for section in sections}
     words: list[str] = []
@@ -298,6 +290,7 @@ def _variant(new: NewProfile, values: Sequence[str], lacking: str, sections: Map
         elif name not in names:
             hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
             hint += "; a flag of the server itself is written --value='--flag value'" * ("extra_args" in names)
+            lacking = f"engine {new.engine!r} has no option" if len(sections) == 1 else "requests have no field"
             raise UsageError(f"--value {value}: {lacking} {name!r}; {hint}")
         else:
             entries[next(section for section, keys in sections.items() if name in keys)].append(

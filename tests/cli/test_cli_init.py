@@ -177,7 +177,7 @@ def test_two_commits_of_an_engine_are_built_and_compared_in_three_commands(tmp_p
     )  # fmt: skip
     told = refusal("init", *args, "--build=test -x .venv/bin/python", cwd=tmp_path)
     assert "test -x .venv/bin/python in builds/engine-" in told
-    assert "ended with 1; its own words are above" in told
+    assert "failed, as its own words above say: correct --build, or name another commit" in told
     told = init(tmp_path, *args, "--build=chmod +x .venv/bin/python")
     assert told.startswith("mine.yaml: HEAD against HEAD~1; 6 blocks on sglang-lenvm")
     of_fork = ("needs_gpu=false", "revision=V1", "overlap_schedule=false")

@@ -98,7 +98,9 @@ def test_every_prompt_of_a_file_is_sent_once_with_the_length_of_its_row(tmp_path
         printed(*args, "-o", "a", cwd=tmp_path)
         sent = {(each.body["prompt"], each.body["max_tokens"]) for each in server.requests}
         assert sent == {("How far is the moon?", 3), ("Why?", 2)}
-        assert "--num-prompts 3: mine.jsonl has 2 rows" in refusal(*args, "--num-prompts", "3", cwd=tmp_path)
+        assert "custom has only 2 usable rows; set --num-prompts to at most 2\n" in refusal(
+            *args, "--num-prompts", "3", cwd=tmp_path
+        )
         assert "leave these out" in refusal(*args, "--dataset-name", "custom", cwd=tmp_path)
         file.write_text('{"prompt": "How far is the moon?"}\n')
         printed(*args, "-o", "b", cwd=tmp_path)

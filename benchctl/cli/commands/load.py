@@ -36,7 +36,6 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.record import RunRecord
 from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
-from benchctl.units import count_of
 from benchctl.untrusted.files import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.base import FileDataset, OwnDataset, dataset_named
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from benchctl.analysis.metrics.run import LoadFigures
 
 _NAME: Final = "load"
-_LIMITED: Final = ("ttft", "tpot", "e2el")
-"""Latencies that goodput may limit."""
+_LIMIT: Final = re.compile(r"(?P<name>ttft|tpot|e2el):(?P<ms>[0-9]{1,9}(\.[0-9]*)?|\.[0-9]+)")
+"""A limit of goodput on a latency."""
 _NUM_PROMPTS: Final = 64
 _OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""
@@ -237,8 +236,6 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
     if dataset_name == "custom" and path is not None:
         rows = own_rows(path, "--dataset-path" if options.prompts is None else "--prompts")
         has_lengths, num_prompts = all(row.output_len for row in rows), options.num_prompts or len(rows)
-        if num_prompts > len(rows):
-            raise UsageError(f"--num-prompts {num_prompts}: {path} has {count_of(len(rows), 'row')}; leave it out")
     length: dict[str, int | None] = {"max_tokens": options.output_len or _OUTPUT_TOKENS}
     if options.ignore_eos:
         length = {"output_len": options.output_len or (None if has_lengths else _OUTPUT_TOKENS)}
@@ -250,8 +247,7 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "min_p": options.min_p,
     }
     # the profile checks the bounds of a number, and says that longer texts are none
-    is_number = options.workers.removeprefix("-").isdecimal() and len(options.workers) < 20
-    workers = int(options.workers) if is_number else options.workers
+    workers = int(options.workers) if re.fullmatch("-?[0-9]{1,18}", options.workers) else options.workers
     return {
         "name": _NAME,
         "description": "One load on a running server",
@@ -296,19 +292,10 @@ def _limits(texts: Sequence[str]) -> dict[str, float]:
     """Limits in ms by name, from ``ttft:200``. Raises UsageError for another name or limit."""
     limits: dict[str, float] = {}
     for text in texts:
-        name, _, limit = text.partition(":")
-        if name not in _LIMITED:
-            raise UsageError(
-                f"--goodput {text}: expected {', '.join(_LIMITED)} with a limit in ms, such as ttft:200"
-            )
-        try:
-            limits[name] = float(limit)
-        except ValueError:
-            raise UsageError(
-                f"--goodput {text}: {limit!r} is not a number; write milliseconds: {name}:200"
-            ) from None
-        if not limits[name] > 0:
-            raise UsageError(f"--goodput {text}: the limit must be above 0")
+        limit = _LIMIT.fullmatch(text)
+        if limit is None or not float(limit["ms"]) > 0:
+            raise UsageError(f"--goodput {text}: expected ttft, tpot or e2el with a limit in ms, such as ttft:200")
+        limits[limit["name"]] = float(limit["ms"])
     return limits
 
 

@@ -47,7 +47,7 @@ from benchctl.profile.init import (
     Prompts,
     build_option,
     check_dialect,
-    check_name,
+    new_name,
     new_profile,
 )
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
@@ -182,9 +182,9 @@ def init(
             ),
         }
     )
-    of_prompts = None if prompts is None else _prompts_in(prompts)
-    complete = partial(_completed, prompts=of_prompts, repository=repo, commands=build or (), program=program)
-    named = partial(_free_name, force)
+    own = None if prompts is None else _prompts_in(prompts)
+    complete = partial(_completed, prompts=own, repository=repo, commands=build or (), program=program)
+    named = partial(new_name, is_replaced=force)
     change = change if repo is None else Change.BUILD
     try:
         profile, text = _answered(name, change, engine, model, tuple(value or ()), url, named, complete)
@@ -202,17 +202,8 @@ def init(
 
 
 def _prompts_in(path: Path) -> Prompts:
-    rows = own_rows(str(path), "--prompts")
-    has_lengths = all(row.output_len is not None for row in rows)
-    return Prompts(path=str(path), num_rows=len(rows), has_output_lengths=has_lengths)
-
-
-def _free_name(is_replaced: bool, name: str) -> str:
-    """The name of a profile whose file is not there, or may be replaced. Raises UsageError for any other."""
-    path = Path(f"{check_name(name)}.yaml")
-    if path.exists() and not is_replaced:
-        raise UsageError(f"{path} exists; choose another name, or replace it with --force")
-    return path.stem
+    lengths = [row.output_len for row in own_rows(str(path), "--prompts")]
+    return Prompts(path=str(path), num_rows=len(lengths), has_output_lengths=None not in lengths)
 
 
 def _completed(
@@ -230,8 +221,8 @@ def _completed(
     if repository is not None:
         of_build = program or build_option(new.engine, new.kind)[1]
         checkouts = [checkout_of(repository, commit) for commit in new.values]
-        builds = tuple(str(make_build(checkout, commands, of_build)) for checkout in checkouts)
-        new = replace(new, commits=new.values, values=builds)
+        builds = (str(make_build(checkout, commands, of_build)) for checkout in checkouts)
+        new = replace(new, commits=new.values, values=tuple(builds))
     text = new_profile(new, tokens_of_start(new.kind, new.model or ""))
     with spelled(_WORDS):
         profile = parse_profile(f"{text}name: {new.name}\n", "")
@@ -259,7 +250,7 @@ def _answered(
             NewProfile(
                 name=name or named("my-server"),
                 change=change or (Change.SAMPLER if values else None),
-                engine=engine or PLAIN_DIALECT,
+                engine=check_dialect(engine or PLAIN_DIALECT),
                 kind="attach",
                 model=model,
                 values=values,
@@ -275,11 +266,10 @@ def _answered(
         change = _ask("Number or word", "1", _change_of)
     if engine is not None:
         engine, kind = _kind_of(change, engine)
-    elif change is Change.SERVER:
-        engine, kind = _ask("Dialect of the servers (openai, vllm, sglang, …)", "openai", partial(_kind_of, change))
     else:
-        question = "Engine ('benchctl engines list' shows all)"
-        engine, kind = _ask(question, installed_engine(), partial(_kind_of, change))
+        is_engine = change is not Change.SERVER
+        question = "Engine ('benchctl engines list' shows all)" if is_engine else "Dialect, such as vllm or sglang"
+        engine, kind = _ask(question, installed_engine() if is_engine else PLAIN_DIALECT, partial(_kind_of, change))
     if model is None and is_virtual(kind):
         model = _ask("Model", _SIMULATED_MODEL, str)
     elif model is None and change is not Change.SERVER:
@@ -394,12 +384,10 @@ def doctor(
     needed, are only named. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
-    needed = dict(map(_needed_engine, engine or ()))
-    planned = None
-    if profile is not None:
-        planned = load_profile(profile, engine=engine[0] if engine else None, overrides=overrides or [])
-    elif overrides:
-        raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
+    no_profile = "--set changes a profile: name it with --profile, as in --profile topk-sweep"
+    refuse_first({no_profile: overrides and profile is None})
+    needed, preset = dict(map(_needed_engine, engine or ())), engine[0] if engine else None
+    planned = None if profile is None else load_profile(profile, engine=preset, overrides=overrides or [])
     checks = (*inspect_machine(output_dir, needed, planned, needs_gpu=gpu), slurm_check())
     missing = [check for check in checks if check.is_obstacle]
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
