@@ -122,8 +122,7 @@ def _noise_of_pair(pair: ArmPair) -> Iterator[tuple[str, MetricNoise]]:
     for name, metric in METRICS.items():
         ratio = None if metric.direction == "none" or metric.is_exact else pair.ratio(name)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
-            farther_end = max(map(abs, ratio.estimate.log_interval or (0.0,)))
-            logs = ratio.log_ratios
+            farther_end, logs = max(map(abs, ratio.estimate.log_interval or (0.0,))), ratio.log_ratios
             yield (
                 name,
                 MetricNoise(log_sd=stdev(logs), num_blocks=len(logs), floor_frac=math.expm1(farther_end)),
@@ -228,13 +227,10 @@ def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | No
         nothing = "neither an A/A nor an earlier result of this server is on file"
         why = "this experiment measures it" if is_repeated_baseline(profile) else nothing
         return f"this assumes that blocks scatter by {percentage(ASSUMED_LOG_SD, 2)}: {why}"
-    reach = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
     unknown = ", ".join(name for name in names if name not in of_metrics)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
-    measured = f"measured on {noise.measured_at[:10]} in {display_path(Path(noise.source))}"
-    return f"this rests on blocks that scatter by {reach}% ({measured}{assumed})"
-
-
-def balancing_prompts(num_prompts: int, load_s: float, start_s: float) -> int:
-    """The number of prompts with which a load lasts about as long as the start of its server."""
-    return max(num_prompts, math.ceil(num_prompts * start_s / max(load_s, 0.001)))
+    reach = " to ".join(dict.fromkeys((ends[0], ends[-1])))
+    return (
+        f"this rests on blocks that scatter by {reach}% (measured on {noise.measured_at[:10]} in "
+        f"{display_path(Path(noise.source))}{assumed})"
+    )

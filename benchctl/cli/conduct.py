@@ -252,8 +252,7 @@ class _Course:
 
     def repeat(self, again: Sequence[PlannedRun]) -> None:
         """Tell that a block is measured once more, and count its runs."""
-        self._num_runs += len(again)
-        self._runs.total = self._num_runs
+        self._runs.total = self._num_runs = self._num_runs + len(again)
         self._write(f"block {again[0].block} does not count, and a verdict takes all: it is measured once more")
 
     def show_look(self, look: Look, rule: StoppingRecord) -> None:

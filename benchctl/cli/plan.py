@@ -2,19 +2,19 @@
 known, and the power of the experiment.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
-from textwrap import fill
 from typing import Final
 
 from benchctl.analysis.compare.answer import change_in_words
-from benchctl.analysis.planning import balancing_prompts, power_lines
+from benchctl.analysis.planning import power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.analysis.validity.comparable import Difference, planned_differences
 from benchctl.cli.screen import say, text_console, warn
 from benchctl.engines.engine import engine_for
-from benchctl.measure.on_file import AROUND_S, earlier_overhead_s, estimate_durations
+from benchctl.measure.on_file import AROUND_S, PlanEstimate, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
@@ -24,36 +24,15 @@ from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
 from benchctl.report.experiment_tables import prompt_lengths_text
 from benchctl.report.table import table_of
-from benchctl.sim.predict import PlanPrediction, PredictedRun, predict_plan
+from benchctl.sim.predict import PredictedRun, predict_plan
 from benchctl.steptime.queueing import PredictedLoad
 from benchctl.units import count_of, duration, four_digits, percentage
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10
-_LINE: Final = 120
-"""Columns of a sentence."""
 _CROWDED_FRAC: Final = 0.95
 _WAITING_FROM: Final = 1.05
 """Requests for each row of the batch from which some wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanEstimate:
-    """Seconds of one run of each arm by its label, as far as they are known, and what they rest on.
-
-    ``overhead_s`` is what of them is not the load, such as a server's start; None where it is no part of them,
-    because no server was started here before.
-    """
-
-    run_s: Mapping[str, float]
-    around_s: float
-    basis: str
-    overhead_s: float | None = None
-    prediction: PlanPrediction | None = None
-
-    def total_s(self, runs: Iterable[PlannedRun]) -> float:
-        """Seconds of these runs, without what comes around them."""
-        return sum(self.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
 
 
 def estimate_plan(
@@ -73,18 +52,10 @@ def estimate_plan(
     if model is None and profile.step_time_model is None and not is_simulated:
         earlier = estimate_durations(profile, requests, gpus)
         if earlier is not None:
-            return PlanEstimate(
-                run_s=earlier.run_s,
-                around_s=AROUND_S,
-                basis=f"from {count_of(earlier.num_runs, 'earlier run')} on this machine",
-                overhead_s=earlier.overhead_s,
-                prediction=None if isinstance(predicted, str) else predicted,
-            )
+            return replace(earlier, prediction=None if isinstance(predicted, str) else predicted)
     if isinstance(predicted, str):
         return PlanEstimate(run_s={}, around_s=0.0, basis=predicted)
-    overhead_s = predicted.overhead_s
-    if overhead_s is None:
-        overhead_s = earlier_overhead_s(profile, gpus)
+    overhead_s = earlier_overhead_s(profile, gpus) if predicted.overhead_s is None else predicted.overhead_s
     return PlanEstimate(
         run_s={label: run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()},
         around_s=0.0 if is_simulated else AROUND_S,
@@ -115,9 +86,11 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     load_s = estimate.total_s(runs) / len(runs) - estimate.overhead_s
     if is_virtual(profile.engine.kind) or load_s >= estimate.overhead_s:
         return f"estimated duration {text}"
-    number = balancing_prompts(profile.workload.num_prompts, load_s, estimate.overhead_s)
-    shares = f"of each run {estimate.overhead_s:.0f} s are its server's start and end, {load_s:.1f} s its load"
-    return f"estimated duration {text}\n{shares}: with workload.num_prompts={number} both take about as long"
+    number = ceil(profile.workload.num_prompts * estimate.overhead_s / load_s)
+    return (
+        f"estimated duration {text}\nof each run {estimate.overhead_s:.0f} s are its server's start and end, "
+        f"{load_s:.1f} s its load: with workload.num_prompts={number} both take about as long"
+    )
 
 
 def print_prediction(estimate: PlanEstimate) -> None:
@@ -205,11 +178,18 @@ def print_rest(
 def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) -> None:
     """Print a table of runs, with the durations of those arms that have one."""
     headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
-    rows = []
-    for run in runs:
-        duration_s = durations_s.get(arm_label(run.variant, run.cell))
-        last = [] if duration_s is None else [f"{duration_s:.1f}"]
-        rows.append((run.run_id, run.block, run.position, run.variant, cell_name(run.cell), *last))
+    texts = {label: f"{duration_s:.1f}" for label, duration_s in durations_s.items()}
+    rows = [
+        (
+            run.run_id,
+            run.block,
+            run.position,
+            run.variant,
+            cell_name(run.cell),
+            texts.get(arm_label(run.variant, run.cell), ""),
+        )
+        for run in runs
+    ]
     text_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
 
 
@@ -250,4 +230,4 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
         )
         lines.append(f"looks after block {', '.join(map(str, rule.look_blocks))}")
     for line in lines:
-        say(fill(line, _LINE, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
+        say(line)

@@ -7,7 +7,7 @@ import datetime as dt
 import hashlib
 import heapq
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import log
@@ -35,7 +35,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
-from benchctl.records.record import Manifest, PreparedRequest, RunRecord
+from benchctl.records.record import Manifest, PlannedRun, PreparedRequest, RunRecord
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores import (
     NOISE,
@@ -46,7 +46,8 @@ from benchctl.records.stores import (
     store_duration,
     stored_durations,
 )
-from benchctl.units import s_from_ns
+from benchctl.sim.predict import PlanPrediction
+from benchctl.units import count_of, s_from_ns
 
 
 def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None:
@@ -103,8 +104,8 @@ def noise_on_file(
         misfit = other_server_warning(key, others)
         return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
     noise = newest[0].content
-    now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
-    return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
+    doubts = noise_warnings(noise, request_set_sha256, begins_at or dt.datetime.now(dt.UTC).isoformat())
+    return NoiseOnFile(noise, (*warnings, *doubts))
 
 
 def _key_here(profile: Profile, gpus: Sequence[GpuInfo]) -> NoiseKey:
@@ -171,15 +172,22 @@ _LONGEST_TOKEN_S: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DurationEstimate:
-    """Estimated seconds of one run of each arm, by the arm's label, and the number of earlier runs behind it.
+class PlanEstimate:
+    """Seconds of one run of each arm by its label, as far as they are known, and what they rest on.
 
-    ``overhead_s`` is the mean over arms of what is not the load.
+    ``overhead_s`` is what of them is not the load, such as a server's start; None where it is not part of them,
+    because no server was started here before.
     """
 
     run_s: Mapping[str, float]
-    overhead_s: float
-    num_runs: int
+    around_s: float
+    basis: str
+    overhead_s: float | None = None
+    prediction: PlanPrediction | None = None
+
+    def total_s(self, runs: Iterable[PlannedRun]) -> float:
+        """Seconds of these runs, without what comes around them."""
+        return sum(self.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
 
 
 def gpu_names_here(manifest: Manifest) -> tuple[str, ...]:
@@ -193,9 +201,8 @@ def remember_duration(
 ) -> None:
     """Store the duration of a run that ended regularly; a simulator's is known beforehand."""
     first_ns, last_ns = record.times.first_send_ns, record.times.last_token_ns
-    if record.state not in {"done", "suspect"} or record.is_virtual or not requests:
-        return
-    if first_ns is None or last_ns is None:
+    is_over = record.state in {"done", "suspect"} and not record.is_virtual
+    if not is_over or not requests or first_ns is None or last_ns is None:
         return
     load_s = s_from_ns(last_ns - first_ns)
     settings = variant_settings(profile, record.variant, record.cell)
@@ -217,7 +224,7 @@ def remember_duration(
 
 def estimate_durations(
     profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
-) -> DurationEstimate | None:
+) -> PlanEstimate | None:
     """Estimate the duration of each arm's runs; None without an earlier run on this machine."""
     earlier = _earlier_here(profile.engine.kind, profile.model, gpus)
     if not earlier or not requests:
@@ -233,7 +240,8 @@ def estimate_durations(
         overheads_s.append(overhead_s)
         run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
         used.update(map(id, alike[-_NEWEST:]))
-    return DurationEstimate(run_s=run_s, overhead_s=mean(overheads_s), num_runs=len(used))
+    basis = f"from {count_of(len(used), 'earlier run')} on this machine"
+    return PlanEstimate(run_s=run_s, around_s=AROUND_S, basis=basis, overhead_s=mean(overheads_s))
 
 
 def _earlier_here(engine: str, model: str, gpus: Sequence[str]) -> list[RunDuration]:
@@ -258,20 +266,17 @@ def tokens_of_start(engine: str, model: str) -> float:
 def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> Sequence[RunDuration]:
     """Earlier runs of the same settings, or else of the same server, or else all of the model."""
     whole, server = _settings_sha256(settings), _sha256(settings.server.model_dump(mode="json"))
-    same_settings = [duration for duration in earlier if duration.settings_sha256 == whole]
-    return same_settings or [duration for duration in earlier if duration.server_sha256 == server] or earlier
+    same_settings = [each for each in earlier if each.settings_sha256 == whole]
+    return same_settings or [each for each in earlier if each.server_sha256 == server] or earlier
 
 
 def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float) -> float:
     """Duration of a load, first send to last token, whose sequences get a token every ``token_s`` seconds."""
-    limit = arrival.max_concurrency or len(requests)
-    free_s = [0.0] * min(limit, len(requests))
-    end_s = 0.0
+    free_s = [0.0] * min(arrival.max_concurrency or len(requests), len(requests))
     for request in requests:
         start_s = max(heapq.heappop(free_s), s_from_ns(request.arrival_ns))
         heapq.heappush(free_s, start_s + request.max_tokens * token_s)
-        end_s = max(end_s, start_s + request.max_tokens * token_s)
-    return end_s
+    return max(free_s, default=0.0)
 
 
 def _token_s(requests: Sequence[PreparedRequest], arrival: Arrival, took_s: float) -> float:
@@ -284,8 +289,7 @@ def _token_s(requests: Sequence[PreparedRequest], arrival: Arrival, took_s: floa
 
 
 def _num_sequences(requests: Sequence[PreparedRequest], arrival: Arrival) -> int:
-    answers = max(request.n for request in requests)
-    return min(arrival.max_concurrency or len(requests), len(requests)) * answers
+    return min(arrival.max_concurrency or len(requests), len(requests)) * max(request.n for request in requests)
 
 
 def _settings_sha256(settings: VariantSettings) -> str:

@@ -80,7 +80,7 @@ def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_
     ran(record, 4.0, 50.0, three, variant="drawn")
     estimate = estimate_durations(three, REQUESTS, ())
     assert estimate.run_s == pytest.approx({"baseline": 30.0, "drawn": 50.0, "small": 40.0})
-    assert estimate.num_runs == 2
+    assert estimate.basis == "from 2 earlier runs on this machine"
 
 
 def test_runs_that_failed_or_were_simulated_and_other_machines_devices_and_models_say_nothing(record, monkeypatch):
