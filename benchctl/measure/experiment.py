@@ -244,8 +244,8 @@ def _with_repeat(
 ) -> Iterator[PlannedRun]:
     """The pending runs; then once more those of the only block that does not count, where a verdict takes all.
 
-    What decides is the state of its runs, never their results, so that this does not count as a look at the data. Runs in
-    ``failed`` fail by their settings: they would again.
+    What decides is the state of its runs, never their results, so that this does not count as a look at the data.
+    Runs in ``failed`` fail by their settings: they would again.
     """
     yield from pending
     manifest, blocks = results.manifest(), {planned.block for planned in undone_runs(results)}

@@ -104,8 +104,8 @@ def noise_on_file(
         misfit = other_server_warning(key, others)
         return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
     noise = newest[0].content
-    doubts = noise_warnings(noise, request_set_sha256, begins_at or dt.datetime.now(dt.UTC).isoformat())
-    return NoiseOnFile(noise, (*warnings, *doubts))
+    remarks = noise_warnings(noise, request_set_sha256, begins_at or dt.datetime.now(dt.UTC).isoformat())
+    return NoiseOnFile(noise, (*warnings, *remarks))
 
 
 def _key_here(profile: Profile, gpus: Sequence[GpuInfo]) -> NoiseKey:
