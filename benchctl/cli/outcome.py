@@ -130,10 +130,9 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
     for label, command in (("compare", commands["compare"]), ("more blocks", commands["more_blocks"])):
         if command is not None:
             print(f"{label}: {command}")
-    if not _has_verdicts(analysis, verdict):
-        return
-    print(f"\nVerdicts against {analysis.results.manifest.baseline}")
-    for one in verdict.all:
+    if _has_verdicts(analysis, verdict):
+        print(f"\nVerdicts against {analysis.results.manifest.baseline}")
+    for one in verdict.all if _has_verdicts(analysis, verdict) else ():
         if one.comparison is None:
             console.print(verdict_text(folded(f"{one.word}: {one.sentence}", console.width)))
             continue
@@ -146,7 +145,8 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
         console.print(Table("", columns, tuple(rows)).drawn(console.width, verdict_text))
         for line in (*answer_lines(one.comparison), *looks_lines(one.comparison)):
             console.print(f"  {line}")
-    console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
+    if verdict.all:
+        console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
 
 
 def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:

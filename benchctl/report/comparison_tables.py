@@ -60,8 +60,13 @@ _ORDER: Final = {
 
 
 def comparison_tables(comparison: Comparison, *, show_all: bool = False) -> list[Table]:
-    """The metrics and the nodes; of one cell, and in all detail of each, where the time went and the drafts."""
+    """The metrics and the nodes; of one cell, and in all detail of each, where the time went and the drafts.
+
+    Nothing where no block counts on both sides.
+    """
     nodes = () if comparison.nodes is None else (comparison.nodes,)
+    if not any(cell.num_blocks for cell in comparison.cells):
+        return []
     tables: list[Table | None] = [metrics_table(comparison, show_all=show_all)]
     if show_all or len(comparison.cells) == 1:
         tables += [

@@ -65,12 +65,12 @@ def test_the_verdict_is_the_first_thing_on_the_page_with_its_exit_code_what_deci
     assert "<svg" in heading
     assert "regression" in heading
     sentences = [finding.sentence for finding in analyze_directory(directory).findings]
-    parts = ["Guided against baseline (simulated): ", "exit code 1", "What follows", *sentences]
+    parts = ["guided against baseline (simulated): ", "exit code 1", "What follows", *sentences]
     places = [*map(text.index, parts), text.rindex("Changes against the margin")]
     assert len(places) > 4
     assert places == sorted(places)
     assert "decided by step_ms, tpot_ms, wall_s" in text
-    assert "6 interleaved blocks" in text
+    assert "Trust 6 blocks, interleaved" in text
 
 
 def log_ratios_of(page):

@@ -21,7 +21,8 @@ _MOST_CHARACTERS: Final = 40
 
 def answer_lines(comparison: Comparison) -> Iterator[str]:
     """What follows the verdict: the change, the subject, the cause in the foremost cell, the trust, the blocks."""
-    yield f"changed: {change_in_words(comparison.allowed)}"
+    if any(cell.num_blocks for cell in comparison.cells):
+        yield f"changed: {change_in_words(comparison.allowed)}"
     if comparison.measured_on:
         yield f"measured on: {comparison.measured_on}"
     if comparison.verdict == "invalid":

@@ -374,5 +374,7 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
     """The shortest names that tell the two sides apart."""
     if a.variant and b.variant and a.variant != b.variant:
         return a.variant, b.variant
-    short = (a.path.resolve().name, b.path.resolve().name)
-    return short if short[0] != short[1] else (str(a), str(b))
+    first, second = (
+        side.path.parent.name if side.path.name == "latest" else side.path.resolve().name for side in (a, b)
+    )
+    return (first, second) if first != second else (str(a), str(b))

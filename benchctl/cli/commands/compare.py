@@ -445,7 +445,7 @@ def _titled(line: str, text: str) -> str:
 def _print(verdict: PageVerdict, *, show_all: bool) -> None:
     """Print the answer of each comparison; of a single one, and in all detail of every one, also its tables."""
     console, is_one = text_console(), len(verdict.all) == 1
-    if not is_one:
+    if not is_one or verdict.sentence != verdict.all[0].sentence:
         console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
         console.print()
     for i, one in enumerate(verdict.all):

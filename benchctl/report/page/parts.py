@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from benchctl.analysis.analyzed import (
@@ -22,7 +22,7 @@ from benchctl.analysis.bonus import context_in_words, modes_in_words, verdict_se
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.answer import answer_lines, open_reasons
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.words import looks_lines, threshold_text, unrecorded_lines
+from benchctl.analysis.compare.words import looks_lines, unrecorded_lines
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, arm_label
@@ -41,15 +41,9 @@ from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_wate
 from benchctl.report.table import Table, table_of
 from benchctl.report.time_tables import bonus_table, percentile_table
 from benchctl.report.verdicts import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
-from benchctl.units import count_of, gib, minus_in_numbers, percentage, range_of
+from benchctl.units import count_of, gib, minus_in_numbers, percentage
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted
-
-_PAIRING: Final = {
-    "interleaved": "interleaved blocks",
-    "same-plan": "blocks of two experiments with the same plan",
-    "unpaired": "blocks per side, unpaired",
-}
 
 
 def directory_name(analysis: AnalyzedExperiment) -> str:
@@ -94,18 +88,15 @@ def _subject(analysis: AnalyzedExperiment) -> str:
 
 
 def _rules(verdict: PageVerdict) -> list[str]:
-    """Deciding metrics, margins and intervals."""
+    """Deciding metrics, and the looks at the results."""
     comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
     if not comparisons:
         return []
     first, cells = comparisons[0], [cell for comparison in comparisons for cell in comparison.cells]
     names = dict.fromkeys(metric.metric.name for cell in cells for metric in cell.deciding)
-    blocks = range_of([cell.num_blocks for cell in cells])
     return [
         f"decided by {', '.join(names) or 'nothing'}",
         *dict.fromkeys(line for comparison in comparisons for line in unrecorded_lines(comparison)),
-        minus_in_numbers(threshold_text(first)),
-        f"{percentage(first.rules.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
         *looks_lines(first),
     ]
 
