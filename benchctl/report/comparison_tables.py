@@ -32,6 +32,7 @@ from benchctl.analysis.compare.words import (
     unrecorded_lines,
 )
 from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.records.warning_codes import severity_of
 from benchctl.report.experiment_tables import nodes_table
 from benchctl.report.model_tables import acceptance_table
 from benchctl.report.table import Column, Table, markdown_text, table_of
@@ -257,7 +258,8 @@ def footnotes_of(comparison: Comparison, *, show_all: bool = False) -> Iterator[
     if any(metric.role == "exploratory" for _, metrics in shown for metric in metrics):
         yield "verdicts in parentheses are exploratory and decide nothing"
     warnings = [
-        f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+        f"{'note' if severity_of(warning.code) == 'note' else 'warning'}: {warning.message}"
+        + (f" [{warning.where}]" if warning.where else "")
         for warning in comparison.warnings
     ]
     yield from warnings if show_all else warnings[:_MOST_WARNINGS]

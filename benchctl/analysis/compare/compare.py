@@ -47,6 +47,7 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import did_you_mean
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
+from benchctl.records.warning_codes import by_severity
 from benchctl.untrusted.text import visible_line
 
 
@@ -197,13 +198,15 @@ def compare_experiments(
         num_looks=num_looks,
         num_extensions=num_extensions_of(a.results.manifest, b.results.manifest),
         allowed=allowed,
-        warnings=(
-            *altered,
-            *(suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()),
-            *misfits,
-            *measurement_warnings(a.results, b.results, pairs),
-            *statistical_warnings(cells),
-            *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
+        warnings=by_severity(
+            [
+                *altered,
+                *(suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()),
+                *misfits,
+                *measurement_warnings(a.results, b.results, pairs),
+                *statistical_warnings(cells),
+                *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
+            ]
         ),
         nodes=nodes,
         is_simulated=any(is_virtual(side.results.manifest.engine) for side in (a, b)),

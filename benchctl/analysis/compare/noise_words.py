@@ -39,6 +39,7 @@ def _noise(metric: MetricComparison) -> float:
     estimate, scatter = metric.estimate, metric.scatters[0] or 0.0
     if estimate is None or metric.verdict != "inconclusive" or metric.metric.name.startswith(("p95_", "p99_")):
         return 0.0
-    of_ratios = (estimate.standard_error or 0.0) * math.sqrt(estimate.num_blocks)
+    of_two, error = math.hypot(*estimate.residuals), estimate.standard_error
+    of_ratios = of_two if error is None else error * math.sqrt(estimate.num_blocks)
     least = max(NOISY_SCATTER_FRAC, NOISY_MARGINS * metric.rules.margin_frac)
     return scatter if metric.is_test and min(scatter, of_ratios) >= least else 0.0

@@ -35,6 +35,7 @@ from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.record import RequestError
 from benchctl.records.schema import HostInfo, HostSample
 from benchctl.records.stores import MetricNoise
+from benchctl.report.comparison_tables import footnotes_of
 
 TRUTH = 15.5 / 10
 TWO_CELLS = ({"top_k": 2}, {"top_k": 5})
@@ -110,7 +111,7 @@ def test_noise_is_said_in_one_sentence_where_it_prevents_the_verdict(tmp_path, r
     for case, *shaken in (("shared by both sides", 6, 1 / TRUTH, 0.02, 0.5), ("small", 6, 1 / TRUTH, 0.02, 0.0)):
         quiet = built(tmp_path / case, *shaken)
         assert (compare_arms(quiet).verdict, noise_of_measured(quiet)) == ("inconclusive", None), case
-    assert noise_of_measured(built(tmp_path / "three", 3, 1 / TRUTH, 0.5, 0.0)).endswith("between blocks")
+    assert noise_of_measured(built(tmp_path / "two", 2, 1 / TRUTH, 0.5, 0.0)).endswith("between blocks")
 
 
 def test_guided_against_baseline_is_a_regression_of_the_known_size(results):
@@ -215,6 +216,8 @@ def test_two_directories_are_paired_where_they_have_one_plan_and_not_where_they_
         assert codes <= {warning.code for warning in comparison.warnings}
         assert [(cell.a_label, cell.b_label) for cell in comparison.cells] == cells
     assert comparison.verdict == "equivalent"
+    kinds = [line.partition(":")[0] for line in footnotes_of(comparison)][-2:]
+    assert kinds == ["warning", "note"], "what limits the verdict comes first"
 
 
 def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
