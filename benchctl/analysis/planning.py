@@ -224,8 +224,11 @@ def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | No
     of_metrics = {} if noise is None else noise.metrics
     ends = sorted({f"{of_metrics[name].log_sd * 100:.2g}" for name in names if name in of_metrics}, key=float)
     if noise is None or not ends:
-        nothing = "neither an A/A nor an earlier result of this server is on file"
-        why = "this experiment measures it" if is_repeated_baseline(profile) else nothing
+        why = (
+            "this experiment measures it"
+            if is_repeated_baseline(profile)
+            else "neither an A/A nor an earlier result of this server is on file"
+        )
         return f"this assumes that blocks scatter by {percentage(ASSUMED_LOG_SD, 2)}: {why}"
     unknown = ", ".join(name for name in names if name not in of_metrics)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""

@@ -81,8 +81,10 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     text += " at most" if profile.stopping is not None else ""
     text += f", {estimate.basis}" if estimate.basis.startswith("from ") else ""
     if estimate.overhead_s is None:
-        starts = count_of(len(runs), "server start")
-        return f"estimated duration of the loads {text}; {starts} come on top, unmeasured here"
+        return (
+            f"estimated duration of the loads {text}; {count_of(len(runs), 'server start')} come on top, "
+            "unmeasured here"
+        )
     load_s = estimate.total_s(runs) / len(runs) - estimate.overhead_s
     if is_virtual(profile.engine.kind) or load_s >= estimate.overhead_s:
         return f"estimated duration {text}"
