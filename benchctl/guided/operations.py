@@ -299,8 +299,10 @@ def _on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-def register_kernels(kernels: Operations) -> None:
-    """Let CUDA compute ``FUSED`` by these from now on; to be called once."""
+@functools.cache
+def register_kernels() -> None:
+    """Let CUDA compute ``FUSED`` by the kernels from now on."""
+    kernels = kernel_operations()
     for name in NAMES:
         _LIBRARY.impl(name, getattr(kernels, name), "CUDA")
 

@@ -113,7 +113,7 @@ class Load:
         self._max_concurrency = arrival.max_concurrency
         rate_per_s = arrival.launch_rate_limit
         self._limit = None if rate_per_s is None else LaunchLimit(rate_per_s * time_scale)
-        self._summary = LoadSummary()
+        self.summary = LoadSummary()
         self._calls: Iterator[Call] = iter(())
         self._is_exhausted = False
         """True when no call is left to prepare."""
@@ -136,9 +136,6 @@ class Load:
         self._error: BaseException | None = None
         """The first error, which ends the load: of a record that cannot be stored, or a fault of ours."""
         self._has_changed = asyncio.Event()
-
-    def summary(self) -> LoadSummary:
-        return self._summary
 
     def activity(self) -> Activity:
         return self._client.activity()
@@ -366,7 +363,7 @@ class Load:
         self._is_recording = True
         try:
             record = await exchange.record()
-            self._summary.count(record)
+            self.summary.count(record)
             self._on_record(record)
         except Exception as error:  # noqa: BLE001 - any error; the other requests are recorded as far as possible
             self._fail(error)

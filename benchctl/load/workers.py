@@ -249,10 +249,7 @@ class WorkerLoad:
         self._plan = plan
         self._on_record, self._on_sample = on_record, on_sample
         self._workers: list[_Worker] = []
-        self._summary = LoadSummary()
-
-    def summary(self) -> LoadSummary:
-        return self._summary
+        self.summary = LoadSummary()
 
     def activity(self) -> Activity:
         """The open requests and the last arrival for one of them, as of some tenths of a second ago."""
@@ -309,7 +306,7 @@ class WorkerLoad:
     def _take_reports(self, worker: _Worker) -> None:
         for report in worker.look(self.max_silent_looks):
             if report.record is not None:
-                self._summary.count(report.record)
+                self.summary.count(report.record)
                 self._on_record(report.record)
             if report.sample is not None and self._on_sample is not None:
                 self._on_sample(report.sample)

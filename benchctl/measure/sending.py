@@ -124,8 +124,8 @@ class ServerUnderTest:
             load = Load(self._client, Arrival(kind="burst"), writer.write)
             for requests in bursts:
                 await self._send(load, requests)
-        self._check_accepted(load.summary())
-        return load.summary()
+        self._check_accepted(load.summary)
+        return load.summary
 
     async def send_load(self, requests: Iterable[PreparedRequest], size: LoadSize) -> None:
         """Send the load, by the schedule of the profile; every record and sample is on disk as it comes.
@@ -156,7 +156,7 @@ class ServerUnderTest:
                 prioritized(load, priority, lambda granted: run.update(client_priority=granted)),
             ):
                 await self._send(load, requests, run.profile.workload.arrival)
-        self._check_accepted(load.summary())
+        self._check_accepted(load.summary)
 
     def _check_accepted(self, load: LoadSummary) -> None:
         keys = self._run.keys_in_requests()
@@ -211,7 +211,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: AnyServer
     try:
         await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
         if driving.done():
-            await asyncio.wait({death}, timeout=_crash_wait_s(load.summary().failures.keys()))
+            await asyncio.wait({death}, timeout=_crash_wait_s(load.summary.failures.keys()))
     finally:
         for task in (driving, death, stall):
             task.cancel()  # no effect on one that has ended
@@ -220,7 +220,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: AnyServer
     server.check_alive()
     for error in errors:
         if error is not None:
-            raise _own_limit(load.summary()) or error
+            raise _own_limit(load.summary) or error
     await driving
 
 

@@ -282,7 +282,7 @@ def test_failures_of_a_load_are_counted_by_class():
         async with serving(next_answer) as url, StreamClient(url, Timeouts()) as client:
             load = Load(client, Arrival(kind="closed-loop", max_concurrency=1), kept.append)
             await load.drive(paced.call(paced.request(i, max_tokens=2)) for i in range(6))
-            return load.summary()
+            return load.summary
 
     summary = asyncio.run(go())
     assert (summary.num_failed, summary.failures) == (3, {"finish-error": 2, "finish-abort": 1})

@@ -45,7 +45,7 @@ def drive(how, arrival, requests, *, cancel_when=None, on_record=None, on_sample
             await asyncio.wait({driving})
             if not driving.cancelled():
                 driving.result()
-            return records, load.summary()
+            return records, load.summary
 
     return asyncio.run(go())
 

@@ -101,7 +101,7 @@ def test_one_and_three_workers_bring_the_same_results_each_of_every_nth_request_
     for count in (1, 3):
         records, load, raised = drive(how, arrival, requests, count)
         assert raised is None
-        ended = load.summary()
+        ended = load.summary
         assert (ended.num_sent, ended.num_failed, len(records)) == (15, 6, 15)
         assert ended.first_send_ns == min(record.sent_ns for record in records)
         assert set() != set(ended.failures) <= {"early-close", "reset", "http-status"}
@@ -199,7 +199,7 @@ def test_a_load_that_is_called_off_records_what_was_in_flight_in_every_worker(ho
     assert isinstance(raised, asyncio.CancelledError)
     assert sorted(record.index for record in records) == [0, 1, 2, 3]
     assert {record.error.kind for record in records} == {"cancelled"}
-    assert (load.summary().num_sent, load.summary().num_failed) == (4, 4)
+    assert (load.summary.num_sent, load.summary.num_failed) == (4, 4)
     records, _, raised = drive(how, arrival, requests, 2, meanwhile=call_off_early)
     assert isinstance(raised, asyncio.CancelledError)
     assert records == []

@@ -7,7 +7,6 @@ otherwise would not fail: it would give other values.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from typing import Final, TypeAlias
 
@@ -59,8 +58,7 @@ def choose_operations(
     if device.type != "cuda":
         return Chosen(PLAIN, "kernels need a GPU")
     try:
-        made = kernel_operations()
-        differences = largest_differences(made, config, device, dtype)
+        differences = largest_differences(kernel_operations(), config, device, dtype)
     except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own, and torch computes the same
         return Chosen(PLAIN, f"kernels cannot run here ({type(error).__name__}: {error})")
     for name, difference in differences.items():
@@ -69,7 +67,7 @@ def choose_operations(
             return Chosen(
                 PLAIN, f"kernel {name} differs from torch by {difference:.3g} here, more than {limit:.3g}"
             )
-    _register_once()
+    register_kernels()
     return Chosen(replace(FUSED, splits_keys=True))
 
 
@@ -77,11 +75,6 @@ def tolerance(name: str, dtype: torch.dtype) -> float:
     """Largest difference allowed of an operation; those of sampling compute in float32, whatever the model does."""
     is_of_layers = name in ("add_norm", "turn_and_store", "tree_attention", "gated", "keep_drawn")
     return TOLERANCES[dtype if is_of_layers else torch.float32]
-
-
-@cache
-def _register_once() -> None:
-    register_kernels(kernel_operations())
 
 
 @torch.no_grad()

@@ -76,11 +76,6 @@ class CudaGraphs:
         return replay
 
 
-def run_again(run: Pass, packed: Tensor, candidates: Tensor) -> Callable[[], Tensor]:
-    """The recorder of devices without graphs: the pass is padded and its input copied as on a GPU, and it runs."""
-    return lambda: run(packed, candidates)
-
-
 class Recorded:
     """A recorded pass with the memory that it reads."""
 

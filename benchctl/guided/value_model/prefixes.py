@@ -161,16 +161,12 @@ class PrefixCache:
         # Cells that nothing was written to are masked, but must hold numbers: 0 times what is not one is not 0.
         self._cells = torch.zeros(size, device=device, dtype=dtype)
         self._ids = torch.full((memory.slots, max_candidates), -1, device=device, dtype=torch.int64)
-        self._unknown = torch.zeros((), device=device, dtype=torch.int64)
+        self.unknown = torch.zeros((), device=device, dtype=torch.int64)
+        """On the device: the drawn tokens since the start that were none of their rows' candidates."""
 
     @property
     def num_bytes(self) -> int:
         return int(self._cells.nbytes)
-
-    @property
-    def num_unknown(self) -> Tensor:
-        """On the device: the drawn tokens since the start that were none of their rows' candidates."""
-        return self._unknown
 
     def layer(self, number: int) -> Tensor:
         """Keys and values of a layer [slots * cells, 2, kv_heads, head_dim]."""
@@ -184,7 +180,7 @@ class PrefixCache:
     def keep_drawn(self, layout: Layout) -> None:
         """Move the drawn candidate of each row, in all layers, to the end of its prefix."""
         self._operations.keep_drawn(
-            self._cells, self._ids, self._unknown, layout.slots, layout.cached, layout.drawn, self.memory.cells
+            self._cells, self._ids, self.unknown, layout.slots, layout.cached, layout.drawn, self.memory.cells
         )
 
     def remember(self, layout: Layout) -> None:

@@ -9,6 +9,7 @@ candidates, the keys and values of that candidate are kept, and the token does n
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from benchctl.guided.operations import Arriving
 from benchctl.guided.params import GuidanceError
 from benchctl.guided.rows import ScoredRow
 from benchctl.guided.timing import StepTimer
-from benchctl.guided.value_model.forward import Counters, CudaGraphs, ForwardPass, run_again
+from benchctl.guided.value_model.forward import Counters, CudaGraphs, ForwardPass
 from benchctl.guided.value_model.layout import Memory, RowWork, Work
 from benchctl.guided.value_model.prefixes import PrefixCache, Slot, SlotTable
 from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS, MAX_ROW_TOKENS, cells_per_slot
@@ -73,7 +74,8 @@ class Scorer:
             operations=model.operations,
         )
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
-        recorder = (CudaGraphs() if is_cuda else run_again) if (is_cuda if graphs is None else graphs) else None
+        # Without graphs, partial repeats a pass: it is padded and its input copied as on a GPU, and it runs.
+        recorder = (CudaGraphs() if is_cuda else partial) if (is_cuda if graphs is None else graphs) else None
         self._done = Counters()
         self._forward = ForwardPass(model, self._cache, recorder, self._done)
         self._unknown: Arriving | None = None
@@ -140,7 +142,7 @@ class Scorer:
                 "wrong; switch reuse off, and report this with the server's other logits processors"
             )
         if self._reuses and self.model.device.type != "meta":
-            self._unknown = Arriving(self._cache.num_unknown.reshape(1))
+            self._unknown = Arriving(self._cache.unknown.reshape(1))
 
     def _check(self, rows: Sequence[ScoredRow], ids: Tensor) -> None:
         if ids.shape[0] != len(rows) or not 1 <= ids.shape[1] <= self.max_candidates:

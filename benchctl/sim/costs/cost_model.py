@@ -129,27 +129,12 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""
-        sections = {"schedule": self.schedule, "model_forward": self.model_forward}
-        if self.sampler_rest is None:
-            return sections
-        total = self.sampler_rest
-        if self.pre_lvm is not None:
-            sections["pre_lvm"] = self.pre_lvm
-            total += self.pre_lvm
+        parts: dict[str, int | None] = msgspec.structs.asdict(self)
         if self.lvm_rest is not None:
-            outer = self.lvm_rest
-            for name in LVM_PARTS:
-                part: int | None = getattr(self, name)
-                if part is not None:
-                    sections[name] = part
-                    outer += part
-            sections["lvm_apply_outer"] = outer
-            total += outer
-        if self.sample is not None:
-            sections["sample"] = self.sample
-            total += self.sample
-        sections["sampler_total"] = total
-        return sections
+            parts["lvm_apply_outer"] = self.lvm_rest + sum(parts[name] or 0 for name in LVM_PARTS)
+        if self.sampler_rest is not None:
+            parts["sampler_total"] = self.total_ns() - self.schedule - self.model_forward
+        return {name: part for name in SECTIONS if (part := parts.get(name)) is not None}
 
 
 class GuidedCounts(NamedTuple):
