@@ -62,8 +62,6 @@ UNKNOWN: Final = "-"
 NOT_AVAILABLE: Final = "n/a"
 """Stands for an unknown number in comparisons."""
 MINUS: Final = "\N{MINUS SIGN}"
-_NEGATIVE: Final = re.compile(r"[\[(]?-[\d.]+[%,;\])]*$")
-_SMALLEST_P: Final = 0.0005
 
 
 def four_digits(value: float | None) -> str:
@@ -139,7 +137,7 @@ def scatter(scatter_frac: float | None) -> str:
 
 def p_value(probability: float) -> str:
     """Three decimals, or ``<0.001``."""
-    return f"{probability:.3f}" if probability >= _SMALLEST_P else "<0.001"
+    return f"{probability:.3f}" if probability >= 0.0005 else "<0.001"
 
 
 def gib(num_bytes: int | None) -> str:
@@ -227,4 +225,4 @@ def minus(text: str) -> str:
 def minus_in_numbers(sentence: str) -> str:
     """The sentence with true minus signs in numbers such as ``-3.1%`` and ``[-2.1,``, and nowhere else."""
     words = sentence.split(" ")
-    return " ".join(minus(word) if _NEGATIVE.match(word) else word for word in words)
+    return " ".join(minus(word) if re.match(r"[\[(]?-[\d.]+[%,;\])]*$", word) else word for word in words)

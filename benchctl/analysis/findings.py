@@ -27,15 +27,12 @@ class Finding:
 
 FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
-SLOWDOWN_FRAC: Final = 0.05
 _MORE_FLOPS_FRAC: Final = 0.01
 """Fewer more FLOPs are the same: the slowdown has another cause, and nothing is to be explained by them."""
-"""A slowdown is analyzed if its whole interval is above five percent."""
 NOISY_SCATTER_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
 """The baseline is noisy if its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
-_LAZY_LOAD: Final = "value_model_load"
 _ONE_TOKEN: Final = 1 + 1e-9
 
 
@@ -151,7 +148,8 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
     slow = [
         row
         for row in rows
-        if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC and drafting.get(row.label, True)
+        # A slowdown is analyzed if its whole interval is above five percent
+        if (row.number("wall_ratio_ci_low") or 0) > 1.05 and drafting.get(row.label, True)
     ]
     kind, suffix = "observed", "_observed"
     if any(row.number("unexplained_frac_observed") is None for row in slow):
@@ -210,7 +208,7 @@ def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
         ("lazy-load-in-warmup", "the warm-up", [run.run.warmup_columns for run in runs], missing),
         ("lazy-load-measured", "the measured load", [run.run.columns for run in runs], included),
     ):
-        times_ns = [sum(map(int, columns.section_ns.get(_LAZY_LOAD, ()))) for columns in of_runs]
+        times_ns = [sum(map(int, columns.section_ns.get("value_model_load", ()))) for columns in of_runs]
         if num_runs := sum(map(bool, times_ns)):
             load_s = s_from_ns(sum(times_ns) / num_runs)
             sentence = (

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import stdev
-from typing import Final
 
 import msgspec
 
@@ -49,8 +48,6 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
 from benchctl.units import percentage
-
-_BLOCKS_OF_A_FLOOR: Final = 8
 
 
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
@@ -149,7 +146,7 @@ def repeated_baseline(profile: Profile) -> Profile:
         update={
             "name": f"{profile.name}-aa",
             "description": f"The noise of {profile.name}: {profile.baseline} against itself",
-            "blocks": max(profile.blocks, _BLOCKS_OF_A_FLOOR),
+            "blocks": max(profile.blocks, 8),
             "stopping": None,
             "variants": {profile.baseline: baseline, again: baseline},
             "sweep": {},

@@ -137,7 +137,6 @@ HARDWARE: Final[dict[str, Hardware]] = {
     )
 }
 
-_VENDOR: Final = re.compile(r"^(nvidia|amd|geforce|instinct|tesla)[ -]+")
 _DEVICE_NAMES: Final = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -158,8 +157,6 @@ _DEVICE_NAMES: Final = tuple(
 """Drivers' names of devices. Whole names, specific before general: a slice of a device (MIG), a laptop part or a
 relative (GH200, L40) has other peaks and must not match."""
 
-_TIME: Final = re.compile(r"\d{8}T\d{6}Z")
-
 
 def hardware_or_none(name: str) -> Hardware | None:
     """The device of a table name, a driver's name or stated peaks; None for an unknown one.
@@ -172,7 +169,7 @@ def hardware_or_none(name: str) -> Hardware | None:
 def device_or_none(name: str) -> Hardware | None:
     """The device of a table name or a driver's name; None for an unknown one."""
     short = name.strip().lower()
-    while (cut := _VENDOR.sub("", short)) != short:
+    while (cut := re.sub(r"^(nvidia|amd|geforce|instinct|tesla)[ -]+", "", short)) != short:
         short = cut
     if short in HARDWARE:
         return HARDWARE[short]
@@ -206,7 +203,9 @@ def _stated_peaks(text: str) -> Hardware:
     except ValueError:
         numbers, more = [], {}
     is_positive = all(0 < number < math.inf for number in (*numbers, *more.values()))
-    is_known = more.keys() <= {*_FASTER, "link"} and (measured_at is None or _TIME.fullmatch(measured_at))
+    is_known = more.keys() <= {*_FASTER, "link"} and (
+        measured_at is None or re.fullmatch(r"\d{8}T\d{6}Z", measured_at)
+    )
     if not (name.strip() and len(numbers) in {2, 3} and is_positive and is_known):
         raise UsageError(
             f"hardware {visible_value(text)}: give a name and two positive numbers, TFLOP/s of bfloat16 and "

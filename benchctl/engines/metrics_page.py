@@ -8,8 +8,6 @@ from prometheus_client.samples import Sample
 from benchctl.untrusted import METRICS_LINE_CHARS, METRICS_LINES
 
 _LARGEST: Final = 2.0**63
-_LEFT_OUT: Final = ("_bucket", "_created")
-"""Histogram buckets and times of creation: most of the page, and nothing that is compared."""
 
 
 def series_of(page: str) -> dict[str, float]:
@@ -27,7 +25,8 @@ def series_of(page: str) -> dict[str, float]:
         _series_name(sample): float(sample.value)
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if not sample.name.endswith(_LEFT_OUT) and abs(sample.value) < _LARGEST
+        # Histogram buckets and times of creation: most of the page, and nothing that is compared
+        if not sample.name.endswith(("_bucket", "_created")) and abs(sample.value) < _LARGEST
     }
 
 

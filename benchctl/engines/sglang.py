@@ -80,9 +80,7 @@ class SglangOptions(PythonOptions):
 
 DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside" / "sglang"
-_PLUGIN: Final = "benchctl-steps"
 _SEED: Final = 0
-_DETERMINISTIC: Final = "--enable-deterministic-inference"
 _STATED: Final = (
     "version", "model_path", "device", "dtype", "kv_cache_dtype", "quantization", "load_format",
     "mem_fraction_static", "page_size", "schedule_policy", "stream_interval", "attention_backend",
@@ -168,7 +166,7 @@ class SglangEngine(PythonServer):
         if not own_options(settings, SglangOptions).step_log:
             return own
         own["BENCHCTL_STEP_LOG"] = str(site.step_log)
-        return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
+        return plugged_in(own, _INSIDE, "benchctl-steps", allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
@@ -244,7 +242,7 @@ async def server_info(client: Client) -> dict[str, Any]:
 
 def is_deterministic(options: SglangOptions) -> bool:
     """True where the server honours the seeds of requests."""
-    return _DETERMINISTIC in options.extra_args
+    return "--enable-deterministic-inference" in options.extra_args
 
 
 def stated_config(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,6 @@ PUBLISHED_VALUE_MODELS: Final = {
 trained on general texts, the larger one on mathematics."""
 _BUILT_IN_GAMMA: Final = 0.997
 """Discount of the path for finitely many candidates, whatever a request says."""
-_REPLACED_BY_TARGET: Final = {"mode", "value_scale"}
 _SIGNATURES: Final = (
     *signatures(
         "unguidable-request",
@@ -334,7 +333,7 @@ def custom_params(guidance: Guidance | None) -> dict[str, Any] | None:
     """
     if guidance is None:
         return None
-    return guidance.model_dump(exclude_none=True, exclude=_REPLACED_BY_TARGET if guidance.has_target else None)
+    return guidance.model_dump(exclude_none=True, exclude={"mode", "value_scale"} if guidance.has_target else None)
 
 
 def request_problem(

@@ -179,9 +179,7 @@ _INSIDE: Final = Path(__file__).parent / "inside" / "vllm"
 _STATED_CACHE: Final = re.compile(
     r'^vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"', re.MULTILINE
 )
-_WHOLE_PROMPTS: Final = "--no-enable-chunked-prefill"
 _ABOUT_PARTS: Final = re.compile("--((no-)?enable-chunked-prefill|max-num-batched-tokens)(=|$)")
-_PLUGINS: Final = "benchctl-steps,benchctl-cpu"
 _VERSION: Final = "0.32.0"
 _PROOF: Final = "import importlib.metadata as m; m.version('vllm'); import vllm.entrypoints.openai.api_server"
 _NAMED_VLLM: Final = """
@@ -230,7 +228,7 @@ class VllmEngine(PythonServer):
             "--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model,
             "--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm",
             *options.flag_words(),
-            *((_WHOLE_PROMPTS,) if computes_whole else ()),
+            *(("--no-enable-chunked-prefill",) if computes_whole else ()),
             *(("--lora-modules", *adapters) if adapters else ()),
             *options.speculative_words(draft),
             *(("--enable-logging-iteration-details",) if options.step_log else ()),
@@ -254,7 +252,7 @@ class VllmEngine(PythonServer):
             **({"BENCHCTL_STEP_LOG": str(site.step_log)} if options.step_log else {}),
             **({"BENCHCTL_CORRECTS_CPU_SAMPLING": "1"} if corrects else {}),
         }
-        return plugged_in(own, _INSIDE, _PLUGINS, allowed_in="VLLM_PLUGINS")
+        return plugged_in(own, _INSIDE, "benchctl-steps,benchctl-cpu", allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})

@@ -1,7 +1,7 @@
 """Options of the engine ``vllm``."""
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,9 +19,6 @@ from benchctl.profile.engine_options import DraftSource, Flag, PythonOptions
 
 MemorySize = Annotated[str, Field(pattern=r"^[0-9]{1,15}([kKmMgGtT]|\.[0-9]{1,6}[kmgt])?$")]
 """A number of bytes as vLLM reads it: ``256M``."""
-_METHODS_WITH_DRAFT: Final = frozenset({"draft_model", "eagle", "eagle3", "medusa"})
-_METHODS_WITHOUT_PASSES: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
-"""Methods that look their drafts up in text."""
 
 
 class VllmOptions(PythonOptions):
@@ -93,7 +90,8 @@ class VllmOptions(PythonOptions):
         document = self.speculative_config or {}
         method = document.get("method", self.speculative_method or (self.draft_model and "draft_model"))
         model = document.get("model", self.draft_model)
-        if method in _METHODS_WITHOUT_PASSES:
+        # Methods that look their drafts up in text
+        if method in {"ngram", "ngram_gpu", "suffix"}:
             return DraftSource()
         if method == "draft_model" and isinstance(model, str):
             return DraftSource(model=model)
@@ -122,7 +120,8 @@ class VllmOptions(PythonOptions):
                 ),
             ),
             (
-                drafts and (method in _METHODS_WITH_DRAFT) != (self.draft_model is not None),
+                drafts
+                and (method in {"draft_model", "eagle", "eagle3", "medusa"}) != (self.draft_model is not None),
                 f"speculative_method {method} {problem}; or choose another method",
             ),
             (

@@ -52,8 +52,6 @@ _PREFIXED: Final = {
 }
 _OF_THE_RUN: Final = re.compile(r"(^|_)(port|ip|addr|host|time|uuid|id|dir|path)$")
 """Settings that say where or when a server ran, and differ between two that are configured alike."""
-_OF_REPLICAS: Final = frozenset({"disable_nccl_for_dp_synchronization"})
-"""Settings for the synchronisation of several replicas, meaningless with one."""
 
 
 def effective(path: Path) -> dict[str, Any]:
@@ -64,7 +62,8 @@ def effective(path: Path) -> dict[str, Any]:
         flat = _set_values(description, section) | flat
     for section, prefix in _PREFIXED.items():
         flat |= {f"{prefix}.{name}": value for name, value in _set_values(description, section).items()}
-    ignored = _OF_REPLICAS if flat.get("data_parallel_size") == 1 else frozenset[str]()
+    # Settings for the synchronisation of several replicas, meaningless with one
+    ignored = {"disable_nccl_for_dp_synchronization"} if flat.get("data_parallel_size") == 1 else set[str]()
     configured = {
         name: value for name, value in flat.items() if name not in ignored and not _OF_THE_RUN.search(name)
     }

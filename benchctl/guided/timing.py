@@ -53,8 +53,6 @@ SECTIONS: Final = (
 """All names, each after those that it lies in."""
 
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
-_MAX_WAITING_STEPS: Final = 1024
-_IDLE_LOOK_S: Final = 0.1
 
 
 class PendingStep:
@@ -148,7 +146,7 @@ class StepTimer:
 
     def _write_when_idle(self) -> None:
         """Steps end one another's waiting; the last one before a pause has nobody else."""
-        while not self._is_closed.wait(_IDLE_LOOK_S):
+        while not self._is_closed.wait(0.1):
             with self._lock:
                 if self._file is not None:
                     self._write_finished()
@@ -156,7 +154,7 @@ class StepTimer:
     def _write_finished(self, *, waits: bool = False) -> None:
         while self._waiting:
             step = self._waiting[0]
-            if not (step.is_over or waits or len(self._waiting) > _MAX_WAITING_STEPS):
+            if not (step.is_over or waits or len(self._waiting) > 1024):
                 return
             self._waiting.popleft()
             content = json.dumps(step.content(self._clock), separators=(",", ":")).encode() + b"\n"

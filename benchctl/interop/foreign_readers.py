@@ -57,13 +57,9 @@ from benchctl.untrusted.text import visible_line
 Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]
 """The tool that drove the load."""
 MANIFEST: Final = "manifest.json"
-LOAD_POINT: Final = ("request_rate", "max_concurrency")
 AIPERF_FILE: Final = "profile_export_aiperf.json"
 AIPERF_RECORDS: Final = "profile_export.jsonl"
 _SUFFIXES: Final = frozenset({".json", ".jsonl"})
-_NOT_A_RUN: Final = ".pytorch.json"
-"""Suffix of a second copy that vLLM writes for a dashboard."""
-_KEY_CHARS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +82,8 @@ class ForeignRun:
 
     @property
     def load_point(self) -> tuple[tuple[str, Setting], ...]:
-        return tuple((key, self.settings.get(key)) for key in LOAD_POINT)
+        return tuple((key, self.settings.get(key)) for key in ("request_rate", "max_concurrency"))
 
-
-_WHOLE_S: Final = 0.001
-"""A shorter part of a benchmark of GuideLLM does not count as cut off."""
 
 _NOTES: Final = {
     "no-itl": (
@@ -162,7 +155,10 @@ def _files_in(directory: Path) -> list[Path]:
         require_files([path.with_name(AIPERF_RECORDS) for path in exports], within=directory)
         return exports
     paths = sorted(
-        path for path in directory.iterdir() if path.suffix in _SUFFIXES and not path.name.endswith(_NOT_A_RUN)
+        # Suffix of a second copy that vLLM writes for a dashboard
+        path
+        for path in directory.iterdir()
+        if path.suffix in _SUFFIXES and not path.name.endswith(".pytorch.json")
     )
     require_files(paths, within=directory)
     return paths
@@ -203,7 +199,7 @@ def _unknown(document: Mapping[str, Any], where: str) -> str:
         f"vllm bench serve ({', '.join(_KEYS['vllm'])}), SGLang's bench_serving ({', '.join(_KEYS['sglang'])}), "
         f"AIPerf ({', '.join(_KEYS['aiperf'])}, each with a unit), GuideLLM (benchmarks, each with metrics)"
     )
-    keys = ", ".join(visible_line(key, _KEY_CHARS) for key in list(document)[:6]) or "none"
+    keys = ", ".join(visible_line(key, 60) for key in list(document)[:6]) or "none"
     return f"{where}: not a result that can be read. Looked for: {known_tools}. Found keys: {keys}"
 
 
@@ -305,7 +301,8 @@ def _guidellm_run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         )
     metrics |= _throughputs(metrics, metrics.get("wall_s"))
     cut_off_s = [number_at(benchmark, f"{part}_duration", where) or 0.0 for part in ("warmup", "cooldown")]
-    is_trimmed = max(cut_off_s) > _WHOLE_S
+    # A shorter part of a benchmark of GuideLLM does not count as cut off
+    is_trimmed = max(cut_off_s) > 0.001
     if is_trimmed:
         metrics.pop("wall_s", None)
     if not metrics.get("num_completed"):

@@ -48,9 +48,6 @@ from benchctl.units import MS_PER_S, ms_from_ns
 from benchctl.untrusted.files import make_folder
 from benchctl.untrusted.text import csv_cell
 
-_SCHEMA: Final = "1.4"
-"""The version of AIPerf's shape that this follows."""
-_PERCENTS: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _LATENCIES: Final = {
     "request_latency": "e2el",
     "time_to_first_token": "ttft",
@@ -77,7 +74,8 @@ def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -
     }.items():
         blocks[name] = _distribution([float(v) for v in values if v is not None], "tokens", len(completed))
     return {
-        "schema_version": _SCHEMA,
+        # The version of AIPerf's shape that this follows
+        "schema_version": "1.4",
         "benchmark_id": record.run_id,
         **{name: block for name, block in blocks.items() if block is not None},
         **_totals(run_metrics(run)),
@@ -137,7 +135,7 @@ def _distribution(values: Sequence[float], unit: str, num_requests: int) -> dict
     """None of no values. A tail that too few requests bear out has no key."""
     if not values:
         return None
-    tails = percentiles(values, num_requests, _PERCENTS)
+    tails = percentiles(values, num_requests, (1, 5, 10, 25, 50, 75, 90, 95, 99))
     return {
         "unit": unit,
         "avg": sum(values) / len(values),
@@ -239,8 +237,6 @@ def _value_lenvm(run: RunSummary, column: str) -> Value:
 
 
 Format: TypeAlias = Literal["vllm", "aiperf", "lenvm"]
-_NO_PART: Final = re.compile(r"[/\\\x00-\x1f]|^\.+")
-"""What a part of a path cannot hold, or must not begin with."""
 
 
 def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tuple[Path, ...]:
@@ -287,4 +283,5 @@ def _make(folder: Path, within: Path | None) -> None:
 def arm_directory(run: RunSummary) -> str:
     """``guided-top_k5``: the arm as one part of a path."""
     label = arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "")
-    return _NO_PART.sub("_", label)
+    # What a part of a path cannot hold, or must not begin with
+    return re.sub(r"[/\\\x00-\x1f]|^\.+", "_", label)

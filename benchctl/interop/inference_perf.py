@@ -120,7 +120,6 @@ class Stage:
         return ("load", "stages", self.index, name)
 
 
-_LEAST_RATE_PER_S: Final = 1e-9
 _AT_A_RATE: Final = ("constant", "poisson")
 _TYPES: Final = (*_AT_A_RATE, "concurrent", "trace_replay", "trace_session_replay")
 
@@ -139,7 +138,7 @@ def stages_of(file: ConfigFile) -> tuple[Stage, ...]:
 def _stage(file: ConfigFile, index: int, kind: str) -> Stage:
     key = ("load", "stages", index)
     if kind in _AT_A_RATE:
-        rate = file.number(*key, "rate", least=_LEAST_RATE_PER_S)
+        rate = file.number(*key, "rate", least=1e-9)
         return Stage(index=index, num_requests=int(rate * file.number(*key, "duration", least=1)), rate=rate)
     return Stage(
         index=index,

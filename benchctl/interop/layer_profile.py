@@ -44,14 +44,10 @@ PER_SEQUENCE: Final = "per_sequence.csv"
 ATTENTION: Final = "attention.csv"
 EXPERTS: Final = "moe.csv"
 SKEW: Final = "skew.csv"
-_TABLES: Final = (DENSE, PER_SEQUENCE, ATTENTION, EXPERTS, SKEW)
 _SKEW_COLUMNS: Final = ("n", "pc", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
-_DIGITS: Final = re.compile(r"[0-9]{1,5}")
 CONFIG: Final = "config.json"
-_DEGREE: Final = re.compile(r"tp(\d+)")
 _MOST: Final = 1e15
 """Above every time in microseconds and every count of tokens."""
-_MOST_DEVICES: Final = 1 << 16
 
 
 def read_layer_tables(directory: Path) -> LayerTables:
@@ -61,10 +57,10 @@ def read_layer_tables(directory: Path) -> LayerTables:
     """
     config = _config(directory)
     folder = find_tables(directory)
-    require_files([folder / name for name in _TABLES], within=folder)
-    match = _DEGREE.fullmatch(folder.name)
+    require_files([folder / name for name in (DENSE, PER_SEQUENCE, ATTENTION, EXPERTS, SKEW)], within=folder)
+    match = re.fullmatch(r"tp(\d+)", folder.name)
     degree = int(match.group(1)) if match else 1
-    if not 0 < degree <= _MOST_DEVICES:
+    if not 0 < degree <= (1 << 16):
         raise UsageError(f"{folder}: {degree} devices cannot be; name the folder tp<k> after their number")
     cells = _attention_cells(folder / ATTENTION)
     with _named(folder / ATTENTION):
@@ -159,7 +155,7 @@ def _experts(path: Path, degree: object) -> dict[float, Line]:
     if not path.is_file():
         return {}
     rows = list(_rows(path, ("tokens", "activated_experts", "time_us")))
-    degrees = sorted({int(row["ep"]) for row, _ in rows if _DIGITS.fullmatch(row.get("ep", ""))})
+    degrees = sorted({int(row["ep"]) for row, _ in rows if re.fullmatch(r"[0-9]{1,5}", row.get("ep", ""))})
     if degrees:
         chosen = degree if degree in degrees else degrees[0]
         rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]

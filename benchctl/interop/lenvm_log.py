@@ -55,12 +55,10 @@ _ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward
 _ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
 _OUTER: Final = "lvm_apply_outer"
 _INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
-_RECORD_START: Final = b'{"step"'
 _NUM_START_UP: Final = 8
 """Tokens that SGLang's own first request asks for, greedily and one at a time."""
 _WHOLE_OF: Final = {"sampler_timing": "sampler_forward", "lvm_timing": "apply_total"}
 """The key of each line of averages that occurs in every call."""
-_LINE: Final = re.compile(r"\[(sampler_timing|lvm_timing)\]\s+(.*)")
 _PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?=\s|$)")
 _MOST_COUNT: Final = 1 << 53
 """Above every count and every time in ms; a damaged line may have anything."""
@@ -162,7 +160,7 @@ def read_damaged(
 
 def read_timing(lines: Iterable[bytes]) -> tuple[Lives, Damage]:
     """The log in these lines, given with their line ends."""
-    records, damage = read_damaged(lines, record_from, _RECORD_START)
+    records, damage = read_damaged(lines, record_from, b'{"step"')
     lives: list[list[TimingRecord]] = []
     for record in records:
         if not lives or record.step <= lives[-1][-1].step:
@@ -270,7 +268,7 @@ def read_averages(lines: Iterable[str]) -> tuple[Averages, ...]:
     """The lines of averages in a server's log, in their order; all others, and those cut short, are skipped."""
     averages = []
     for line in lines:
-        if (match := _LINE.search(line)) is None:
+        if (match := re.search(r"\[(sampler_timing|lvm_timing)\]\s+(.*)", line)) is None:
             continue
         pairs = [pair for pair in _PAIR.findall(match[2]) if abs(float(pair[1])) < _MOST_COUNT]
         means_ms = {name: float(value) for name, value, unit in pairs if unit}

@@ -67,13 +67,10 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "is_warmup": ("is_warmup",),
 }
 """Names that each quantity may have, ours first."""
-_NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
 _SCHEDULER_TIME: Final = "step.duration_us"
 _WORDS: Final = {"true": 1.0, "false": 0.0}
 _MOST: Final = 2.0**53
 """Largest whole number that is exact here; no time in ns and no count of a step is near it."""
-_NEIGHBOUR_TOKENS: Final = 32
-"""Prompt tokens of a neighbouring step whose time is not noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +134,11 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _check_columns(
     path: Path, columns: Mapping[str, None], names: Mapping[str, str], defaults: TableDefaults
 ) -> None:
-    needed: list[tuple[str, ...]] = [("duration",), *((each,) for each in _NEEDED), ("num_decodes", "num_seqs")]
+    needed: list[tuple[str, ...]] = [
+        ("duration",),
+        *((each,) for each in ("prefill_tokens", "decode_tokens", "context_tokens")),
+        ("num_decodes", "num_seqs"),
+    ]
     missing = [
         " or ".join(name for quantity in options for name in COLUMNS[quantity])
         for options in needed
@@ -226,7 +227,8 @@ class _StepTable:
             "time not positive": ~(duration_us > 0),
             "preemption": self._column("preempted", 0.0) > 0,
             f"key-value memory above {CACHE_FULL_FRAC:.0%}": self._column("cache_frac", 0.0) > CACHE_FULL_FRAC,
-            "long prompt next to a time from start to start": (near > _NEIGHBOUR_TOKENS) & is_from_start,
+            # Prompt tokens of a neighbouring step whose time is not noticed
+            "long prompt next to a time from start to start": (near > 32) & is_from_start,
         }
 
     def _tensor_parallel(self) -> int:

@@ -35,22 +35,18 @@ from benchctl.untrusted import ERROR_BODY_BYTES, LINE_BYTES, RESPONSE_HEAD_BYTES
 from benchctl.untrusted.files import decoding_problem
 
 OK: Final = 200
-_CLIENT_ERROR: Final = 400
 _UNCOUNTED: Final = -1
 _CHAR_BYTES: Final = 6
 _CHUNK_BYTES: Final = 64
 """The most that a character, and the numbers of a chunk, take in JSON."""
 _BODY_HEAD_BYTES: Final = 4096
 """Bytes of the body that are stored for messages."""
-_PLAIN_CODINGS: Final = frozenset({"", "identity", "chunked"})
 _OVERSIZED_HEAD: Final = (
     "oversized-head",
     f"the head of the answer exceeds {RESPONSE_HEAD_BYTES >> 10} KiB and {RESPONSE_HEADERS} headers",
 )
 _EXCERPT_BYTES: Final = 200
 _EMPTY: Final = frozenset({b"null", b"[]", b"{}"})
-_MOST_ERROR_BYTES: Final = 64 << 10
-"""A larger error is shown as it is, by its beginning."""
 _MOST_OVER_FRAC: Final = 1.25
 _MOST_OVER_TOKENS: Final = 16
 """Some servers count the tokens of the text anew, and get a few more than were generated."""
@@ -271,7 +267,8 @@ class CompletionReader:
 
     def _note_error(self, content: bytes) -> None:
         """Take an error event by the JSON that it states."""
-        stated: Any = msgspec.json.decode(content) if len(content) <= _MOST_ERROR_BYTES else None
+        # A larger error is shown as it is, by its beginning
+        stated: Any = msgspec.json.decode(content) if len(content) <= (64 << 10) else None
         code = stated.get("code") if isinstance(stated, dict) else None
         if isinstance(stated, str):
             content = stated.encode()
@@ -405,7 +402,7 @@ class Answer:
             if header == b"content-length" or (header == b"transfer-encoding" and "chunked" in codings):
                 self._is_framed = True
             if header in {b"content-encoding", b"transfer-encoding"}:
-                self._codings += [coding for coding in codings if coding not in _PLAIN_CODINGS]
+                self._codings += [coding for coding in codings if coding not in {"", "identity", "chunked"}]
 
     def on_message_complete(self) -> None:
         if self.status is not None:
@@ -455,7 +452,7 @@ def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
     if status is not None and status != OK:
         message = _stated(answer.body_head) if reader.error is None else reader.error.message
         location = next((value for name, value in answer.headers if name.lower() == b"location"), b"")
-        if location and status < _CLIENT_ERROR:
+        if location and status < 400:
             message = f"the server redirects requests to {excerpt(location)}; use that address for the server"
         return RequestError(kind="http-status", message=message, status=status)
     if reader.error is not None:

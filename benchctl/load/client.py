@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import httpx
 
@@ -24,11 +24,6 @@ from benchctl.load.sockets import MOST_HELD_BYTES, Connection, Connections, Rece
 from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Call, RequestError
 from benchctl.units import NS_PER_MS
-
-_HTTP_PORT: Final = 80
-_IDLE_NS: Final = 10 * NS_PER_MS
-"""No server closes a new connection as idle sooner."""
-_FORBIDDEN: Final = frozenset("\r\n\0")
 
 
 class RequestWriter:
@@ -53,7 +48,7 @@ class RequestWriter:
         fields = self._headers | {name.lower(): value for name, value in headers.items()}
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
         if lines.count("\n") != len(fields) or lines.count("\r") != len(fields) or "\0" in lines:
-            name = next(name for name, value in fields.items() if _FORBIDDEN & set(name + value))
+            name = next(name for name, value in fields.items() if set("\r\n\0") & set(name + value))
             raise LoadError(f"header {name!r} contains a line end; correct its value", cause="bad-header")
         return b"%s%scontent-length: %d\r\n\r\n%s" % (self._beginnings[path], lines.encode(), len(body), body)
 
@@ -78,7 +73,7 @@ class StreamClient:
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
         self.receiver = Receiver(on_end=self._on_end, on_possible_end=self._check_soon, on_open=self._on_open)
-        port = self._url.port or _HTTP_PORT
+        port = self._url.port or 80
         self.connections = Connections(self.receiver, self._url.host, port, self._timeouts.connect_s)
         watch = Watch(self._open, self._timeouts, self.receiver, self.stop)
         self.receiver.on_full = watch.decode_now
@@ -267,5 +262,6 @@ class StreamClient:
 
 def _has_met_idle_close(exchange: Exchange, connection: Connection) -> bool:
     """True when an idle connection was closed without a byte of an answer, which a server may do at any time."""
-    was_idle = connection.num_answers > 0 or exchange.sent_ns - connection.connected_ns > _IDLE_NS
+    # No server closes a new connection as idle sooner
+    was_idle = connection.num_answers > 0 or exchange.sent_ns - connection.connected_ns > 10 * NS_PER_MS
     return was_idle and not exchange.last_arrival_ns and not any(data for _, _, data in exchange.reads)

@@ -26,11 +26,7 @@ ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
 TIMESPEC: Final = struct.Struct("@qq")
 _STEP_NS: Final = 20_000
 """The difference of the clocks changes by more only when the wall clock is set."""
-_FUTURE_NS: Final = 5_000
-"""A mapped timestamp may be this much later than its own read: the inaccuracy of a sample."""
 _TRIES: Final = 5
-_TIMER_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
-"""By definition the same bits as ``TFD_NONBLOCK`` and ``TFD_CLOEXEC``."""
 _ABSOLUTE: Final = 1
 
 
@@ -85,7 +81,8 @@ class KernelClock:
             return None
         seconds, nanoseconds = TIMESPEC.unpack(stamp)
         arrival_ns: int = seconds * NS_PER_S + nanoseconds - offset_ns
-        return min(arrival_ns, read_ns) if arrival_ns <= read_ns + _FUTURE_NS else None
+        # A mapped timestamp may be this much later than its own read: the inaccuracy of a sample
+        return min(arrival_ns, read_ns) if arrival_ns <= read_ns + 5_000 else None
 
 
 class _Setting(ctypes.Structure):
@@ -105,7 +102,8 @@ class Alarm:
     def __enter__(self) -> Self:
         self._rung = asyncio.Event()
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._file: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _TIMER_FLAGS)
+        # By definition the same bits as ``TFD_NONBLOCK`` and ``TFD_CLOEXEC``
+        self._file: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         asyncio.get_running_loop().add_reader(self._file, self._ring)

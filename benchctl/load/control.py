@@ -17,8 +17,6 @@ from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestError
 
 HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl", "connection": "close"}
-_CLOSED: Final = ("Server disconnected", "peer closed connection")
-"""Words of httpx for a connection that ended before the answer did; it has one class for this and for bad HTTP."""
 STREAM_HEADERS: Final = {
     "accept-encoding": "identity",
     "user-agent": "benchctl",
@@ -106,6 +104,9 @@ def _transport_error(error: Exception, exchange: Exchange) -> RequestError:
         return connect_error(cause)
     if isinstance(error, (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL)):
         return RequestError(kind="connect-failed", message=message)
-    if isinstance(error, httpx.RemoteProtocolError) and not any(word in str(error) for word in _CLOSED):
+    # Words of httpx for a connection that ended before the answer did; it has one class for this and for bad HTTP
+    if isinstance(error, httpx.RemoteProtocolError) and not any(
+        word in str(error) for word in ("Server disconnected", "peer closed connection")
+    ):
         return RequestError(kind="malformed-http", message=f"the answer is not HTTP: {message}")
     return lost_error(cause if isinstance(cause, OSError) else None, exchange)

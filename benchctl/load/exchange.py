@@ -24,8 +24,6 @@ from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.secrets import redacted
 
 CANCELLED: Final = RequestError(kind="cancelled", message="the load ended before this request did")
-_SLICE_BYTES: Final = 32_768
-"""Decoded at once, in a quarter of a millisecond; then other streams are read."""
 _OF_THE_CLIENT: Final = frozenset(
     {
         "cancelled", "connect-refused", "connect-timeout", "connect-failed",
@@ -45,9 +43,6 @@ _LIMITS: Final = {
 }
 """By the key of the limit in a profile: the kind of failure, and what did not come."""
 _CHECKS_PER_LIMIT: Final = 20
-_LEAST_CHECK_S: Final = 0.05
-_MOST_CHECK_S: Final = 1.0
-_MEMORY_CHECK_S: Final = 0.1
 _HELD_BYTES: Final = 8 << 20
 """Bytes of undecoded reads beyond which streams are decoded while they are open."""
 
@@ -155,7 +150,8 @@ class Exchange:
             if arrival_ns > last_arrival_ns:  # noqa: PLR1730 - a call per token costs more
                 last_arrival_ns = arrival_ns
             feed(last_arrival_ns, read_ns - last_arrival_ns, data)
-            if num_bytes >= _SLICE_BYTES:
+            # Decoded at once, in a quarter of a millisecond; then other streams are read
+            if num_bytes >= 32_768:
                 break
         del reads[:num_reads]
         self.answer.charge(num_bytes)
@@ -298,10 +294,10 @@ class Watch:
     async def run(self) -> None:
         """Stop requests that have reached a limit, and bound the memory of undecoded reads; never returns."""
         limits_s = [limit_s for key in _LIMITS if (limit_s := getattr(self._timeouts, key)) is not None]
-        interval_s = min(max(min(limits_s) / _CHECKS_PER_LIMIT, _LEAST_CHECK_S), _MOST_CHECK_S)
+        interval_s = min(max(min(limits_s) / _CHECKS_PER_LIMIT, 0.05), 1.0)
         next_check_s = 0.0
         while True:
-            await asyncio.sleep(min(interval_s, _MEMORY_CHECK_S))
+            await asyncio.sleep(min(interval_s, 0.1))
             if (now_s := time.monotonic()) >= next_check_s:
                 next_check_s = now_s + interval_s
                 await self._stop_overdue(time.monotonic_ns())

@@ -19,11 +19,7 @@ from typing import Final, Literal
 from benchctl.profile.sections import PriorityOption
 
 NICE: Final = -10
-_LOWEST_FIFO: Final = 1
-"""Above all ordinary threads, below whatever else is real-time."""
 _THIS_THREAD: Final = 0
-_SWITCH_INTERVAL_S: Final = 0.0005
-_OPEN_FILES: Final = 65_536
 
 
 @contextmanager
@@ -36,7 +32,7 @@ def steady_interpreter() -> Iterator[None]:
     interval_s, was_enabled = sys.getswitchinterval(), gc.isenabled()
     gc.freeze()  # objects that exist now are not searched at the end
     gc.disable()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(0.0005)
     try:
         yield
     finally:
@@ -65,7 +61,7 @@ def usable_open_files() -> int:
         sys.maxsize if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    return max(soft, min(_OPEN_FILES, hard))
+    return max(soft, min(65_536, hard))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +93,8 @@ def load_priority(option: PriorityOption, num_processes: int = 1) -> Iterator[Pr
     elif num_processes >= len(os.sched_getaffinity(_THIS_THREAD)):
         priority = _take_nice("fifo: the load could occupy every core")
     else:
-        obstacle = _set_policy(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, _LOWEST_FIFO)
+        # Above all ordinary threads, below whatever else is real-time
+        obstacle = _set_policy(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, 1)
         priority = _take_nice(f"fifo: {obstacle}") if obstacle else Priority(level="fifo")
     try:
         yield priority

@@ -41,13 +41,10 @@ from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 
-_START_DELAY_NS: Final = 20 * NS_PER_MS
-"""From the announcement of the start to the start, within which it reaches every worker."""
 LOOK_S: Final = 0.1
 _MAX_SILENT_LOOKS: Final = 300
 """Looks in a row without a report until a worker counts as hung; it reports ten times per second. Looks are counted
 and not time: a worker is not blamed when the load itself was asleep."""
-_EXIT_S: Final = 2.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 """Signals to all of benchctl's processes, which the load handles for its workers."""
 
@@ -210,7 +207,7 @@ class _Worker:
     def end(self) -> None:
         """End it: soon by itself if its share is complete, else at once."""
         if self.has_ended:
-            self._process.join(_EXIT_S)
+            self._process.join(2.0)
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -298,7 +295,8 @@ class WorkerLoad:
     def _begin(self) -> None:
         """Announce the start. Workers that share a launch rate take turns from the first launch on."""
         is_open_loop, rate = self._plan.arrival.is_open_loop, self._plan.arrival.launch_rate_limit
-        start_ns = time.monotonic_ns() + (LEAD_NS if is_open_loop else _START_DELAY_NS)
+        # From the announcement of the start to the start, within which it reaches every worker
+        start_ns = time.monotonic_ns() + (LEAD_NS if is_open_loop else 20 * NS_PER_MS)
         turn_ns = 0 if is_open_loop or rate is None else round(NS_PER_S / (rate * self._plan.time_scale))
         for i, worker in enumerate(self._workers):
             worker.send(start_ns + i * turn_ns)

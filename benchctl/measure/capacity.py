@@ -79,7 +79,6 @@ def parse_objective(text: str) -> Objective:
 
 _WIDTH: Final = 1.02
 """Rates are bisected until the enclosing ones differ by at most this factor."""
-_MOST_TRIES: Final = 40
 _FIRST: Final = 2.0
 
 
@@ -104,7 +103,7 @@ def enclosed(outcomes: Mapping[float, bool | None]) -> Largest:
 def find_largest(tries: Callable[[float], bool | None], start: Largest, *, is_whole: bool) -> Largest:
     """Narrow ``start`` down by calling ``tries``, which says of a size what ``enclosed`` takes."""
     good, bad = start.holds, start.breaks
-    for _ in range(_MOST_TRIES):
+    for _ in range(40):
         size = _next_size(good, bad, is_whole=is_whole)
         outcome = None if size is None else tries(size)
         if outcome is None:
@@ -126,8 +125,6 @@ def _next_size(good: float | None, bad: float | None, *, is_whole: bool) -> floa
 
 
 _FEWEST_WAVES: Final = 5
-_IDLE_REQUESTS: Final = 0.1
-"""Mean requests in flight, by Little's law, below which a server counts as idle."""
 LoadKind: TypeAlias = Literal["rate", "max-concurrency"]
 """The size of a load: requests per second of an open loop, or slots of a closed one."""
 Metrics: TypeAlias = Mapping[str, float | None]
@@ -194,7 +191,8 @@ def is_idle(point: LoadPoint, metrics: Metrics) -> bool:
     e2el_ms = metrics["e2el_ms"]
     if point.kind != "rate" or point.size is None or e2el_ms is None:
         return False
-    return point.size * e2el_ms / MS_PER_S < _IDLE_REQUESTS
+    # Mean requests in flight, by Little's law, below which a server counts as idle
+    return point.size * e2el_ms / MS_PER_S < 0.1
 
 
 def metrics_of_life(

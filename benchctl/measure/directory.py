@@ -37,7 +37,6 @@ from benchctl.records.writers import sole_writer
 from benchctl.untrusted.files import entry_names, make_folder, move_entry
 from benchctl.workload.prepare import PreparedSet
 
-_NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 _MOST_NUMBERED: Final = 999
 """Directories of one name, told apart by a number; each name holds the second in which it was created."""
 
@@ -127,7 +126,7 @@ def renamed_when_complete(parent: Path, stem: str) -> Iterator[tuple[Path, Calla
             try:
                 return unfinished.rename(path)
             except OSError as error:
-                if error.errno not in _NAME_IN_USE:
+                if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
                     raise
         raise UsageError(f"{parent / stem}: a thousand directories of this name; choose another --output-dir")
 
@@ -198,9 +197,6 @@ def _altered(path: Path) -> RecordError:
     return RecordError(f"{path} was changed since the experiment began; restore it, or start a new one")
 
 
-_EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
-
-
 def begin_attempt(directory: RunDirectory) -> int:
     """Make room for a new attempt; returns its number, from 1.
 
@@ -209,7 +205,7 @@ def begin_attempt(directory: RunDirectory) -> int:
     path, root = directory.path, directory.root
     make_folder(path, within=root)
     names = entry_names(path, within=root)
-    earlier = {name: int(match[1]) for name in names if (match := _EARLIER_ATTEMPT.fullmatch(name))}
+    earlier = {name: int(match[1]) for name in names if (match := re.fullmatch(r"attempt-(\d+)", name))}
     number, files = max(earlier.values(), default=0) + 1, [name for name in names if name not in earlier]
     if not files:
         return number

@@ -22,8 +22,6 @@ T = TypeVar("T")
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OF_SCHEDULERS: Final = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which job systems warn of the end of a job; most let the user choose which."""
-_SIGNAL_WAIT_S: Final = 1.0
-"""Time in which a signal to all processes of a job reaches this one, too."""
 
 
 class _Handler:
@@ -122,7 +120,8 @@ def await_signal() -> None:
     Outside of a job's task there is nothing to wait for.
     """
     if signal.getsignal(signal.SIGUSR1) is _on_signal:
-        time.sleep(_SIGNAL_WAIT_S)
+        # Time in which a signal to all processes of a job reaches this one, too
+        time.sleep(1.0)
 
 
 @contextmanager

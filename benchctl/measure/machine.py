@@ -39,8 +39,6 @@ from benchctl.untrusted.secrets import environment_redactor
 from benchctl.workload.prepare import PreparedSet
 
 _NO_BUILD: Final[Mapping[str, str]] = MappingProxyType({})
-_CPUINFO: Final = Path("/proc/cpuinfo")
-_NUMA_NODES: Final = Path("/sys/devices/system/node")
 
 
 def node_name() -> str:
@@ -80,7 +78,7 @@ def _machine() -> NodeInfo:
     )
 
 
-def cpu_model(cpuinfo: Path = _CPUINFO) -> str | None:
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """The name of the processor; None where the system does not give it."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -98,10 +96,7 @@ def usable_cores() -> str | None:
 
 
 def _num_numa_nodes() -> int | None:
-    try:
-        return sum(1 for entry in _NUMA_NODES.iterdir() if re.fullmatch(r"node\d+", entry.name)) or None
-    except OSError:
-        return None
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None
 
 
 _PACKAGES: Final = (
@@ -109,7 +104,6 @@ _PACKAGES: Final = (
     "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
 )  # fmt: skip
 """Packages whose version can change a number: those of the client, and engines in the same environment."""
-_GIT_LIMIT_S: Final = 10.0
 _COMMIT, _NO_COMMIT = "# branch.oid ", "(initial)"
 """The commit in the output of ``git status``."""
 
@@ -176,7 +170,7 @@ def git_output(directory: Path, *arguments: str) -> str | None:
             encoding="utf-8",
             errors="replace",
             check=True,
-            timeout=_GIT_LIMIT_S,
+            timeout=10.0,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -9,7 +9,7 @@ import datetime as dt
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -81,8 +81,8 @@ class MeasuredRun:
         self.redactor = environment_redactor(self.secrets)
         self.is_suspect = False
         """True if a warning keeps the run from counting as done."""
-        self.summarize: Callable[[], LoadSummary] = LoadSummary
-        """Gives the counts of its load, once it is sent."""
+        self.load = LoadSummary()
+        """The counts of its load, which grow while it is sent."""
         self.record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -211,12 +211,11 @@ class MeasuredRun:
     @property
     def has_no_answer(self) -> bool:
         """True when requests were sent and all of them failed."""
-        load = self.summarize()
-        return 0 < load.num_sent == load.num_failed
+        return 0 < self.load.num_sent == self.load.num_failed
 
     def judge_failures(self) -> None:
         """Warn of requests that failed."""
-        if self.summarize().num_failed:
+        if self.load.num_failed:
             self.suspect("failed-requests", f"{self._failures()}: see requests.jsonl")
 
     def judge_answers(self, requests: Iterable[PreparedRequest], loaded: LoadedRun) -> None:
@@ -243,19 +242,19 @@ class MeasuredRun:
         """The verdict on a run that went to its end: failed without any answer, else suspect or done."""
         self.count()
         if self.has_no_answer:
-            limits = sorted(OWN_LIMITS.intersection(self.summarize().failures))
+            limits = sorted(OWN_LIMITS.intersection(self.load.failures))
             return self.fail(limits[0] if limits else "no-request-completed", self._failures())
         return self.close("suspect" if self.is_suspect else "done")
 
     def _failures(self) -> str:
-        load = self.summarize()
+        load = self.load
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(load.failures.items()))
         of_several = f": {kinds}" if len(load.failures) > 1 else ""
         return f"{load.num_failed} of {load.num_sent} requests failed{of_several} ({load.first_error})"
 
     def count(self) -> None:
         """Record the counts of the load."""
-        load = self.summarize()
+        load = self.load
         times = msgspec.structs.replace(
             self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
         )

@@ -167,8 +167,6 @@ _NEWEST: Final = 12
 AROUND_S: Final = 3.0
 """Before the first run and after the last, where tables and pictures are made: 2.8 and 3.0 s in experiments of 6
 and of 2 runs on two cores."""
-_HALVINGS: Final = 60
-_LONGEST_TOKEN_S: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +279,8 @@ def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float
 
 def _token_s(requests: Sequence[PreparedRequest], arrival: Arrival, took_s: float) -> float:
     """The time per token with which a load takes ``took_s``, by bisection: the duration grows with it."""
-    low_s, high_s = 0.0, _LONGEST_TOKEN_S
-    for _ in range(_HALVINGS):
+    low_s, high_s = 0.0, 100.0
+    for _ in range(60):
         middle_s = (low_s + high_s) / 2
         low_s, high_s = (middle_s, high_s) if load_s(requests, arrival, middle_s) < took_s else (low_s, middle_s)
     return high_s

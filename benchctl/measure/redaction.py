@@ -20,7 +20,6 @@ _KEY_OF_SETTING: Final = re.compile(
     r"(^|[-_.])(api[-_]?key|password|secret([-_](access[-_])?key)?)$", re.IGNORECASE
 )
 """Settings of servers that are secrets; fewer than names of variables, because models have tokens of their own."""
-_MODEL_HUB: Final = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 _RECORDED: Final = (
     "CUDA_", "NVIDIA_", "NCCL_", "VLLM_", "SGLANG_", "LVM_", "LENVM_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
     "MKL_", "OPENBLAS_", "GGML_", "LLAMA_", "HF_", "TOKENIZERS_", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH",
@@ -63,7 +62,7 @@ def server_env(
     return {
         name: value
         for name, value in inherited.items()
-        if name not in left_out and (name in _MODEL_HUB or not is_secret_name(name))
+        if name not in left_out and (name in {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"} or not is_secret_name(name))
     } | dict(own)
 
 

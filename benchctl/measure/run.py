@@ -237,7 +237,7 @@ def _write_steps(run: MeasuredRun) -> None:
     engine, path, count = run.engine, run.directory.path, 0
     if not engine.has_steps(run.settings):
         return
-    first_send_ns = run.summarize().first_send_ns
+    first_send_ns = run.load.first_send_ns
     try:
         with run.directory.append("steps") as writer:
             for step in engine.read_steps(path):

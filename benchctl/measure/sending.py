@@ -71,10 +71,7 @@ _BAD_ANSWERS: Final[tuple[type[Exception], ...]] = (
 """Not all errors of decoders: around more than a decoder, ValueError would hide mistakes of ours."""
 _CRASH_WAIT_S: Final = 2.0
 """How long a server that broke off an answer may take to end: its end explains more than the broken answer."""
-_DRAIN_WAIT_S: Final = 8.0
-"""The same for one that refuses connections: it was asked to end, and ends when it has drained."""
 _BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error", "finish-error", "finish-abort"})
-_UNREACHABLE: Final = frozenset({"connect-refused", "connect-timeout", "connect-failed"})
 _PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -150,7 +147,7 @@ class ServerUnderTest:
                 time_scale=run.record.time_scale,
                 on_sample=samples.write,
             )
-            run.summarize = load.summary
+            run.load = load.summary
             with (
                 steady_interpreter(),
                 prioritized(load, priority, lambda granted: run.update(client_priority=granted)),
@@ -237,8 +234,9 @@ def _own_limit(load: LoadSummary) -> LoadError | None:
 
 def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
     """Seconds to wait for the end of a server whose requests failed with these errors."""
-    if error_kinds & _UNREACHABLE:
-        return _DRAIN_WAIT_S
+    if error_kinds & {"connect-refused", "connect-timeout", "connect-failed"}:
+        # The same for one that refuses connections: it was asked to end, and ends when it has drained
+        return 8.0
     return _CRASH_WAIT_S if error_kinds & _BROKEN_OFF else 0.0
 
 

@@ -40,7 +40,6 @@ from benchctl.workload.tokenizers import (
     directory_on_disk,
 )
 
-_CONCURRENCY: Final = 32
 _LIMIT_S: Final = 60.0
 """Time for one answer: a server tokenizes in milliseconds, but may be busy with others' requests."""
 _SHOWN_CHARS: Final = 40
@@ -110,7 +109,7 @@ class ServerTokenizer:
                 self._is_asked = False
                 return
             rest = iter(prompts)
-            await asyncio.gather(*(self._ask_in_turn(client, rest) for _ in range(_CONCURRENCY)))
+            await asyncio.gather(*(self._ask_in_turn(client, rest) for _ in range(32)))
 
     async def _ask_in_turn(self, client: httpx.AsyncClient, rest: Iterable[Prompt]) -> None:
         for prompt in rest:

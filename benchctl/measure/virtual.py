@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -88,10 +88,8 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
             for burst in bursts:
                 await _record(server.send(burst), writer, warmup)
             run.judge_warmup(warmup)
-        load = LoadSummary()
-        run.summarize = lambda: load
         sent = server.send(context.requests, context.profile.workload.arrival)
-        await _record(sent, writer, load, context.on_progress)
+        await _record(sent, writer, run.load, context.on_progress)
         run.time(stop_ns=server.now_ns)
 
 
@@ -108,10 +106,6 @@ async def _record(
         await asyncio.sleep(0)  # where an interrupt ends the run
 
 
-_MANY_TOKENS: Final = 1_000_000
-"""Output tokens that take about as long to simulate as to start a process: 5 and 1.3 s on one core."""
-
-
 @contextmanager
 def simulated_runs(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], *, jobs: int | None, keep: Kept
@@ -123,7 +117,8 @@ def simulated_runs(
     """
     pending = undone_runs(results)
     num_tokens = sum(request.n * request.max_tokens for request in requests) * len(pending)
-    jobs = min(jobs or (os.cpu_count() if num_tokens >= _MANY_TOKENS else 1) or 1, len(pending))
+    # Output tokens that take about as long to simulate as to start a process: 5 and 1.3 s on one core
+    jobs = min(jobs or (os.cpu_count() if num_tokens >= 1_000_000 else 1) or 1, len(pending))
     if jobs <= 1:
         yield partial(simulate_run, keep=keep)
         return

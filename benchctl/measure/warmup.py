@@ -25,8 +25,6 @@ engines capture those and pad the others to them."""
 _LARGEST_BURST: Final = 512
 """The largest batch of the warm-up: more shapes would cost time and change little."""
 _STEPS_PER_SIZE: Final = 2
-_TOKENS_PER_STEP: Final = 2048
-"""Prompt tokens per step if the profile does not set it: the smallest default of servers."""
 
 Burst = tuple[PreparedRequest, ...]
 """Requests that are sent at once; the next burst begins when all have ended."""
@@ -43,7 +41,10 @@ def warmup_bursts(
     if requests and covers_shapes:
         size = largest_batch(requests, profile, settings)
         bursts += shape_bursts(
-            requests, size, getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP
+            # Prompt tokens per step if the profile does not set it: the smallest default of servers
+            requests,
+            size,
+            getattr(settings.server, "max_num_batched_tokens", None) or 2048,
         )
     return tuple(bursts)
 

@@ -62,9 +62,6 @@ from benchctl.workload.prepare import prepare_requests
 
 BELOW_FLOOR: Final = "below-floor"
 """Cause of the failure of a run that is faster than its device."""
-_NOT_OF_THE_POINT: Final = {"python", "replays", "warmups"}
-_OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
-"""Values of a worker's description that do not change what it computes."""
 
 StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[Worker]]
 """Starts a worker for the passes of a profile, which ends with the context."""
@@ -253,8 +250,13 @@ def measure_passes(
 def _configuration(options: MicroOptions, info: WorkerInfo) -> dict[str, Any]:
     """Settings of a pass, and what the worker says of where it computes."""
     reported = msgspec.structs.asdict(info)
-    where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
-    chosen = options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
+    # Values of a worker's description that do not change what it computes
+    where = {
+        key: value
+        for key, value in reported.items()
+        if key not in {"python", "free_bytes", "device_uuid"} and value is not None
+    }
+    chosen = options.model_dump(mode="json", exclude={"python", "replays", "warmups"})
     return {f"server.{key}": value for key, value in {**where, **chosen}.items()}
 
 
@@ -323,11 +325,6 @@ def visible_devices(device: str) -> str:
     return entries[number].strip() if number < len(entries) else ""
 
 
-PRIMARY_METRICS: Final = ("p50_step_ms",)
-"""The median of a block's replays: a pass that the host interrupts moves a mean and not a median."""
-_POINT_SETTINGS: Final = ("mode", "phase", "batch_size", "length", "new_tokens")
-
-
 def grid_of_points(
     phases: Sequence[Phase], batch_sizes: Sequence[int], contexts: Sequence[int], prompts: Sequence[int]
 ) -> tuple[ForwardPoint, ...]:
@@ -378,8 +375,11 @@ def forward_profile(
         "sweep": sweep,
         "cells": [dict(cell) for cell in cells],
         "sweep_baseline": True,
-        "allowed_differences": [f"server.{setting}" for setting in _POINT_SETTINGS],
-        "primary_metrics": list(PRIMARY_METRICS),
+        "allowed_differences": [
+            f"server.{setting}" for setting in ("mode", "phase", "batch_size", "length", "new_tokens")
+        ],
+        # The median of a block's replays: a pass that the host interrupts moves a mean and not a median
+        "primary_metrics": ["p50_step_ms"],
     }
     if hardware is not None:
         plain["hardware"] = hardware

@@ -31,18 +31,10 @@ from benchctl.units import GIGA, MIB, TERA, US_PER_S, four_digits, percentage
 
 MEASURED_SHARE: Final = 0.7
 """Measured peaks vary from day to day, on a virtual machine by a quarter."""
-ABOVE_SHEET_FRAC: Final = 0.03
-"""A measured peak may be so much above the data sheet's, which rounds clocks."""
-UNSTEADY_FRAC: Final = 0.10
-"""Range of the middle half of the rounds, over their median."""
-BUSY_FRAC: Final = 0.10
 LEAST_CACHES: Final = 4
 """Buffers of so many last-level caches at least measure the memory."""
-_BUSY_S: Final = 0.5
-"""Time over which the use of the machine by others is observed."""
 _CACHES: Final = 8
 """Buffers are as many times the last-level cache."""
-_LEAST_BUFFER_BYTES: Final = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
 _MOST_MEMORY: Final = 8
 """A buffer takes no more of the device's free memory than 1 / 8."""
 
@@ -129,7 +121,8 @@ def _above_data_sheet(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
     sheet, figures = data_sheet(peaks), data_sheet_peaks(peaks)
     for series in best_of_each(peaks):
         figure = figures.get((series.quantity, series.dtype))
-        if sheet is None or figure is None or series.median <= figure * (1 + ABOVE_SHEET_FRAC):
+        # A measured peak may be so much above the data sheet's, which rounds clocks
+        if sheet is None or figure is None or series.median <= figure * (1 + 0.03):
             continue
         name = name_of(series)
         unit, scale = ("TFLOP/s", TERA) if series.quantity == "matmul" else ("GB/s", GIGA)
@@ -154,7 +147,8 @@ def _of_cache(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
 
 def _unsteady(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
     for series in best_of_each(peaks):
-        if series.spread_frac > UNSTEADY_FRAC:
+        # Range of the middle half of the rounds, over their median
+        if series.spread_frac > 0.10:
             name = name_of(series)
             message = (
                 f"the middle half of the {len(series.values)} rounds of {name} covers "
@@ -165,7 +159,7 @@ def _unsteady(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
 
 
 def _busy(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
-    if peaks.busy_frac is not None and peaks.busy_frac > BUSY_FRAC:
+    if peaks.busy_frac is not None and peaks.busy_frac > 0.10:
         message = (
             f"other programs used {percentage(peaks.busy_frac)} of the cores at the start: peaks of a CPU and "
             "launches of a GPU are too low; end them, and measure again"
@@ -202,7 +196,8 @@ def measure_roofline(
     ``inside.peaks.measure_peaks``. Raises UsageError and EngineUnavailableError as ``started_worker`` does.
     """
     device = device or ("cuda:0" if gpu_inventory() else "cpu")
-    busy_frac = psutil.cpu_percent(_BUSY_S) / 100
+    # Time over which the use of the machine by others is observed
+    busy_frac = psutil.cpu_percent(0.5) / 100
     settings = WorkerSettings(python=str(find_torch_python(python)), device=device, threads=threads)
     with started_worker(settings) as worker:
         effort["buffer_bytes"] = effort.get("buffer_bytes") or default_buffer_bytes(worker.info)
@@ -211,7 +206,7 @@ def measure_roofline(
 
 def default_buffer_bytes(info: WorkerInfo) -> int:
     """Bytes of the buffers of copies and sums: well beyond the last-level cache, and a part of what is free."""
-    least_bytes = _LEAST_BUFFER_BYTES[info.device.partition(":")[0]]
+    least_bytes = {"cpu": 256 * MIB, "cuda": 2048 * MIB}[info.device.partition(":")[0]]
     return min(max(_CACHES * (info.cache_bytes or 0), least_bytes), info.free_bytes // _MOST_MEMORY)
 
 

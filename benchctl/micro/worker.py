@@ -31,12 +31,8 @@ from benchctl.untrusted.secrets import environment_redactor
 
 _PROGRAM: Final = Path(__file__).parent / "inside" / "program.py"
 _TORCH: Final = ("torch",)
-_ANSWER_LIMIT_S: Final = 3600.0
-"""Time for one answer at most, after which the worker counts as stuck."""
 _CORES: Final = Path("/sys/devices/system/cpu")
 ELEMENT_BYTES: Final[dict[DataType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
-_UNINHERITED: Final = frozenset({"PYTHONPATH", "PYTHONHOME"})
-"""Variables that would lead the worker's interpreter to the packages of this one."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +134,8 @@ class Worker:
         assert self._process.stdin is not None  # noqa: S101 - for the type checker, as below
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer will say so
             self._process.stdin.write(msgspec.json.encode(arguments) + b"\n")
-        return self._answer(_ANSWER_LIMIT_S)
+        # Time for one answer at most, after which the worker counts as stuck
+        return self._answer(3600.0)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
         answers, poll = self._process.stdout, select.poll()
@@ -188,7 +185,8 @@ def started_worker(settings: WorkerSettings) -> Iterator[Worker]:
     if settings.shape is not None:
         check_measurable(settings.shape)
         _check_memory(settings, settings.shape)
-    env = {name: value for name, value in os.environ.items() if name not in _UNINHERITED}
+    # Variables that would lead the worker's interpreter to the packages of this one
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     argv = [settings.python, str(_PROGRAM), msgspec.json.encode(settings).decode()]
     with tempfile.TemporaryDirectory(prefix="benchctl-worker-") as directory:
         path = Path(directory) / "worker.log"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
@@ -24,8 +24,6 @@ from benchctl.records.schema import SCHEMA_VERSION, Cell
 A = TypeVar("A")
 Order: TypeAlias = tuple[int, ...]
 """The arms of one block, by position."""
-_NUM_SHUFFLES: Final = 200
-"""Of the rows that a plan has beyond whole cycles; the best of them leaves positions three apart at most."""
 
 
 def balanced_orders(num_arms: int, num_blocks: int, stream: random.Random) -> list[Order]:
@@ -97,7 +95,8 @@ def _best_rows(num_arms: int, num_rows: int) -> list[Order]:
         rows = [*whole, *stream.sample(others, num_rows - len(whole))]
         return [tuple((symbol + shift) % num_arms for symbol in row) for row in rows]
 
-    return min((shuffled() for _ in range(_NUM_SHUFFLES)), key=lambda rows: _imbalance(rows, {0}))
+    # Of the rows that a plan has beyond whole cycles; the best of them leaves positions three apart at most
+    return min((shuffled() for _ in range(200)), key=lambda rows: _imbalance(rows, {0}))
 
 
 class Imbalance(NamedTuple):
@@ -161,8 +160,6 @@ def _spread(counts: Sequence[int]) -> int:
 
 Arm: TypeAlias = tuple[str, Cell]
 """A variant in a cell."""
-_NUM_EXTENSIONS: Final = 40
-"""Orders among which the blocks that are added to a plan are chosen."""
 
 
 def arms(profile: Profile) -> tuple[Arm, ...]:
@@ -215,7 +212,8 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
     if as_one[:num_old] == old:
         new = as_one[num_old:]
     else:
-        streams = (random.Random(f"{profile.seed}:plan:{num_old}:{i}") for i in range(_NUM_EXTENSIONS))  # noqa: S311
+        # Orders among which the blocks that are added to a plan are chosen
+        streams = (random.Random(f"{profile.seed}:plan:{num_old}:{i}") for i in range(40))  # noqa: S311
         new = min(
             (balanced_orders(num_arms, num_blocks - num_old, stream) for stream in streams),
             key=lambda orders: _imbalance([*old, *orders], of_baseline),

@@ -18,7 +18,6 @@ from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OWN_HEADERS: Final = frozenset(
     {
         "connection", "content-encoding", "content-length", "content-type", "host", "transfer-encoding",
@@ -48,8 +47,6 @@ _OWN_FIELDS: Final[Mapping[str, str]] = {
     "chat_template_kwargs": "request.chat_template_kwargs",
 }
 """Fields on which the measurement rests, or that have a key of their own, and the key that sets each."""
-_ALWAYS_SENT: Final = frozenset({"stream", "stream_options"})
-"""Fields without which no token has a time and no answer a count."""
 
 
 class RequestOptions(Section):
@@ -76,7 +73,11 @@ class RequestOptions(Section):
     def _leaves_the_measurement_alone(cls, fields: dict[str, Any]) -> dict[str, Any]:
         for name in fields:
             check_rules(
-                (name in _ALWAYS_SENT, f"sets {name}, by which answers are timed and counted; remove it"),
+                # Fields without which no token has a time and no answer a count
+                (
+                    name in {"stream", "stream_options"},
+                    f"sets {name}, by which answers are timed and counted; remove it",
+                ),
                 (
                     name in _OWN_FIELDS,
                     f"sets {name}, which has a key of its own; set {_OWN_FIELDS.get(name)} instead",
@@ -98,7 +99,7 @@ class RequestOptions(Section):
             plain = _VARIABLE.sub("", value)
             check_rules(
                 (
-                    not _HEADER_NAME.fullmatch(name),
+                    not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name),
                     f"{name!r} is not the name of a header; write letters, digits and '-'",
                 ),
                 (

@@ -69,7 +69,6 @@ _PLAIN_HEADERS: Final = frozenset(
     }
 )  # fmt: skip
 """Headers whose values are no secrets; those of any other may be, whatever its name."""
-_GUIDANCE_FIELDS: Final = ("custom_params", "vllm_xargs")
 
 
 def setting_of(factor: str) -> tuple[str, ...]:
@@ -203,7 +202,7 @@ def _request_problems(settings: VariantSettings, kind: str) -> Iterator[Problem]
         else [name for name in options.structured_outputs or () if name not in constraints]
     )
     has = ", ".join(sorted(constraints or ())) or "none"
-    own_fields = _GUIDANCE_FIELDS if settings.guidance else ()
+    own_fields = ("custom_params", "vllm_xargs") if settings.guidance else ()
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             bool(options.response_format) and not understood.response_format,

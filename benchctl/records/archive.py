@@ -46,8 +46,6 @@ LEFT_OUT: Final = (
 )
 """Patterns of names of files and folders that stay where they are."""
 _SUFFIXES: Final = (".tar.gz", ".tgz")
-_FILE_MODE: Final = 0o644
-_LEVEL: Final = 6
 _AHEAD_BYTES: Final = 1 << 18
 """Piece in which ``tarfile`` reads a stream."""
 _DAMAGE: Final = (
@@ -125,11 +123,11 @@ def write_archive(
         raise UsageError(f"--archive {output}: the name of an archive ends in {' or '.join(_SUFFIXES)}")
     name, partial = results.path.resolve().name, output.with_name(f".{output.name}.{os.getpid()}.partial")
     info = tarfile.TarInfo()
-    info.mode = _FILE_MODE
+    info.mode = 0o644
     try:
         with (
             partial.open("xb") as file,
-            gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as stream,
+            gzip.GzipFile("", "wb", 6, file, mtime=0) as stream,
             tarfile.open(fileobj=cast("IO[bytes]", stream), mode="w|", format=tarfile.PAX_FORMAT) as archive,
         ):
             for member in contents.files:

@@ -40,7 +40,6 @@ OPTIONAL: Final = tuple(
 """The counts and flags of a step that an engine may leave out."""
 SECTION_PREFIX: Final = "sections_ns."
 POSITION_PREFIX: Final = f"{_ACCEPTED}."
-_OF_EACH_STEP: Final = ("start_ns", "dur_ns", "num_seqs", "phase", "clock")
 _NUMBERS: Final = ("start_ns", "dur_ns", "num_seqs", "is_warmup")
 _NUMBERS_OF: Final = attrgetter(*_NUMBERS, *OPTIONAL)
 _MOST_COLUMNS: Final = 1 << 10
@@ -150,7 +149,11 @@ def exact_sum(values: Integers, weights: Integers | None = None) -> int:
 
 def columns_with(arrays: Mapping[str, npt.NDArray[Any]]) -> StepColumns:
     """The columns of these arrays, without those of values that no step has."""
-    present = {name: values for name, values in arrays.items() if name in _OF_EACH_STEP or (values >= 0).any()}
+    present = {
+        name: values
+        for name, values in arrays.items()
+        if name in ("start_ns", "dur_ns", "num_seqs", "phase", "clock") or (values >= 0).any()
+    }
     return StepColumns(present)
 
 

@@ -36,8 +36,6 @@ BLOCKS: Final = "blocks"
 """Folder of a result directory whose blocks are measured by several processes: a directory for each of them."""
 OWNER_FILE: Final = "owner.json"
 """In the directory of a block: the process that measures it, or did last."""
-_NAME_CHARS: Final = 200
-_BLOCK_OF_RUN: Final = re.compile(r"[0-9]+-b([0-9]{1,9})-")
 _BLOCK_NAME: Final = re.compile(r"b([0-9]{3}|[1-9][0-9]{3,8})")
 _Order: TypeAlias = tuple[tuple[int, float, str], ...]
 
@@ -72,7 +70,7 @@ def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:
     """
     parts = [f"{index:03d}", f"b{block}", variant]
     parts += [f"{factor}{value}" for factor, value in cell.items()]
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:_NAME_CHARS]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:200]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,7 @@ class ResultDirectory:
     def run(self, run_id: str) -> RunDirectory:
         """The directory of a run, in that of its block where that was begun."""
         path = self.path
-        if match := _BLOCK_OF_RUN.match(run_id):
+        if match := re.match(r"[0-9]+-b([0-9]{1,9})-", run_id):
             of_block = self.path / BLOCKS / f"b{int(match[1]):03d}"
             path = of_block if is_there(of_block, within=self.path) else path
         return RunDirectory(path / "runs" / run_id, self.path)

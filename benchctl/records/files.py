@@ -21,7 +21,6 @@ from benchctl.untrusted.files import (
     replace_file,
 )
 
-_LONGEST_NAME_BYTES: Final = 255
 _BLOCK_BYTES: Final = 1 << 19
 """Records take many times the memory of their lines."""
 
@@ -60,7 +59,7 @@ def read_document(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) 
 def is_name(name: str) -> bool:
     """True if ``name`` is one component of a path on any system."""
     is_plain = name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
-    return is_plain and len(name.encode(errors="surrogatepass")) <= _LONGEST_NAME_BYTES
+    return is_plain and len(name.encode(errors="surrogatepass")) <= 255
 
 
 R = TypeVar("R")

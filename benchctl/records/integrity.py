@@ -37,8 +37,6 @@ FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
 _REMEDY: Final = "restore the file from a copy"
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """Fields of a manifest that change during an experiment."""
-_FIRST_SCHEMA: Final = {"schema_version": 1}
-"""Hashed in place of the manifest's own version."""
 _DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
 the server's log with its secrets, which goes before a directory is shared."""
@@ -84,7 +82,8 @@ def manifest_sha256(directory: Path) -> str:
     """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
     path = directory / "manifest.json"
     document = document_of(read_document(path, within=directory), path, remedy=_REMEDY)
-    lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
+    # Hashed in place of the manifest's own version
+    lasting = {key: value for key, value in document.items() if key not in _CHANGING} | {"schema_version": 1}
     return hashlib.sha256(encode(lasting)).hexdigest()
 
 

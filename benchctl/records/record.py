@@ -354,8 +354,6 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The failure; None for a request that succeeded."""
 
 
-ENDED: Final[frozenset[RunState]] = frozenset({"done", "failed", "suspect"})
-"""States of runs to which nothing more is written, unless they are measured again."""
 INTERRUPTED: Final = "interrupted"
 """Cause of the failure of a run that a signal, or the death of its process, cut off; it is measured again."""
 
@@ -455,7 +453,10 @@ class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_ended(self) -> bool:
         """True if it came to its own end, for better or worse; a run that was cut off is measured again."""
-        return self.state in ENDED and (self.failure is None or self.failure.cause != INTERRUPTED)
+        # States of runs to which nothing more is written, unless they are measured again
+        return self.state in {"done", "failed", "suspect"} and (
+            self.failure is None or self.failure.cause != INTERRUPTED
+        )
 
     @property
     def node_name(self) -> str | None:

@@ -315,7 +315,6 @@ LIGHTER_LOAD_CODES: Final = frozenset(code for code, entry in WARNING_CODES.item
 """Codes that say that the server met fewer requests at once than planned."""
 CHECK_FAILED: Final = "check-failed"
 """Code of a run whose records contradict each other."""
-_RANKS: Final[dict[Severity, int]] = {"suspect": 0, "warning": 1, "note": 2}
 
 
 def severity_of(code: str) -> Severity:
@@ -326,7 +325,8 @@ def severity_of(code: str) -> Severity:
 
 def by_severity(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
     """Sort warnings: those that make a run suspect, other warnings, notes; equal ones keep their order."""
-    return tuple(sorted(warnings, key=lambda warning: _RANKS[severity_of(warning.code)]))
+    ranks = ("suspect", "warning", "note")
+    return tuple(sorted(warnings, key=lambda warning: ranks.index(severity_of(warning.code))))
 
 
 def warnings_of(messages: Mapping[str, str | None]) -> tuple[ResultWarning, ...]:

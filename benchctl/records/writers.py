@@ -23,9 +23,6 @@ from benchctl.records.schema import Count, Document, ExperimentState
 from benchctl.untrusted.files import inside
 
 _TRIES: Final = 20
-_RETRY_S: Final = 0.01
-"""A reader that looks whether a directory is held holds the lock for some microseconds."""
-_OWNER_BYTES: Final = 2048
 _ABANDONED: Final = RunFailure(
     cause=INTERRUPTED, message="the process that measured this run ended before it could record the run's end"
 )
@@ -114,7 +111,7 @@ def _is_over(former: Owner, owner: Owner) -> bool:
 
 def _sign(handle: int, owner: Owner) -> None:
     """Write the owner into its file, of constant length: a reader sees the old record or the new one."""
-    os.pwrite(handle, encode(owner).ljust(_OWNER_BYTES - 1) + b"\n", 0)
+    os.pwrite(handle, encode(owner).ljust(2048 - 1) + b"\n", 0)
     os.fsync(handle)
 
 
@@ -146,7 +143,8 @@ def is_granted(handle: int) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(_RETRY_S)
+            # A reader that looks whether a directory is held holds the lock for some microseconds
+            time.sleep(0.01)
         except OSError:
             return True  # a file system without locks leaves it to the user
         else:

@@ -8,8 +8,6 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.profile.choices import DEFAULT_MODEL, ContextLength
 
 MAX_MODEL_LEN: Final = 32768
-_PRIVATE: Final = {"port", "noise_seed", "start_delay_s", "schedule_patience_s"}
-"""Settings in which two servers of one configuration may differ."""
 
 
 class SimConfig(SimOptions):
@@ -33,6 +31,7 @@ class SimConfig(SimOptions):
 
     def server_info(self) -> dict[str, Any]:
         """The settings that the server reports: those that two servers of one configuration share."""
-        settings = self.model_dump(exclude=_PRIVATE).items()
+        # Settings in which two servers of one configuration may differ
+        settings = self.model_dump(exclude={"port", "noise_seed", "start_delay_s", "schedule_patience_s"}).items()
         texts = {name: ",".join(map(str, value)) for name, value in settings if isinstance(value, tuple)}
         return {"clock": "virtual", **dict(settings), **texts}

@@ -23,8 +23,6 @@ from benchctl.sim.requests import Entry, Request
 from benchctl.sim.sequences import Sequence
 from benchctl.sim.steps import NEVER_NS, StepLog, columns_of
 
-_MANY_STEPS: Final = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimLoad:
@@ -337,7 +335,7 @@ def simulate(config: SimConfig, loads: Items[SimLoad], *, keeps_steps: bool = Tr
                 ended.extend(
                     (number, seq.entry.request_index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)
                 )
-            if not keeps_steps and len(engine.log) > _MANY_STEPS:
+            if not keeps_steps and len(engine.log) > (1 << 20):
                 engine.log.clear()
     names = [field.name for field in fields(RequestColumns)]
     columns = np.frombuffer(ended, dtype=np.int64).reshape(-1, len(names)).T

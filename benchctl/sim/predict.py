@@ -59,7 +59,6 @@ def draft_warnings(configs: Iterable[SimConfig]) -> tuple[ResultWarning, ...]:
     )
 
 
-_BLOCK_SIZE: Final = 16
 _UNLIMITED_BLOCKS: Final = 1 << 30
 
 
@@ -177,7 +176,7 @@ def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
     A draft model of known shape takes its share of that memory; one of unknown shape takes none.
     """
     options = settings.server
-    block_size = getattr(options, "block_size", None) or _BLOCK_SIZE
+    block_size = getattr(options, "block_size", None) or 16
     if (blocks := getattr(options, "num_kv_blocks", None)) is not None:
         return blocks, block_size
     hardware = hardware_for(times.hardware)
@@ -263,8 +262,6 @@ def _step_seconds(config: SimConfig) -> Callable[[StepWork], float]:
 ROOFLINE_MAPE_FRAC: Final = 0.325
 """Published mean error of a roofline on 1,967 steps of vLLM with Llama-2-70B and CodeLlama-34B on H100: real steps
 took longer. Its terms add up; see ``docs/measurements/step-time.md`` for the larger of both."""
-_SIM_OVERHEAD_S: Final = 0.6
-"""Starting, warming up and stopping one simulated server, beyond its configured delay."""
 NO_STEP_TIMES: Final = (
     "step times unknown: this machine has no GPU and the profile states no hardware; a model of 'benchctl steptime "
     "fit' predicts them (--step-time-model FILE)"
@@ -378,5 +375,6 @@ def _predict(
     overhead_s = None
     if profile.engine.kind == "sim":
         baseline = variant_settings(profile, profile.baseline, {})
-        overhead_s = _SIM_OVERHEAD_S + own_options(baseline, SimOptions).start_delay_s
+        # Starting, warming up and stopping one simulated server, beyond its configured delay
+        overhead_s = 0.6 + own_options(baseline, SimOptions).start_delay_s
     return PlanPrediction(runs=runs, basis=basis, overhead_s=overhead_s, warnings=profile_draft_warnings(profile))

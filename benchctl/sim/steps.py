@@ -43,7 +43,6 @@ _COUNTS: Final = ("guided_rows", "candidates", "value_prefill_tokens", "value_ex
 _GUIDED: Final = (*_COUNTS, "fused", "lvm_forward")
 _DRAFTED: Final = ("drafts", "draft_tokens", "draft", "backfill")
 _DRAFT_SECTIONS: Final = ("draft", "backfill")
-_SAMPLER_PARTS: Final = ("pre_lvm", "lvm_apply_outer", "sample")
 _PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
 NEVER_NS: Final = 1 << 62
 """Later than any virtual time."""
@@ -265,7 +264,9 @@ def _section_columns(
             parts[name] = np.where(exists[name], parts[name], 0)
     drafted: dict[str, Integers] = {name: extra[name] for name in _DRAFT_SECTIONS if name in extra}
     parts["lvm_apply_outer"] = parts["lvm_rest"] + sum(parts[name] for name in LVM_PARTS)
-    parts["sampler_total"] = parts["sampler_rest"] + sum(parts[name] for name in _SAMPLER_PARTS)
+    parts["sampler_total"] = parts["sampler_rest"] + sum(
+        parts[name] for name in ("pre_lvm", "lvm_apply_outer", "sample")
+    )
     exists |= {"lvm_apply_outer": exists["lvm_rest"], "sampler_total": exists["sampler_rest"]}
     others_ns = parts["schedule"] + parts["sampler_total"] + sum(np.maximum(part, 0) for part in drafted.values())
     parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - others_ns

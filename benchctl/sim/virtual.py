@@ -21,7 +21,6 @@ from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes
 from benchctl.sim.sequences import Sequence, SequenceStatus
 
-_OK: Final = 200
 _BAD_REQUEST: Final = 400
 _AT_ONCE: Final = Arrival(kind="burst")
 
@@ -109,7 +108,7 @@ class VirtualServer:
                 slot_free_ns=slot_free_ns,
                 sent_ns=sent_ns,
                 done_ns=self.now_ns,
-                status=_OK,
+                status=200,
                 choices=tuple(choice.record() for choice in choices),
                 prompt_tokens=first.prompt_tokens,
                 completion_tokens=sum(choice.num_sent for choice in choices),

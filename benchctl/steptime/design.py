@@ -41,8 +41,6 @@ TIE_BREAK: Final = 1e-10
 """Least ridge: it decides directions that the data leave open, and is taken out of all others again."""
 _RANK: Final = 1e-7
 """A singular value below this share of the largest belongs to a direction that the data leave open."""
-_SHARE: Final = 0.05
-"""A column belongs to an open direction if it has this share of the largest entry of it."""
 _STILL: Final = 1e-9
 """A feature that varies less than this, as a fraction of its mean within each deployment, is constant in it."""
 
@@ -268,7 +266,8 @@ def identified_columns(rows: Rows) -> Flags:
 
 
 def _is_part_of(direction: Floats) -> Flags:
-    return np.asarray(np.abs(direction) >= _SHARE * np.abs(direction).max())
+    # A column belongs to an open direction if it has this share of the largest entry of it
+    return np.asarray(np.abs(direction) >= 0.05 * np.abs(direction).max())
 
 
 def constant_columns(design: Design) -> Flags:

@@ -37,22 +37,15 @@ OUTPUTS: Final = (1, 64, 256)
 CONCURRENCY: Final = (1, 8, 32, 128)
 _STEPS_OF_RUN: Final = 200
 """Steps by which a candidate is described; it is credited with as many as it has."""
-_START_S: Final = 1.0
-"""Time of a run beside its steps, so that the shortest ones are not endlessly good."""
 _NOISE_FRAC: Final = 0.03
 """Error of a single step that is assumed where the data have less."""
-_MIN_GAIN: Final = 0.02
-"""Fall of the summed variances below which a run is not worth its time."""
 MAX_FACTOR: Final = 5.0
-MIN_FACTOR: Final = 0.3
-MIN_EXPERTS: Final = 0.5
 MAX_RELATIVE_WIDTH: Final = 2.0
 MAX_BUCKET_MAPE: Final = 0.15
 MAX_MAPE: Final = 0.10
 MAX_CONDITION: Final = 1000.0
 MAX_CV: Final = 0.5
 ENOUGH_CV: Final = 0.3
-_MIN_BUCKET_STEPS: Final = 5
 _WIDTH_REMEDIES: Final = {
     "static_weights": "add a model of another size",
     "all_reduce": "add runs at another tensor-parallel size",
@@ -181,7 +174,7 @@ def _value_checks(coefficient: Coefficient, column: ColumnDiagnosis) -> _Checks:
             ),
         ),
         (
-            not coefficient.unit and name.endswith("weights") and 0 < value < MIN_FACTOR,
+            not coefficient.unit and name.endswith("weights") and 0 < value < 0.3,
             HealthCheck(
                 "weights-hidden",
                 name,
@@ -190,7 +183,7 @@ def _value_checks(coefficient: Coefficient, column: ColumnDiagnosis) -> _Checks:
             ),
         ),
         (
-            "expert" in name and 0 < value < MIN_EXPERTS,
+            "expert" in name and 0 < value < 0.5,
             HealthCheck(
                 "experts-overcounted",
                 name,
@@ -281,7 +274,7 @@ def _error_checks(
     for kind, accuracies in by_bucket.items():
         for accuracy in accuracies:
             yield (
-                accuracy.mape_frac > MAX_BUCKET_MAPE and accuracy.num_steps >= _MIN_BUCKET_STEPS,
+                accuracy.mape_frac > MAX_BUCKET_MAPE and accuracy.num_steps >= 5,
                 HealthCheck(
                     "bad-bucket",
                     f"{kind} {accuracy.label}",
@@ -308,9 +301,11 @@ def suggest_runs(
         before = np.linalg.inv(information)
         after = [np.linalg.inv(information + added) for _, added, _ in candidates]
         gains = 1.0 - np.array([np.trace(variance) for variance in after]) / np.trace(before)
-        if gains.max() < _MIN_GAIN:
+        # Fall of the summed variances below which a run is not worth its time
+        if gains.max() < 0.02:
             break
-        best = int(np.argmax(gains / (_START_S + np.array([duration_s for _, _, duration_s in candidates]))))
+        # Time of a run beside its steps, so that the shortest ones are not endlessly good
+        best = int(np.argmax(gains / (1.0 + np.array([duration_s for _, _, duration_s in candidates]))))
         # The coefficients whose variance the run at least halves, or the one that it helps most.
         falls = 1.0 - np.diag(after[best]) / np.diag(before)
         order = np.argsort(-falls)

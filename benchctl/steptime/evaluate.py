@@ -22,8 +22,6 @@ from benchctl.steptime.work import Flags, Floats, ObservedSteps, Structure, stac
 HoldOut: TypeAlias = Literal["run", "model", "tensor-parallel"]
 Words: TypeAlias = npt.NDArray[np.str_]
 
-COMPARED: Final[tuple[Structure, ...]] = ("original", "roofline")
-"""Structures printed beside the one that is judged."""
 _MAX_FOLDS: Final = 20
 """Fits of a hold-out at most."""
 _BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -234,5 +232,10 @@ def compare_structures(
     The published form is fitted as published: non-negative, without a pull to typical values.
     """
     plain = replace(options, ridge=0.0, constraint="non-negative")
-    others = [replace(plain, structure=structure) for structure in COMPARED if structure != options.structure]
+    # Structures printed beside the one that is judged
+    others = [
+        replace(plain, structure=structure)
+        for structure in ("original", "roofline")
+        if structure != options.structure
+    ]
     return tuple(hold_out(observed, each, by) for each in (options, *others))

@@ -50,7 +50,6 @@ _NAMES: Final[dict[Structure, tuple[str, ...]]] = {
     "overlap": ("compute", "memory", "all_reduce", "layers", "requests", "steps"),
     "roofline": ("roofline",),
 }
-GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
 COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_steps", "guided_rows", "candidates"})
 """Features that count; the others are times at peak, in microseconds."""
 _PUBLISHED_PEAKS: Final = {"h100-sxm": 989.5e12}
@@ -63,7 +62,7 @@ _TWO_SHOT_FROM: Final = ((2, _RING_FROM), (4, MIB // 2), (8, MIB // 4))
 
 def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str, ...]:
     """Names of the columns in order; ``is_guided`` adds those of a value model."""
-    return _NAMES[structure] + (GUIDED_NAMES if is_guided else ())
+    return _NAMES[structure] + (("value_model", "guided_steps", "guided_rows", "candidates") if is_guided else ())
 
 
 def features(

@@ -67,8 +67,6 @@ from benchctl.steptime.work import (
     stacked,
 )
 
-_RUNS_TO_DRAW: Final = 10
-"""From so many runs on, the bootstrap draws runs."""
 _NUM_BLOCKS: Final = 60
 """Stretches that fewer runs are cut into, all together."""
 _RUN_WEIGHT: Final = 10
@@ -175,7 +173,8 @@ def _fitted(design: Design, options: FitOptions) -> tuple[tuple[Coefficient, ...
     """The coefficients with their intervals, and the draws behind these."""
     runs = [np.flatnonzero(design.run_of == run) for run in range(len(design.runs))]
     blocks = design.blocks_of(np.arange(design.num_steps), _NUM_BLOCKS)
-    rows = relative_rows(design.matrix, design.measured_us, runs if len(runs) >= _RUNS_TO_DRAW else blocks)
+    # From so many runs on, the bootstrap draws runs
+    rows = relative_rows(design.matrix, design.measured_us, runs if len(runs) >= 10 else blocks)
     if options.ridge is None or options.ridge <= 0:
         check_design(design, rows)
     values, pull = _fit_values(design, rows, options, len(runs))

@@ -14,8 +14,6 @@ _MOST_CELLS: Final = 1_000_000
 """Far above measured grids, which have some ten thousand."""
 SPREADS: Final = (0.05, 0.15, 0.4, 0.7, 1.0)
 """Upper ends of the classes of spread."""
-MOST_DEVIATION: Final = 0.25
-"""Largest median deviation of a skew table's own controls from the grid of attention, as a share."""
 
 
 def bracket(xs: Sequence[float], x: float) -> tuple[int, int, float]:
@@ -251,7 +249,8 @@ def fits(batches: Iterable[SkewedBatch], attention: AttentionTable) -> bool:
         if not batch.chunk
         for grid_us in [attention.at(0.0, 0.0, batch.rows, batch.mean)]
     ]
-    return bool(deviations) and median(deviations) <= MOST_DEVIATION
+    # Largest median deviation of a skew table's own controls from the grid of attention, as a share
+    return bool(deviations) and median(deviations) <= 0.25
 
 
 def _class_of(spread: float) -> int:

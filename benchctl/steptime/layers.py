@@ -24,10 +24,6 @@ from benchctl.errors import UsageError
 from benchctl.steptime.layer_tables import AttentionTable, Line, SkewTable
 from benchctl.units import US_PER_S
 
-ONCE: Final = frozenset({"embedding", "final_layernorm"})
-"""Layers that a forward pass runs once."""
-TWICE: Final = frozenset({"layernorm"})
-"""Layers that run before attention and again before the feed-forward block; any other runs once in each layer."""
 MLP: Final = frozenset({"gate_up_proj", "act_fn", "down_proj"})
 """Layers in whose place some layers of a model have a block of experts."""
 _BYTES: Final = 2
@@ -203,9 +199,12 @@ class LayerProfile:
 
     def _times_run(self, name: str) -> int:
         """Number of times that a forward pass runs a layer."""
-        if name in ONCE:
+        # Layers that a forward pass runs once
+        if name in {"embedding", "final_layernorm"}:
             return 1
-        if name in TWICE:
+        # Layers that run before attention and again before the feed-forward block; any other runs once in each
+        # layer
+        if name == "layernorm":
             return 2 * self.shape.layers
         with_experts = self.shape.moe.layers if self.shape.moe is not None and name in MLP else 0
         return self.shape.layers - with_experts

@@ -37,8 +37,6 @@ from benchctl.untrusted.text import visible_value
 
 LEVEL: Final = 0.90
 """Level of the intervals of coefficients and predictions."""
-_NORMAL_QUANTILE: Final = 1.644854
-"""Half the width of an interval of ``LEVEL`` in standard deviations."""
 FORMAT: Final = "benchctl-step-time-model"
 VERSION: Final = 1
 _MOST: Final = 1e100
@@ -201,7 +199,8 @@ class StepTimeModel:
         if len(self.draws) > 1:
             covariance = np.atleast_2d(np.cov(np.array(self.draws), rowvar=False))
             variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) / np.maximum(centre, 1e-9) ** 2
-        bound = _NORMAL_QUANTILE * np.sqrt(np.maximum(variance, 0.0))
+        # Half the width of an interval of ``LEVEL`` in standard deviations
+        bound = 1.644854 * np.sqrt(np.maximum(variance, 0.0))
         low, high = scatter_of(self.scatter, extents[:, 0])
         grown = self.growth * distances(extents, self.fitted_range).max(axis=1)
         return (

@@ -42,11 +42,6 @@ StepSeconds: TypeAlias = Callable[[StepWork], float]
 """Duration of a step in seconds, from its work."""
 
 DEFAULT_MAX_NUM_SEQS: Final = 256
-DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 8192
-"""Limits of a step where nothing states them; those of vLLM."""
-MEMORY_SHARE: Final = 0.9
-"""Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default."""
-_MOST_BUSY: Final = 0.999
 _GRID_POINTS: Final = 48
 _GRID_SPREAD: Final = 7.0
 """The grid of batches is geometric: its last interval is about e^7 times its first."""
@@ -77,7 +72,8 @@ class ServerLimits:
     """Limits of a server; ``kv_tokens`` is the capacity of its cache, None for one without limit."""
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    # Limits of a step where nothing states them; those of vLLM
+    max_num_batched_tokens: int = 8192
     kv_tokens: float | None = None
 
     def rows(self, size: RequestSize) -> float:
@@ -131,7 +127,7 @@ def load_at_rate(
         return server.closed_load(server.max_rows, utilisation=rate_per_s / most)
     batch = server.batch_at(rate_per_s)
     prompt_s = server.open_prompt_s(batch, rate_per_s)
-    busy = min(rate_per_s * prompt_s, _MOST_BUSY)
+    busy = min(rate_per_s * prompt_s, 0.999)
     decode_s = server.decode_s(min(batch + 1, server.max_rows)) if size.decode_steps else 0.0
     half_step_s = min(batch, 1.0) * decode_s / 2
     queue_s = busy * prompt_s / (2 * (1 - busy))
@@ -288,7 +284,11 @@ class _Server:
 
 
 def kv_capacity_tokens(
-    deployment: Deployment, memory_share: float = MEMORY_SHARE, *, draft: Deployment | None = None
+    # Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default
+    deployment: Deployment,
+    memory_share: float = 0.9,
+    *,
+    draft: Deployment | None = None,
 ) -> float:
     """Tokens of key-value cache beside the weights; 0 where the weights alone do not fit.
 

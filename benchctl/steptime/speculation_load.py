@@ -29,8 +29,6 @@ from benchctl.steptime.work import Backfill, Deployment, StepWork, one_step
 
 MOST_ROWS: Final = 4096
 """Batches are looked at up to here where memory sets no limit."""
-_GRID_RATIO: Final = 1.25
-"""Ratio of neighbouring batches in the search for a crossover, before it is bisected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,5 +315,6 @@ def _grid(most_rows: int) -> Iterator[int]:
     rows = 1
     while rows < most_rows:
         yield rows
-        rows = max(rows + 1, int(rows * _GRID_RATIO))
+        # Ratio of neighbouring batches in the search for a crossover, before it is bisected
+        rows = max(rows + 1, int(rows * 1.25))
     yield most_rows

@@ -237,10 +237,6 @@ DECODING_ERRORS: Final[tuple[type[Exception], ...]] = (
 Readers of YAML add ``yaml.YAMLError``."""
 
 
-_PATTERN: Final = re.compile(r"Expected `str` matching regex '.*'(?= - at )")
-_FIELD: Final = re.compile(r" - at `\$\.([\w.\[\]]+)`")
-
-
 def decoding_problem(error: Exception) -> str:
     """One line on ``error`` for a message that names the file."""
     if isinstance(error, RecursionError):
@@ -248,13 +244,13 @@ def decoding_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start}: {error.reason})"
     problem = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return _PATTERN.sub("it names no file of the directory", problem)
+    return re.sub(r"Expected `str` matching regex '.*'(?= - at )", "it names no file of the directory", problem)
 
 
 def field_problem(error: Exception, document: Mapping[str, object]) -> str:
     """``decoding_problem``, with the value of the field that does not fit its type or its law."""
     problem = decoding_problem(error)
-    field = _FIELD.search(problem)
+    field = re.search(r" - at `\$\.([\w.\[\]]+)`", problem)
     if field is None:
         return problem
     value: Any = document
@@ -269,7 +265,6 @@ def field_problem(error: Exception, document: Mapping[str, object]) -> str:
 
 MOST_DIGITS: Final = 300
 """Digits of a whole number, which fits into a double."""
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _BOM: Final = b"\xef\xbb\xbf"
 _MEGA: Final = 1 << 20
 
@@ -317,7 +312,7 @@ def json_value(text: str, where: object) -> Any:
     """
     try:
         value = json.loads(text, parse_int=_whole_number)
-        if _SURROGATE.search(text):
+        if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()
     except DECODING_ERRORS as error:
         raise UnreadableError(f"{where}: cannot be read as JSON: {decoding_problem(error)}") from error

@@ -18,9 +18,6 @@ from benchctl.untrusted.text import visible_line
 
 _LIMIT_S: Final = 60.0
 """Time for a whole document."""
-_CODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
-"""Those of which a piece of the stream, of 64 KiB, cannot become more than 64 MiB."""
-_ABOUT_BODIES: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _SHOWN_CHARS: Final = 60
 _UNRECORDABLE: Final = "(a value that no record holds)"
 
@@ -76,7 +73,8 @@ def fetch_now(client: httpx.Client, url: str, *, limit_s: float, max_bytes: int)
 
 def _check_coding(response: httpx.Response) -> None:
     coding = response.headers.get("content-encoding", "").strip().lower()
-    if coding not in _CODINGS:
+    # Those of which a piece of the stream, of 64 KiB, cannot become more than 64 MiB
+    if coding not in {"", "identity", "gzip", "deflate"}:
         message = f"{response.request.url} answers in the coding {visible_line(coding, _SHOWN_CHARS)}"
         raise httpx.DecodingError(f"{message}, which was not requested", request=response.request)
 
@@ -90,7 +88,11 @@ def _take(body: bytearray, data: bytes, request: httpx.Request, max_bytes: int) 
 
 def _whole(response: httpx.Response, body: bytearray) -> httpx.Response:
     """The answer with its whole body."""
-    headers = [pair for pair in response.headers.multi_items() if pair[0].lower() not in _ABOUT_BODIES]
+    headers = [
+        pair
+        for pair in response.headers.multi_items()
+        if pair[0].lower() not in {"content-encoding", "content-length", "transfer-encoding"}
+    ]
     return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
 
 

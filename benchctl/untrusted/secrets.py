@@ -186,16 +186,11 @@ def _replaced(pattern: re.Pattern[bytes], label: str, content: bytes, counts: Co
 
 
 _LEAST_CHARS: Final = 8
-_LEAST_CHARS_OF_SENT: Final = 4
-_LEAST_CHARS_OF_LINE: Final = 16
-"""Of a value of several lines, each line of this length is a secret."""
 _ORDINARY: Final = re.compile(
     r"[\d.,:+-]+|[./~].*|[A-Za-z]:\\.*|none|null|true|false|default|disabled?|enabled?|required|optional|anonymous"
     r"|localhost|changeme|password|redacted|placeholder|undefined|unknown|keyring|oauth2?|basic|bearer|negotiate",
     re.IGNORECASE | re.DOTALL,
 )
-_HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the name of a variable
-_HUB_TOKEN_BYTES: Final = 4096
 
 
 def redacted(text: str, sent: Mapping[str, str] | None = None) -> str:
@@ -216,7 +211,7 @@ def environment_redactor(sent: Mapping[str, str] | None = None) -> Redactor:
 @lru_cache(maxsize=32)
 def _redactor(named: tuple[tuple[str, str], ...], sent: tuple[tuple[str, str], ...]) -> Redactor:
     secrets = [(name, value) for name, value in (*_hub_token(), *named) if not is_ordinary(value)]
-    secrets += [(name, value) for name, value in sent if len(value) >= _LEAST_CHARS_OF_SENT]
+    secrets += [(name, value) for name, value in sent if len(value) >= 4]
     spellings = {
         spelling: KnownValue(name, spelling, is_word=len(value) < _LEAST_CHARS)
         for name, value in secrets
@@ -233,7 +228,8 @@ def is_ordinary(value: str) -> bool:
 def spellings_of(value: str) -> Iterator[bytes]:
     """``value`` as it is, in URLs and in JSON strings; of one with several lines, its longer lines."""
     whole = value.strip()
-    parts = [part for part in whole.splitlines() if len(part) >= _LEAST_CHARS_OF_LINE] if "\n" in whole else [whole]
+    # Of a value of several lines, each line of this length is a secret
+    parts = [part for part in whole.splitlines() if len(part) >= 16] if "\n" in whole else [whole]
     for part in parts:
         in_urls = [
             write(part, safe, errors="surrogateescape") for write in (quote, quote_plus) for safe in ("", "/")
@@ -249,9 +245,9 @@ def _hub_token() -> Iterator[tuple[str, str]]:
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
     with suppress(OSError, RuntimeError), path.expanduser().open("rb") as file:  # the latter without a home
-        token = file.read(_HUB_TOKEN_BYTES).decode("utf-8", "surrogateescape").strip()
+        token = file.read(4096).decode("utf-8", "surrogateescape").strip()
         if token:
-            yield _HUB_TOKEN, token
+            yield "HF_TOKEN", token
 
 
 _LINE_BYTES: Final = 1 << 17

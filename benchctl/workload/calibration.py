@@ -125,9 +125,6 @@ def calibration_workload(name: str) -> CalibrationWorkload:
     return workload
 
 
-_BASE: Final = "steptime-w1"
-
-
 def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
     """Kind and options of the engine of the first result directory; None among tables of steps.
 
@@ -193,7 +190,7 @@ def _document(
     num_prompts = max(num_requests(largest), num_requests(1) * len(sizes))
     described, served = _engine(engine, baseline["server.tensor_parallel_size"] or 1), model or baseline["model"]
     document: dict[str, Any] = {
-        "extends": _BASE,
+        "extends": "steptime-w1",
         "description": "Runs that make a step-time model better, by its diagnosis",
         "seed": seed,
         **({"engine": described} if described else {}),

@@ -50,8 +50,6 @@ from benchctl.workload.tokenizers import Estimate, Tokenizer
 from benchctl.workload.written_texts import counted_prompts
 
 LENGTHS_KEY: Final = "workload.lengths_from"
-_MEASURED_STATES: Final = {"done", "suspect"}
-"""A run that is suspect for its times has still counted its tokens."""
 
 
 def needs_lengths(profile: Profile) -> bool:
@@ -147,7 +145,8 @@ def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, boo
         directory = results.run(planned.run_id)
         if planned.variant != baseline or not directory.is_begun():
             continue
-        if directory.read().state not in _MEASURED_STATES:
+        # A run that is suspect for its times has still counted its tokens
+        if directory.read().state not in {"done", "suspect"}:
             continue
         for record in directory.requests():
             if (length := _length_of(record)) is not None:

@@ -24,8 +24,6 @@ from benchctl.records.record import ESTIMATE, Message
 from benchctl.untrusted.files import UnreadableError, decoding_problem, read_bytes
 
 _LATIN_CHARS: Final = 8
-_OTHER_CHARS: Final = 4
-"""Letters that a token holds at most, in words of ASCII letters and in others."""
 _EAST_ASIAN: Final = (
     r"\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
 )
@@ -93,7 +91,8 @@ def _pieces(text: str) -> Iterator[str]:
         elif _STARTS_EAST_ASIAN.match(piece):
             yield from _split(piece, 1, 2)
         else:
-            num_chars = _LATIN_CHARS if piece.isascii() else _OTHER_CHARS
+            # Letters that a token holds at most, in words of ASCII letters and in others
+            num_chars = _LATIN_CHARS if piece.isascii() else 4
             yield from _split(piece, num_chars, num_chars)
 
 

@@ -30,9 +30,6 @@ WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="a
 """In order of their frequency."""
 _BLOCK: Final = 25
 """Words that are tried together: one text each, so that a tokenizer behind HTTP is asked 80 times and no more."""
-_NUM_TRIED_ALONE: Final = 400
-"""Words of a small vocabulary that are tried one by one."""
-_FEWEST_WORDS: Final = 32
 _NUM_CHARACTERS_TRIED: Final = 256
 _CHARACTERS: Final = (string.ascii_lowercase + string.digits, string.digits, string.ascii_lowercase)
 
@@ -55,7 +52,7 @@ def alphabet_of(count: Count) -> Alphabet:
     Its pieces add one token each, but for a tokenizer without such pieces, whose texts need adjusting.
     """
     words = _one_token_words(count)
-    if len(words) >= _FEWEST_WORDS:
+    if len(words) >= 32:
         return Alphabet(words, " ")
     for characters in _CHARACTERS:
         alphabet = Alphabet(tuple(characters), "")
@@ -70,7 +67,8 @@ def _one_token_words(count: Count) -> tuple[str, ...]:
     exact = _added_tokens([" ".join(block) for block in blocks], count)
     unclear = [block for block, num_tokens in zip(blocks, exact, strict=True) if num_tokens != len(block)]
     is_small = len(unclear) > len(blocks) / 2
-    alone = WORDS[:_NUM_TRIED_ALONE] if is_small else tuple(word for block in unclear for word in block)
+    # Words of a small vocabulary that are tried one by one
+    alone = WORDS[:400] if is_small else tuple(word for block in unclear for word in block)
     added = dict(zip(alone, _added_tokens(alone, count), strict=True))
     tried = alone if is_small else WORDS
     return tuple(word for word in tried if added.get(word, 1) == 1)
@@ -94,8 +92,6 @@ def _adds_one_token_each(alphabet: Alphabet, count: Count) -> bool:
 
 Plan: TypeAlias = tuple[int, ...]
 
-_ROUNDS: Final = 4
-"""Times that lengths are adjusted; the alphabet makes nearly all texts exact at once."""
 _PROBE: Final = range(8)
 _ENDINGS: Final = tuple(f"{blank}{end}" for blank in ("", " ") for end in ("", *".,;:!?-x1aZé"))
 """Ends that are tried where adding and removing pieces misses a length."""
@@ -123,7 +119,8 @@ def write_texts(plans: Iterable[Plan], count: Count) -> dict[Plan, WrittenText]:
     num_added = _num_added(alphabet, distinct, count)
     lengths = {plan: len(plan) - num_added for plan in distinct}
     texts: dict[Plan, WrittenText] = {}
-    for _ in range(1 + _ROUNDS):
+    # Lengths are adjusted four times; the alphabet makes nearly all texts exact at once
+    for _ in range(5):
         latest = _counted(alphabet, lengths, count)
         texts |= {plan: _nearest(plan, (texts.get(plan, text), text)) for plan, text in latest.items()}
         lengths = {

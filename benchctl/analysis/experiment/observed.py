@@ -177,14 +177,8 @@ def read_sources(
     return StepSources(observed=tuple(observed), skipped=tuple(skipped))
 
 
-NUM_SIGNS: Final = 2
 _MIN_REQUESTS: Final = 20
 """Fewer have neither a trend nor a tail."""
-_MAX_FAILED_FRAC: Final = 0.05
-_MIN_R_SQUARED: Final = 0.5
-_MAX_PREEMPTED_FRAC: Final = 0.15
-_MAX_GROWTH: Final = 2.0
-_MAX_TAIL: Final = 10.0
 
 
 def saturation(run: LoadedRun) -> str | None:
@@ -200,7 +194,7 @@ def saturation(run: LoadedRun) -> str | None:
     * P99 of ``e2el`` is more than ten times P50
     """
     signs = tuple(saturation_signs(run))
-    return f"saturated: {', '.join(signs)}" if len(signs) >= NUM_SIGNS else None
+    return f"saturated: {', '.join(signs)}" if len(signs) >= 2 else None
 
 
 def saturation_signs(run: LoadedRun) -> Iterator[str]:
@@ -210,10 +204,10 @@ def saturation_signs(run: LoadedRun) -> Iterator[str]:
         return
     completed = [request for request in requests if is_completed(request)]
     failed_frac = 1.0 - len(completed) / len(requests)
-    if failed_frac > _MAX_FAILED_FRAC:
+    if failed_frac > 0.05:
         yield f"{failed_frac:.0%} of the requests failed"
     preempted_frac = float(or_zero(run.columns, "preempted").sum()) / len(requests)
-    if preempted_frac > _MAX_PREEMPTED_FRAC:
+    if preempted_frac > 0.15:
         yield f"{preempted_frac:.2g} preemptions a request"
     times = [(request.sent_ns, ttft_ns(request), e2el_ns(request)) for request in completed]
     rows = np.array([row for row in times if None not in row], dtype=np.float64)
@@ -221,12 +215,12 @@ def saturation_signs(run: LoadedRun) -> Iterator[str]:
         return
     sent, ttft, e2el = rows[np.argsort(rows[:, 0], kind="stable")].T
     correlation = float(np.corrcoef(sent, ttft)[0, 1]) if np.ptp(sent) and np.ptp(ttft) else 0.0
-    if correlation > 0 and correlation**2 > _MIN_R_SQUARED:
+    if correlation > 0 and correlation**2 > 0.5:
         yield "first tokens come later and later"
     fifth = len(rows) // 5
     growth = float(np.median(ttft[-fifth:]) / max(np.median(ttft[:fifth]), 1.0))
-    if growth > _MAX_GROWTH:
+    if growth > 2.0:
         yield f"the last fifth waits {growth:.3g} times as long for its first token"
     tail = float(np.quantile(e2el, 0.99) / max(np.median(e2el), 1.0))
-    if tail > _MAX_TAIL:
+    if tail > 10.0:
         yield f"P99 of the latency is {tail:.3g} times its median"

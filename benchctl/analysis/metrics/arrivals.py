@@ -259,10 +259,6 @@ so twice as many do not come from irregular steps; and with one gap in five miss
 long."""
 _MIN_GAPS: Final = 20
 """Fewest gaps that are judged."""
-REGULAR_FRAC: Final = 0.8
-"""Least share of the writes with the same number of chunks if that number is the server's choice."""
-_MIN_WRITES: Final = 10
-"""Fewest writes that show a choice."""
 UNEVEN_STEPS: Final = 5.0
 """Delay of one token in twenty against the median token, in steps, above which a run is bunched. A front end that
 stalls from time to time makes few short gaps: only those of the following burst. Chosen from 29 runs of small
@@ -318,10 +314,12 @@ def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None"
             gaps_ns = map(sub, choice.chunk_ns[1:], choice.chunk_ns)
             ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= min(limits_ns))]
             sizes.update(map(sub, ends[1:], ends))
-    if sizes.total() < _MIN_WRITES:
+    # Fewer writes show no choice
+    if sizes.total() < 10:
         return None
     size, count = sizes.most_common(1)[0]
-    return size if count >= REGULAR_FRAC * sizes.total() else None
+    # The same number in so many of the writes is the server's choice
+    return size if count >= 0.8 * sizes.total() else None
 
 
 def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:

@@ -198,10 +198,6 @@ def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
     return {worker: sorted(own, key=lambda sample: sample.t_ns) for worker, own in samples_of.items()}
 
 
-MIN_CPU_SPAN_NS: Final = NS_PER_S
-"""Processor time over a shorter span says little."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
     """Planned load and the load that the server met, in ``unit``."""
@@ -259,5 +255,6 @@ def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
     return {
         worker: (own[-1].cpu_ns - own[0].cpu_ns) / span_ns
         for worker, own in by_worker(samples).items()
-        if (span_ns := own[-1].t_ns - own[0].t_ns) >= MIN_CPU_SPAN_NS
+        # Processor time over a shorter span says little
+        if (span_ns := own[-1].t_ns - own[0].t_ns) >= NS_PER_S
     }

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Final
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load
@@ -83,10 +82,6 @@ def gpu_metrics(
     }
 
 
-_UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
-"""Warnings that say that a device has no samples for all of the load."""
-
-
 def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
     """Every metric of ``METRICS`` for one run; None if its records do not contain it, or between bounds only.
 
@@ -102,7 +97,10 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,
         **gpu_metrics(
-            run.gpu, span, are_whole=_UNSAMPLED.isdisjoint(warning.code for warning in run.record.warnings)
+            # A device of these warnings has no samples for all of the load
+            run.gpu,
+            span,
+            are_whole={GPU_LOST, GPU_UNREADABLE}.isdisjoint(warning.code for warning in run.record.warnings),
         ),
         "server_cpu_cores": mean_of_known(
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)

@@ -242,10 +242,10 @@ CLIENT_TIMED: Final = frozenset(
 )
 """Metrics from the client's send and receive times; all others are the server's or counts."""
 
-_TIMES_AND_RATES: Final = frozenset({"ms", "s", "tokens/s", "requests/s", "J", "J/token"})
 POSITION_ADJUSTED: Final = frozenset(
     name
     for name, metric in METRICS.items()
-    if metric.unit in _TIMES_AND_RATES and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
+    if metric.unit in {"ms", "s", "tokens/s", "requests/s", "J", "J/token"}
+    and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
 )
 """Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""

@@ -44,10 +44,6 @@ class StudentT:
         return 2 * float(stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
 
 
-MAX_EXACT_PAIRS: Final = 2500
-"""Product of the two numbers of blocks up to which the null distribution of U is enumerated."""
-
-
 @dataclass(frozen=True, slots=True)
 class PairwiseShifts:
     """Order statistics of all differences between two independent sides.
@@ -86,7 +82,8 @@ def _distribution_of_u(num_a: int, num_b: int) -> list[float]:
     The number of orders with each U is a coefficient of the Gaussian binomial (a + b over a).
     """
     most = num_a * num_b
-    if most > MAX_EXACT_PAIRS:
+    # Product of the two numbers of blocks up to which the null distribution of U is enumerated
+    if most > 2500:
         distances = np.arange(1, most + 2) - most / 2
         probabilities: list[float] = ndtr(distances / math.sqrt(most * (num_a + num_b + 1) / 12)).tolist()
         return probabilities
@@ -161,10 +158,6 @@ def outlier_indices(differences: Sequence[float]) -> tuple[int, ...]:
     if spread == 0:
         return ()
     return tuple(i for i, d in enumerate(differences) if 0.6745 * abs(d - centre) / spread > OUTLIER_SCORE)
-
-
-_MAX_ADDITIONS: Final = 1 << 25
-"""Up to so many, the distribution of a sum is enumerated; beyond, many questions get a normal approximation."""
 
 
 def pass_at(k: int, num_correct: int, num_samples: int) -> float:
@@ -242,7 +235,8 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     divisor = math.gcd(*steps)
     steps = [step // divisor for step in steps]
     observed, width = abs(int(sum(nonzero) * scale)) // divisor, sum(steps)
-    if width * len(steps) > _MAX_ADDITIONS:
+    # Up to so many, the distribution of a sum is enumerated; beyond, many questions get a normal approximation
+    if width * len(steps) > (1 << 25):
         return math.erfc(observed / math.sqrt(sum(step**2 for step in steps)) / math.sqrt(2))
     chances = np.ones(1)
     for step in steps:

@@ -34,8 +34,6 @@ from benchctl.analysis.statistics.estimate import (
 
 RunKey: TypeAlias = tuple[int, str]
 """Block and arm of a run."""
-_LEAST_INFORMATION = 1e-9
-"""Less is rounding: the positions of the runs are fixed by their blocks and arms."""
 
 
 def pooled_slope(values: Mapping[RunKey, float | None], positions: Mapping[RunKey, int]) -> PooledSlope | None:
@@ -62,7 +60,8 @@ def _residual_positions(positions: tuple[tuple[RunKey, int], ...]) -> NDArray[np
     indicators = np.hstack([in_block, np.eye(len(arms))[[arms.index(arm) for arm in of_arms]]])
     p = np.array([position for _, position in positions], dtype=float)
     z: NDArray[np.float64] = p - indicators @ np.linalg.lstsq(indicators, p, rcond=None)[0]
-    return z if float(z @ z) > _LEAST_INFORMATION else None
+    # Less is rounding: the positions of the runs are fixed by their blocks and arms
+    return z if float(z @ z) > 1e-9 else None
 
 
 def adjusted_level(

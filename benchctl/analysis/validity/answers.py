@@ -157,16 +157,9 @@ def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) 
 _SLACK_FRAC: Final = 0.2
 _SLACK_TOKENS: Final = 8
 """Tokens that may lack a chunk or text of their own: parts of characters, text that a detokenizer holds back."""
-_BYTES_PER_CHAR: Final = 3
-"""A character takes at most as many tokens as bytes; those with four are rare."""
 _LEAST_TIME_FRAC: Final = 0.25
 """Share of the time of that many tokens below which they were not generated in it."""
-_LONG_GAP: Final = 3.0
-"""Gaps above so many median gaps hold tokens that sent nothing."""
 _LEAST_ANSWERS: Final = 3
-_STANDARD_ERRORS: Final = 4.0
-_LEAST_SPREAD: Final = 0.05
-"""Relative standard deviation of bytes per token that is assumed at least."""
 
 
 def answer_end_warnings(
@@ -260,8 +253,9 @@ def _bytes_of_whole_and_short(
         return None
     per_token = list(map(_bytes_per_token, whole))
     expected, received = fmean(per_token), fmean(map(_bytes_per_token, short))
-    spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
-    is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(short))
+    # Relative standard deviation of bytes per token that is assumed at least
+    spread = max(pstdev(per_token), 0.05 * expected)
+    is_far = expected - received > 4.0 * spread / sqrt(len(short))
     lacks_text = is_far and received < expected * (1 + _chunks_per_token(short)) / 2
     return (expected, received) if lacks_text else None
 
@@ -280,7 +274,8 @@ def _has_lump(choice: ChoiceRecord) -> bool:
     pace_ns = (choice.chunk_ns[-1] - choice.chunk_ns[0]) / num_after_first if num_after_first else 0.0
     num_hidden: Counter[int] = Counter()
     for t_ns, count, num_chars in zip(choice.chunk_ns, counts, chars, strict=True):
-        num_hidden[t_ns] += count - 1 - _BYTES_PER_CHAR * num_chars
+        # A character takes at most as many tokens as bytes; those with four are rare
+        num_hidden[t_ns] += count - 1 - 3 * num_chars
     return any(
         num_hidden[t_ns] > slack and t_ns - before_ns < _LEAST_TIME_FRAC * num_hidden[t_ns] * pace_ns
         for before_ns, t_ns in pairwise(num_hidden)
@@ -293,7 +288,8 @@ def _waited_for(record: RequestRecord, num_missing: int, num_tokens: int) -> boo
     end_ns = max(record.done_ns or 0, times_ns[-1])
     gaps_ns = [after - before for before, after in pairwise((*times_ns, end_ns))]
     typical_ns = median(gaps_ns)
-    waited_ns = sum(gap_ns - typical_ns for gap_ns in gaps_ns if gap_ns > _LONG_GAP * typical_ns)
+    # Gaps so much longer hold tokens that sent nothing
+    waited_ns = sum(gap_ns - typical_ns for gap_ns in gaps_ns if gap_ns > 3.0 * typical_ns)
     return waited_ns >= 2 * _LEAST_TIME_FRAC * (end_ns - times_ns[0]) * num_missing / num_tokens
 
 

@@ -41,9 +41,6 @@ MAX_EMPTY_FRAC: Final = 0.05
 a twentieth fewer concurrent requests than planned."""
 MIN_RATE_FRAC: Final = 0.95
 """Below this the load is another one: near saturation a server's queue depends strongly on the rate."""
-KOLMOGOROV_95: Final = 1.358
-"""Kolmogorov distance of gaps from their law, times the root of their number, below which it stays by chance in 95
-of 100 loads."""
 HABIT_FRAC: Final = 0.01
 """More than one in a hundred is beyond the 99th percentile ..."""
 MIN_HABIT: Final = 5
@@ -61,8 +58,6 @@ MAX_LOOP_LAG_NS: Final = 100 * NS_PER_MS
 """Lag worth a warning even if sends and timestamps are good: refills and timeout checks may be late by as much."""
 MAX_BUSY_FRAC: Final = 0.9
 """Share of a core above which a process has none to spare: simultaneous arrivals queue."""
-MIN_HELD_UP_NS: Final = NS_PER_S // 2
-"""Time under late wake-ups that is more than a hiccup."""
 _PERIOD_NS: Final = NS_PER_S // 10
 """Period of the samples of an event loop that does not stall."""
 _MOST_STEPS: Final = 3
@@ -231,7 +226,8 @@ def _unlike_poisson(sends: Sends, arrival: Arrival) -> str | None:
         _distance_from_poisson(times_ns, rate)
         for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
     )
-    limit = KOLMOGOROV_95 / math.sqrt(len(sends.requests) - 1)
+    # The distance of gaps from their law times the root of their number: below by chance in 95 %
+    limit = 1.358 / math.sqrt(len(sends.requests) - 1)
     if sent <= max(limit, planned):
         return None
     return (
@@ -335,4 +331,5 @@ def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
         starts = [own[0].t_ns - _PERIOD_NS, *(sample.t_ns for sample in own[:-1])]
         spans = zip(own, starts, strict=True)
         late_ns = max(late_ns, sum(s.t_ns - start for s, start in spans if s.loop_lag_ns > limit_ns))
-    return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * _span_ns(samples)
+    # A shorter time under late wake-ups is a hiccup
+    return late_ns >= NS_PER_S // 2 and late_ns > HABIT_FRAC * _span_ns(samples)

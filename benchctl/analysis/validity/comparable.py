@@ -102,9 +102,6 @@ NOTHING: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
-_NOT_SET: Final = frozenset({ABSENT, "null"})
-"""A setting that one server does not report and the other reports as not set is the same on both."""
-_OWN: Final = f"env.{OWN_PREFIX}"
 _CORES: Final = "server.client_cores"
 _OF_RUNS: Final = frozenset({"engine_version", "host"})
 """Recorded of each run, by benchctl and not by its server."""
@@ -188,13 +185,21 @@ def setting_differences(
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = key.startswith("argv.-") and not keys.isdisjoint(names_of(key))
             may_differ = key in _OF_RUNS and not has_one_experiment and max(len(left), len(right)) <= 1
-            if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported and not may_differ:
+            # A setting that one server does not report and the other reports as not set is the same on both
+            if (
+                len({*left, *right}) > 1
+                and not {*left, *right} <= {ABSENT, "null"}
+                and not is_reported
+                and not may_differ
+            ):
                 patterns = {*declared.get(cell, ())}
                 if key.startswith("server.") and (ABSENT,) in (left, right) and patterns & BUILD:
                     patterns.add(glob.escape(key))  # another build of the engine may have settings of its own
                 of_a, of_b = (" or ".join(values) or "unknown" for values in (left, right))
                 is_set = is_declared(key, (left, right), patterns)
-                if not (is_set and key.startswith(_OWN)):  # by which an option that the server reports is passed on
+                if not (
+                    is_set and key.startswith(f"env.{OWN_PREFIX}")
+                ):  # by which an option that the server reports is passed on
                     cells_of.setdefault((key in _OF_RUNS, key, of_a, of_b, is_set), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)

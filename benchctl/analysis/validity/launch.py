@@ -14,14 +14,10 @@ from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, VLLM_KV_SIZES
 from benchctl.records.record import RunRecord
 from benchctl.untrusted.secrets import OLD_MARK, with_old_marks
 
-_MODEL_FLAGS: Final = ("alias", "model", "model-path", "served-model-name")
-"""Flags, without ``--``, that name the model."""
 _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\.?\d")
-_ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/inside)")
 """Paths of benchctl itself, which are not settings of a server."""
-_CHOICES_OF_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 ENV: Final = "server.env"
 EXTRA_ARGS: Final = "server.extra_args"
 WORDS: Final = "argv.words"
@@ -72,13 +68,13 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: b
             settings["argv.program"] = program
     for name, whole in record.env.items():
         value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
-        if value != OLD_MARK and not (has_node and name in _CHOICES_OF_DEVICES):
+        if value != OLD_MARK and not (has_node and name in {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}):
             settings[f"env.{name}"] = value
     own_folder = re.compile(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)")
     shared = {}
     for key, value in settings.items():
         if value and not _OF_ONE_LAUNCH.search(key.partition(".")[2].lstrip("-")):
-            text = _ADDRESS.sub(r"\1:<port>", own_folder.sub("<run>", value))
+            text = re.sub(r"(127\.0\.0\.1|localhost|\[::1\]):\d+", r"\1:<port>", own_folder.sub("<run>", value))
             text = _OURS.sub(r"<benchctl>/\1\2", text)
             shared[key] = text if has_one_host else " ".join(map(_last_part, text.split(" ")))
     return shared
@@ -109,7 +105,10 @@ def split_flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
 @cache
 def _options_by_name() -> dict[str, tuple[str, ...]]:
     """Options of a profile behind each flag, without ``--`` and ``no-``, and each variable, of all engines."""
-    options: dict[str, tuple[str, ...]] = dict.fromkeys(_MODEL_FLAGS, ("model",))
+    # Flags, without ``--``, that name the model
+    options: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("alias", "model", "model-path", "served-model-name"), ("model",)
+    )
     for spec in ENGINES.values():
         flags = {flag.spelling(option): (option,) for option, flag in spec.options_class.flags().items()}
         for name, names in (*flags.items(), *spec.coded_options.items()):
@@ -120,9 +119,6 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
 
 KV_SIZES: Final = frozenset(VLLM_KV_SIZES)
 _STATED: Final = ("server.kv_cache_memory_bytes", "server.num_gpu_blocks_override")
-_LIKE: Final = 1.02
-"""Largest ratio of two sizes that servers of equal options choose. vLLM keeps 150 MiB for the inaccuracy of its own
-measurement of free memory, which is 0.6 % of a cache of 25 GiB."""
 
 
 Sides: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
@@ -149,7 +145,9 @@ def alike_sizes(key: str, sides: Sides, runs: Iterable[Mapping[str, str]]) -> Si
 
 def _are_alike(values: Sequence[str]) -> bool:
     numbers = list(map(float, values))
-    return 0 < max(numbers) <= _LIKE * min(numbers)
+    # Largest ratio of two sizes that servers of equal options choose. vLLM keeps 150 MiB for the inaccuracy of
+    # its own measurement of free memory, which is 0.6 % of a cache of 25 GiB
+    return 0 < max(numbers) <= 1.02 * min(numbers)
 
 
 BUILD: Final = frozenset({"server.python", "server.binary"})

@@ -28,8 +28,6 @@ from benchctl.untrusted.text import visible_line
 
 ABSENT: Final = "absent"
 """Value of a setting or a part that one side lacks."""
-FRESH_DAYS: Final = 30
-"""Older noise gets a warning: drivers, clocks, neighbours and temperatures change."""
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _MOST_NAMED: Final = 4
 _MOST_NODES: Final = 3
@@ -218,7 +216,8 @@ def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at:
     return warnings_of(
         {
             "noise-of-another-workload": other_workload if is_other else None,
-            "noise-old": old if days > FRESH_DAYS else None,
+            # Drivers, clocks, neighbours and temperatures change
+            "noise-old": old if days > 30 else None,
         }
     )
 

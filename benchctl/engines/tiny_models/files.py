@@ -52,7 +52,6 @@ CHAT_TEMPLATE: Final = (
 MIN_VOCAB: Final = 256 + len(SPECIAL_TOKENS)
 """Every byte has a token of its own, so that any text can be written."""
 MAX_VOCAB: Final = 1_000_000
-_PROBLEMS: Final = 500
 _SPLIT_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -109,7 +108,7 @@ def _training_text(vocab: int) -> Iterator[str]:
 
     Training merges until each word is one token, so as many distinct words as tokens always fill the vocabulary.
     """
-    for problem in islice(problems(0), _PROBLEMS):
+    for problem in islice(problems(0), 500):
         yield problem.question
     for number in range(vocab):
         yield f" {_invented_word(number)}"

@@ -17,7 +17,6 @@ from benchctl.errors import UsageError
 Writers: TypeAlias = Mapping[Path, Callable[[Path], None]]
 """Directories that belong together, and what fills each."""
 
-_OWN_SUFFIXES: Final = frozenset({".json", ".safetensors", ".gguf"})
 _ADAPTER_EFFECT: Final = 0.5
 """Spread of what an adapter adds to an output, relative to what the model's own matrix gives: enough to change
 tokens, and not so much that the model's own weights no longer matter."""
@@ -202,7 +201,9 @@ def _refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
         raise UsageError(
             f"{directory}: exists and is not empty; name another directory or add --force to replace it"
         )
-    foreign = [path.name for path in files if path.is_dir() or path.suffix not in _OWN_SUFFIXES]
+    foreign = [
+        path.name for path in files if path.is_dir() or path.suffix not in {".json", ".safetensors", ".gguf"}
+    ]
     if foreign:
         raise UsageError(
             f"{directory}: holds {', '.join(foreign[:3])}, which no model directory of benchctl has; it is not "

@@ -98,10 +98,6 @@ def disallowed(settings: VariantSettings, memory: ValueModelMemory) -> str | Non
     )
 
 
-DEVICE_PREFIX: Final = "device."
-"""Prefix of sections that are device times in a step of the host."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedLine(GuideStep):
     """One line of the log of guidance, which ``guided.timing`` writes."""
@@ -119,12 +115,12 @@ class GuidedLine(GuideStep):
         """Times of the host by their names, those of the device by names that say so."""
         if self.clock == "host":
             return self.sections_ns
-        return self.host_sections_ns | {DEVICE_PREFIX + name: time for name, time in self.sections_ns.items()}
+        # Prefix of sections that are device times in a step of the host
+        return self.host_sections_ns | {"device." + name: time for name, time in self.sections_ns.items()}
 
 
 _STEP_LOG: Final = "steps.guided.jsonl"
 """The log of guidance in the directory of a run."""
-PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 _PROCESSOR_FLAG: Final = "--logits-processors"
 _DESCRIPTION: Final = "value_model.json"
 _SIGNATURES: Final = (
@@ -187,7 +183,8 @@ class VllmLenvmEngine(VllmEngine):
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         argv = super().argv(settings, site)
-        return argv if settings.server.guides_with is None else (*argv, _PROCESSOR_FLAG, PROCESSOR)
+        guidance = (_PROCESSOR_FLAG, "benchctl_lenvm:LenvmLogitsProcessor")
+        return argv if settings.server.guides_with is None else (*argv, *guidance)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the model runner, and the settings of the processor."""

@@ -45,8 +45,6 @@ _SAMPLING_BYTES: Final = 28
 in 32 bits, the order in 64."""
 _GUIDANCE_BYTES: Final = 12
 """The same for guidance: the logits in 32 bits, their copy with all but the candidates closed, the mass."""
-_KV_ELEMENT_BYTES: Final = 2
-_FLOAT32_BYTES: Final = 4
 _LARGE_BYTES: Final = 70 * GIB
 _LARGEST_BYTES: Final = 160 * GIB
 
@@ -102,8 +100,8 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     options = own_options(settings, VllmLenvmOptions)
     shape = shape_for(settings.model)
     devices, max_tokens = options.tensor_parallel_size, max_model_len_of(settings)
-    stored = _FLOAT32_BYTES if options.dtype == "float32" else None
-    element = stored or _KV_ELEMENT_BYTES
+    stored = 4 if options.dtype == "float32" else None
+    element = stored or 2
     max_slots = options.max_num_seqs or default_max_num_seqs(device)
     value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)
     reserve = {

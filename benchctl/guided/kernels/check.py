@@ -38,7 +38,6 @@ _FEW_CELLS: Final = 448
 """Of a slot that one program of attention reads alone."""
 _VOCABULARY: Final = 17_008
 """More than one part of ``vocabulary_mass``, the last of which is not full; a multiple of 16."""
-_WIDTHS: Final = (7, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def _results(
         yield "tree_attention", _attended(operations, query, keys_values, layout, memory, shape)
     # Kernels are compiled for vocabularies that 16 divides, and for others.
     vocabulary = _VOCABULARY + (config.vocab % 16 > 0)
-    for width, every in zip(_WIDTHS, (1, 3), strict=True):
+    for width, every in zip((7, 20), (1, 3), strict=True):
         draw = _drawing(device, torch.float32)
         yield from _sampling_results(operations, draw, device, vocabulary, width, _parameters()[::every])
 

@@ -167,7 +167,6 @@ def _keep_drawn(  # type: ignore[no-untyped-def]
 
 _LEAST_TILE: Final = 16
 """Least size of a matrix product in Triton."""
-_WIDE_HEAD: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +187,7 @@ def tiles(query_columns: int, head_dim: int, dtype: torch.dtype) -> Tiles:
         return Tiles(queries=_LEAST_TILE, keys=2 * _LEAST_TILE, size=size, num_warps=4, num_stages=2)
     if query_columns <= _LEAST_TILE:
         return Tiles(queries=_LEAST_TILE, keys=64, size=size, num_warps=4, num_stages=3)
-    return Tiles(queries=64, keys=64, size=size, num_warps=8 if size > _WIDE_HEAD else 4, num_stages=3)
+    return Tiles(queries=64, keys=64, size=size, num_warps=8 if size > 64 else 4, num_stages=3)
 
 
 def tree_attention(

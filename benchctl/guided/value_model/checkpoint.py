@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 HEAD_FILE: Final = "value_head.safetensors"
-_INDEX_FILE: Final = "model.safetensors.index.json"
-_SINGLE_FILE: Final = "model.safetensors"
 _FAMILIES: Final = ("qwen2", "qwen3", "llama")
 _FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 """Rotations that depend on the position alone, not on the length of the sequence as well."""
-_VOCABULARY_HEAD: Final = "lm_head.weight"
 _NAMES_SHOWN: Final = 5
 
 
@@ -45,7 +42,7 @@ def read_checkpoint(directory: Path, device: torch.device, dtype: torch.dtype | 
     """
     config = read_config(directory)
     stored = _read_tensors(directory, device, dtype)
-    if (vocabulary_head := stored.pop(_VOCABULARY_HEAD, None)) is not None:
+    if (vocabulary_head := stored.pop("lm_head.weight", None)) is not None:
         # Some tied checkpoints store the embedding by that name alone.
         stored.setdefault(EMBEDDING, vocabulary_head)
     expected = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
@@ -119,9 +116,9 @@ def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | No
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    index = _read_json(directory / _INDEX_FILE)
+    index = _read_json(directory / "model.safetensors.index.json")
     file_of_tensor = index.get("weight_map") if index is not None else None
-    names = sorted(set(file_of_tensor.values())) if isinstance(file_of_tensor, dict) else [_SINGLE_FILE]
+    names = sorted(set(file_of_tensor.values())) if isinstance(file_of_tensor, dict) else ["model.safetensors"]
     if (directory / HEAD_FILE).is_file() and HEAD_FILE not in names:
         names.append(HEAD_FILE)
     missing = [name for name in names if not (directory / name).is_file()]

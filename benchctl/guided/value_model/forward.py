@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -90,10 +89,6 @@ class Recorded:
         return self._repeat()
 
 
-MAX_RECORDINGS: Final = 1024
-"""Passes of sizes beyond these run as they are."""
-
-
 class ForwardPass:
     """Runs the model; adds what it runs to ``counters``."""
 
@@ -166,7 +161,8 @@ class ForwardPass:
         self._done.recordable += 1
         if (recorded := self._recorded.get(shape)) is not None:
             self._done.replays += 1
-        elif len(self._recorded) < MAX_RECORDINGS:
+        # Passes of sizes beyond these run as they are
+        elif len(self._recorded) < 1024:
             recorded = self._recorded[shape] = self._record(self._recorder, shape)
             self._done.recordings += 1
         return recorded

@@ -80,18 +80,10 @@ PROMPT_ROWS: Final = 8
 """Rows of a recorded pass over prompts."""
 _MOST_PROMPT_TOKENS: Final = 1024
 """Tokens of the largest such pass; for more, a GPU needs about as long as the host for launching it."""
-_PROMPT_BITS: Final = 3
-"""Leading bits that remain of the tokens of such a pass: up to a quarter is padding."""
-_LEAST_CHUNK: Final = 512
-"""Cells that one program of attention reads at least, where there are as many."""
-_MOST_CHUNKS: Final = 16
 PARTIAL_BYTES: Final = 4
 """Of a partial sum of attention, which is a float32."""
 _MOST_PARTIAL_BYTES: Final = 1 << 26
 """Of all partial sums of a pass; one over prompts occupies a GPU without being split into so many."""
-_EXACT_BITS: Final = 4
-"""Numbers of so many bits are not rounded; of larger ones, so many leading bits remain."""
-_LEAST_SPAN: Final = 256
 _TOKENS_BESIDE: Final = 2
 _LAGGING_ROWS: Final = 4
 """The largest pass that is recorded beforehand has so many missing tokens in each row, and so many rows that lack
@@ -100,7 +92,8 @@ _LAGGING_ROWS: Final = 4
 
 def padded_tokens(number: int) -> int:
     """``number`` or up to an eighth more."""
-    return _rounded_up(number, _EXACT_BITS)
+    # Numbers of so many bits are not rounded; of larger ones, so many leading bits remain
+    return _rounded_up(number, 4)
 
 
 def _rounded_up(number: int, bits: int) -> int:
@@ -132,7 +125,8 @@ def _sizes(least: int, most: int, padded: Callable[[int], int]) -> list[int]:
 
 def padded_prompt_tokens(number: int) -> int:
     """``number`` or up to a quarter more."""
-    return _rounded_up(number, _PROMPT_BITS)
+    # Leading bits that remain of the tokens of such a pass: up to a quarter is padding
+    return _rounded_up(number, 3)
 
 
 def recorded_prompt_sizes() -> list[int]:
@@ -142,7 +136,7 @@ def recorded_prompt_sizes() -> list[int]:
 
 def spans(cells: int) -> list[int]:
     """Numbers of cells that attention looks at, in ascending order: each four times the one before, then all."""
-    reaches = (_LEAST_SPAN * 4**power for power in count())
+    reaches = (256 * 4**power for power in count())
     return [*takewhile(lambda reach: reach < cells, reaches), cells]
 
 
@@ -151,9 +145,10 @@ def attention_chunks(cells: int, num_drawn: int) -> tuple[int, int]:
 
     ``num_drawn`` are the numbers that attention draws in the pass: tokens * heads * head_dim.
     """
-    most = max(1, min(_MOST_CHUNKS, _MOST_PARTIAL_BYTES // (num_drawn * PARTIAL_BYTES)))
+    most = max(1, min(16, _MOST_PARTIAL_BYTES // (num_drawn * PARTIAL_BYTES)))
     least = -(-cells // most)
-    chunk = max(_LEAST_CHUNK, 1 << (least - 1).bit_length())
+    # Cells that one program of attention reads at least, where there are as many
+    chunk = max(512, 1 << (least - 1).bit_length())
     return chunk, -(-cells // chunk)
 
 

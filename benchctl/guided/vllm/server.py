@@ -120,10 +120,6 @@ def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> 
     Path(f"{path}.partial").replace(path)
 
 
-_LEAST_VOCABULARY: Final = 0.99
-"""Vocabularies of one tokenizer differ in what pads them; with less of the base model's, it is another's."""
-
-
 class GuidedServer:
     """Guides the steps of one vLLM worker."""
 
@@ -187,7 +183,8 @@ def _vocabulary(directory: Path, vllm_config: Any) -> int:
             "of a value model"
         ) from error
     num_served = vllm_config.model_config.get_vocab_size()
-    if num_known < _LEAST_VOCABULARY * num_served:
+    # Vocabularies of one tokenizer differ in what pads them; with less of the base model's, it is another's
+    if num_known < 0.99 * num_served:
         raise GuidanceError(
             f"the value model in {directory} knows {num_known} tokens and the base model {num_served}; guidance "
             "needs two models of one tokenizer"

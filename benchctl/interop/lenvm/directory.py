@@ -62,10 +62,6 @@ SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": 
 _MOST_SETTING: Final = 1 << 32
 _MOST_COUNT: Final = 1 << 53
 _MIB: Final = 1 << 20
-_MOST_GPU_NUMBER: Final = 1e9
-"""Above every share in percent and every memory in MiB."""
-_MOST_S: Final = 1e8
-"""Above the duration of a run, and its time zone: three years."""
 _ZONE_S: Final = 900
 """Time zones differ by multiples of a quarter of an hour."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
@@ -412,7 +408,8 @@ def read_gpu_samples(lines: Iterable[str], *, start_epoch_s: float | None, start
         if origin_s is None:
             begin_s = local_s if start_epoch_s is None else start_epoch_s
             origin_s = begin_s + round((local_s - begin_s) / _ZONE_S) * _ZONE_S
-        if abs(local_s - origin_s) > _MOST_S:
+        # Above the duration of a run, and its time zone: three years
+        if abs(local_s - origin_s) > 1e8:
             continue
         yield GpuSample(
             t_ns=start_ns + round((local_s - origin_s) * NS_PER_S),
@@ -427,6 +424,7 @@ def _gpu_number(text: str) -> float | None:
     """A number; None for ``[N/A]``, which a device does not report. Raises ValueError for an impossible one."""
     if text.startswith("["):
         return None
-    if not 0 <= (number := float(text)) <= _MOST_GPU_NUMBER:
+    # Above every share in percent and every memory in MiB
+    if not 0 <= (number := float(text)) <= 1e9:
         raise ValueError(text)
     return number

@@ -69,9 +69,6 @@ DEFAULT_MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
 DEFAULT_VALUE_MODEL: Final = "namezz/lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct"
 """Models of the published experiment, the defaults of its scripts."""
 WINDOWS_NAME: Final = "timing_windows.jsonl"
-_DATASETS: Final = frozenset({"gsm8k"})
-_TOLD_BY_SERVERS: Final = frozenset({LOG, META})
-"""Copies that may hold secrets of the server."""
 _UNKNOWN: Final = "unknown"
 
 
@@ -201,7 +198,7 @@ def _profile(name: str, arms: Sequence[Arm], models: Models, revision: str | Non
         "engine": {"kind": "sglang-lenvm", "options": {"revision": revision}},
         "model": models.base,
         "workload": {
-            "dataset": dataset if dataset in _DATASETS else "generated",
+            "dataset": dataset if dataset == "gsm8k" else "generated",
             "num_prompts": num_questions,
             "samples_per_prompt": whole_number(base.body.get("n")) or meta.n_samples_per_q or 1,
             "max_tokens": whole_number(base.body.get("max_tokens")) or meta.max_tokens or 1,
@@ -298,7 +295,8 @@ def _write_run(
     requests = list(_requests_of(arm, start_ns))
     directory.path.mkdir(parents=True)
     for name, path in arm.paths.items():
-        if name in _TOLD_BY_SERVERS:
+        # Copies that may hold secrets of the server
+        if name in {LOG, META}:
             copy_redacted(path, directory.path / name, environment_redactor())
         else:
             shutil.copyfile(path, directory.path / name)

@@ -33,16 +33,12 @@ Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
 
 _SEARCHED_BYTES: Final = 65_536
 """Size of the end that is searched for known failures: the cause is above the traces of its consequences."""
-_TAIL_BYTES: Final = 16_384
 _TAIL_LINES: Final = 20
-_LINE_CHARS: Final = 100
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Colours and moves of the cursor, which servers' progress bars are full of."""
 
 _KILLS_IN_GROUP: Final = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}
 """Hierarchies that count the processes of a group that the kernel killed, by controllers: their folder and file."""
-_LOG_ROOM_BYTES: Final = 65_536
-"""With less free space than this a server may not have written the end of its log."""
 _MEMORY: Final = Diagnosis(
     cause="out-of-memory",
     remedy="memory ran out and the system killed a process of its control group; choose a smaller model or cache, "
@@ -56,9 +52,6 @@ _OF_THE_PROGRAM: Final = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEX
 
 _CHECKS_PER_LIMIT: Final = 8
 """A stall is found at most an eighth of the limit too late."""
-_MAX_CHECK_S: Final = 1.0
-_FILES_IN_PASSING: Final = 1
-"""A server that was refused a file may have closed another one since."""
 
 
 class ServerLog:
@@ -86,12 +79,12 @@ class ServerLog:
     def tail(self) -> str:
         """The last lines for a message or a record."""
         content, _ = self._redactor.content(self._end())
-        return "\n".join(content[-_TAIL_BYTES:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
+        return "\n".join(content[-16_384:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
     def last_line(self) -> str:
         """The last line that is not blank, shortened; of a line that was overwritten, its last state."""
         for line in reversed(self.tail().splitlines()):
-            if text := visible_line(_COLOURS.sub("", line).strip(), _LINE_CHARS):
+            if text := visible_line(_COLOURS.sub("", line).strip(), 100):
                 return text
         return ""
 
@@ -116,7 +109,8 @@ class Shortage:
         *,
         groups: Path = Path("/proc/self/cgroup"),
         group_files: Path = Path("/sys/fs/cgroup"),
-        log_room_bytes: int = _LOG_ROOM_BYTES,
+        # With less free space than this a server may not have written the end of its log
+        log_room_bytes: int = 65_536,
     ) -> None:
         self._directory = directory
         self._groups, self._group_files = groups, group_files
@@ -173,7 +167,7 @@ def describe_end(who: str, code: int | None) -> str:
 async def raise_when_stalled(activity: Callable[[], Activity], server: "AnyServer", limit_s: float) -> None:
     """Raise LoadError when no byte of any open request has arrived for ``limit_s``; never returns."""
     while True:
-        await asyncio.sleep(min(limit_s / _CHECKS_PER_LIMIT, _MAX_CHECK_S))
+        await asyncio.sleep(min(limit_s / _CHECKS_PER_LIMIT, 1.0))
         now, now_ns = activity(), time.monotonic_ns()
         silent_ns = silence_ns(now, now_ns)
         if silent_ns >= limit_s * NS_PER_S:
@@ -206,7 +200,8 @@ def _raise_for_lack_of_files(server: "AnyServer") -> None:
         with contextlib.suppress(psutil.Error):
             limit = process.rlimit(psutil.RLIMIT_NOFILE)[0]
             limit = sys.maxsize if limit == psutil.RLIM_INFINITY else limit
-            if process.num_fds() >= limit - _FILES_IN_PASSING:
+            # A server that was refused a file may have closed another one since
+            if process.num_fds() >= limit - 1:
                 raise LoadError(
                     f"process {process.pid} of the server has all {limit:,} files open that it may have, and "
                     "accepts no more requests; raise the limit (ulimit -n), or lower max_concurrency",

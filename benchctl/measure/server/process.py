@@ -28,7 +28,6 @@ from benchctl.units import MS_PER_S
 
 _ANSWER_S: Final = 20.0
 """Time for an answer of the supervisor beyond what it waits for."""
-_EVENT_BYTES: Final = 1 << 16
 
 
 class Supervised:
@@ -115,7 +114,7 @@ class Supervised:
         poll = select.poll()  # files may have numbers that are too high for select
         poll.register(output, select.POLLIN)
         while not self._is_over and poll.poll(max(limit_s, 0.0) * MS_PER_S):
-            piece, limit_s = os.read(output.fileno(), _EVENT_BYTES), 0.0
+            piece, limit_s = os.read(output.fileno(), 1 << 16), 0.0
             self._is_over = not piece
             *lines, self._unread = (self._unread + piece).split(b"\n")
             for line in lines:
@@ -153,11 +152,6 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-_THREADS = Path("/proc/self/task")
-_CORES_FOR_ONE: Final = 8
-"""Cores of a machine on which a server hardly misses the one that is reserved."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSplit:
     """Numbers of the cores of either side; no core is in both."""
@@ -182,7 +176,8 @@ def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSp
         return None
     usable = sorted(os.sched_getaffinity(0))
     if option == "auto":
-        option = num_processes if num_processes * _CORES_FOR_ONE <= len(usable) else 0
+        # Cores of a machine on which a server hardly misses the one that is reserved
+        option = num_processes if num_processes * 8 <= len(usable) else 0
     count = min(option, len(usable) - 1)
     if count < 1:
         return None
@@ -198,7 +193,7 @@ def process_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
     """Bind all threads of this process, and what they start meanwhile, to ``cores``; None changes nothing."""
 
     def bind(cores: Iterable[int]) -> None:
-        for thread in _THREADS.iterdir():
+        for thread in Path("/proc/self/task").iterdir():
             with suppress(ProcessLookupError):  # it has ended since
                 os.sched_setaffinity(int(thread.name), cores)
 

@@ -38,10 +38,6 @@ from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
 from benchctl.untrusted.secrets import environment_redactor
 
-_FIRST_POLL_S: Final = 0.02
-_LAST_POLL_S: Final = 0.25
-_POLL_GROWTH: Final = 1.5
-_HEALTH_TIMEOUT_S: Final = 2.0
 _WATCH_S: Final = 0.02
 _LOOKS_APART: Final = 10
 """A look at an essential process reads several files: only each tenth look at the first process is also at them."""
@@ -171,7 +167,7 @@ class ServerProcess:
         when the time is up.
         """
         limit_s = self._launch.timeouts.ready_s
-        deadline, pause_s = time.monotonic() + limit_s, _FIRST_POLL_S
+        deadline, pause_s = time.monotonic() + limit_s, 0.02
         while True:
             answer, asked_ns = await self._ask(client), time.monotonic_ns()
             self._look_at_essential()
@@ -202,7 +198,7 @@ class ServerProcess:
                     remedy="raise timeouts.ready_s if it was still loading",
                 )
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * _POLL_GROWTH, _LAST_POLL_S)
+            pause_s = min(pause_s * 1.5, 0.25)
 
     async def died(self) -> None:
         """Return when it has ended or lost an essential process, after a moment in which it may log the cause."""
@@ -233,7 +229,7 @@ class ServerProcess:
     async def _ask(self, client: httpx.AsyncClient) -> str:
         """``ready``, or the answer of the health path instead."""
         try:
-            response = await fetch(client, "GET", self._launch.health_path, limit_s=_HEALTH_TIMEOUT_S)
+            response = await fetch(client, "GET", self._launch.health_path, limit_s=2.0)
         except (httpx.HTTPError, OSError) as error:
             return f"failed with {type(underlying(error)).__name__}"
         return "ready" if response.status_code == httpx.codes.OK else f"answered {response.status_code}"
@@ -303,10 +299,6 @@ class ServerProcess:
 
 
 _ATTACHED_POLL_S: Final = 0.5
-_ATTACHED_TIMEOUT_S: Final = 5.0
-_MISSED_CHECKS: Final = 3
-"""Checks in a row without an answer until the server counts as gone: a busy one may miss one. If nothing listens at
-the address, this takes a second and a half."""
 
 _REFUSED: Final = frozenset({"ConnectionRefusedError", "ConnectError"})
 _NO_LISTENER_S: Final = 5.0
@@ -365,7 +357,9 @@ class AttachedServer:
     async def died(self) -> None:
         """Return when the server has not answered several times in a row."""
         missed = 0
-        while missed < _MISSED_CHECKS:
+        # Checks in a row without an answer until the server counts as gone: a busy one may miss one. If nothing
+        # listens at the address, this takes a second and a half
+        while missed < 3:
             await asyncio.sleep(_ATTACHED_POLL_S)
             missed = 0 if await self._answer() == "200" else missed + 1
         self._is_gone = True
@@ -384,7 +378,7 @@ class AttachedServer:
     async def _answer(self) -> str:
         """The status of its health path, or the name of the error."""
         try:
-            response = await fetch(self._client, "GET", self._health_path, limit_s=_ATTACHED_TIMEOUT_S)
+            response = await fetch(self._client, "GET", self._health_path, limit_s=5.0)
         except (httpx.HTTPError, OSError) as error:
             return type(underlying(error)).__name__
         return str(response.status_code)

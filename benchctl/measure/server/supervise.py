@@ -35,7 +35,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S: Final = 0.01
-_KILL_S: Final = 5.0
 _READ_BYTES: Final = 1 << 16
 _PROC: Final = Path("/proc")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - fixed by the system
@@ -195,7 +194,7 @@ class Supervisor:
         _signal_family(signal.SIGTERM)
         while self._reap() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        deadline = time.monotonic() + _KILL_S
+        deadline = time.monotonic() + 5.0
         while self._reap() and time.monotonic() < deadline:
             _signal_family(signal.SIGKILL)
             time.sleep(_POLL_S)

@@ -32,7 +32,6 @@ from benchctl.units import HZ_PER_MHZ, MIB, MILLI_PER_UNIT
 from benchctl.untrusted.text import visible_line
 
 T = TypeVar("T")
-_PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 _PCI_ADDRESS: Final = re.compile(r"(?:0000)?([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
 
 
@@ -179,7 +178,7 @@ def _reason(error: Exception) -> str:
     return visible_line(str(error), 200) or type(error).__name__
 
 
-def numa_node(pci_address: str | None, devices: Path = _PCI_DEVICES) -> int | None:
+def numa_node(pci_address: str | None, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
     """The NUMA node to which the device at ``pci_address``, as NVML writes it, is attached; None if unknown.
 
     NVML writes the domain with eight digits, Linux with four.
@@ -205,7 +204,6 @@ _PROGRAM: Final = "nvidia-smi"
 _LIMIT_S: Final = 20.0
 _MOST: Final = 1e12
 """Most of any quantity in the units of the program, far above watts, MiB and MHz of devices; NaN is not below."""
-_MASK: Final = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _FIELDS: Final = (
     "index", "uuid", "memory.total", "driver_version", "utilization.gpu", "memory.used", "power.draw", "clocks.sm",
     "clocks.mem", "temperature.gpu",
@@ -300,7 +298,7 @@ def _reading(gpu: NodeGpu, row: Mapping[str, str], problem: str) -> Reading:
         sm_clock_hz=_amount(row, "clocks.sm", HZ_PER_MHZ),
         memory_clock_hz=_amount(row, "clocks.mem", HZ_PER_MHZ),
         temperature_c=_number(row, "temperature.gpu"),
-        throttle_reasons=throttle_reasons(int(mask, 16)) if _MASK.fullmatch(mask) else None,
+        throttle_reasons=throttle_reasons(int(mask, 16)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", mask) else None,
     )
     untold = (visible_line(value.strip("[]"), 200) for value in row.values() if value[:1] == "[")
     return sample, next(untold, problem or f"it is missing in the list of {_PROGRAM}")

@@ -21,7 +21,6 @@ Reading: TypeAlias = tuple[GpuSample, str]
 """A sample, and the reason in the driver's words where the device answered no question."""
 
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
-_INDEX: Final = re.compile(r"[0-9]{1,9}")
 _NONE: Final = frozenset({"", "-1", "NoDevFiles"})
 """Values that hide all devices on purpose; the last one is Slurm's."""
 _MIG: Final = "MIG-"
@@ -195,7 +194,7 @@ def visible_devices(
 
 def _positions_of(entry: str, uuids: Sequence[str | None], mig: Mapping[str, int]) -> list[int]:
     """Positions of the devices that one entry may mean; one for an entry that is right."""
-    if _INDEX.fullmatch(entry):
+    if re.fullmatch(r"[0-9]{1,9}", entry):
         return [int(entry)] if int(entry) < len(uuids) else []
     if entry.startswith(_MIG):
         return sorted({position for uuid, position in mig.items() if uuid.startswith(entry)})
@@ -215,7 +214,6 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
 
 _SLACK_BYTES: Final = 256 * MIB
 """Memory that a driver may keep without a warning: contexts of other programs come and go."""
-_RETURN_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.2
 FORGOTTEN_LIMIT_S: Final = 5.0
 """Time in which the driver forgets a program that has ended."""
@@ -228,7 +226,7 @@ def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
 
 
 def wait_memory_returned(
-    reader: GpuReader, before_bytes: Mapping[int, int], limit_s: float = _RETURN_LIMIT_S
+    reader: GpuReader, before_bytes: Mapping[int, int], limit_s: float = 30.0
 ) -> tuple[ResultWarning, ...]:
     """Wait until no device holds more than before the run, so that the next one finds the same machine.
 

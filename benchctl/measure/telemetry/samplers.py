@@ -23,12 +23,13 @@ from benchctl.units import s_from_ns
 from benchctl.untrusted import METRICS_BYTES
 from benchctl.untrusted.http import fetch_now
 
-_SCAN_S: Final = 5.0
-"""Interval between lists of the server's processes: each reads the state of all processes of the machine."""
-
 
 def host_samples(
-    processes: Callable[[], list[psutil.Process]], hz: float, stopped: Event, scan_s: float = _SCAN_S
+    # Interval between lists of the server's processes: each reads the state of all processes of the machine
+    processes: Callable[[], list[psutil.Process]],
+    hz: float,
+    stopped: Event,
+    scan_s: float = 5.0,
 ) -> Iterator[HostSample]:
     """Samples at ``hz`` until ``stopped`` is set; the first has no rates.
 
@@ -85,8 +86,6 @@ def _rss_bytes(process: psutil.Process) -> int | None:
 
 
 _TIMEOUT_S: Final = 5.0
-_SETTLE_LIMIT_S: Final = 2.0
-_SETTLE_POLL_S: Final = 0.1
 
 
 def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = False) -> Iterator[PrometheusSample]:
@@ -111,10 +110,10 @@ def _trust_for(url: str) -> ssl.SSLContext:
 
 def _settled(client: httpx.Client, url: str) -> PrometheusSample:
     """The first sample that repeats the one before while the server is idle, or the last within the limit."""
-    deadline = time.monotonic() + _SETTLE_LIMIT_S
+    deadline = time.monotonic() + 2.0
     before = _reading(client, url)
     while True:
-        time.sleep(_SETTLE_POLL_S)
+        time.sleep(0.1)
         now = _reading(client, url)
         has_caught_up = is_idle(now.values) and token_counts(now.values) == token_counts(before.values)
         if has_caught_up or time.monotonic() >= deadline:
@@ -133,10 +132,6 @@ def _reading(client: httpx.Client, url: str) -> PrometheusSample:
             "counters switched on, or set telemetry.prometheus_hz to 0"
         )
     return PrometheusSample(t_ns=time.monotonic_ns(), values=series_of(response.text))
-
-
-_FIRST_SAMPLE_S: Final = 5.0
-"""Time that a load waits for the first sample before it starts without."""
 
 
 @contextmanager
@@ -170,7 +165,8 @@ def sampler(
 
     thread = Thread(target=write, name=f"benchctl-{name}-sampler", daemon=True)
     thread.start()
-    begun.wait(_FIRST_SAMPLE_S)
+    # Time that a load waits for the first sample before it starts without
+    begun.wait(5.0)
     try:
         yield
     finally:

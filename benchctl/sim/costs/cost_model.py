@@ -16,12 +16,6 @@ from benchctl.sim.config import SimConfig
 from benchctl.units import NS_PER_S
 from benchctl.workload.seeded import named_stream
 
-_LOAD_BYTES_PER_S: Final = 1e9
-"""3.1 s for the 1.5B value model, an assumption."""
-_BASELINE_CV: Final = 0.14
-_GUIDED_CV: Final = 0.018
-_STEP_CV: Final = 0.02
-
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of guidance in one step. ``fused`` is None if nothing was scored or the revision cannot fuse."""
@@ -241,7 +235,8 @@ def cost_model_for(config: SimConfig) -> CostModel:
 
 def value_model_load_ns(shape: ModelShape) -> int:
     """Extra time of the first guided step on a server that loads its value model lazily: weights / 1 GB/s."""
-    return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
+    # 3.1 s for the 1.5B value model, an assumption
+    return round(shape.weight_bytes() / 1e9 * NS_PER_S)
 
 
 NoiseSource: TypeAlias = Callable[[], float]
@@ -255,9 +250,9 @@ def published_noise(seed: int, *, has_value_model: bool) -> NoiseSource:
     one of 1.8 %. Each server life draws one log-normal factor of mean 1 and that variation (stream
     ``<seed>:server``), each step a small one on top (``<seed>:steps``).
     """
-    sigma, mu = _lognormal(_GUIDED_CV if has_value_model else _BASELINE_CV)
+    sigma, mu = _lognormal(0.018 if has_value_model else 0.14)
     life = named_stream(seed, "server").lognormvariate(mu, sigma)
-    step_sigma, step_mu = _lognormal(_STEP_CV)
+    step_sigma, step_mu = _lognormal(0.02)
     draw = named_stream(seed, "steps").lognormvariate
     return lambda: life * draw(step_mu, step_sigma)
 

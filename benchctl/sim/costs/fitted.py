@@ -22,9 +22,6 @@ from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import NS_PER_US
 
 _NOTHING: Final = StepCost(model_forward=0)
-_SPAN_PER_ROW: Final = 1 << 10
-_BEND_FRAC: Final = 1e-9
-"""Deviation from a straight line that counts as a bend, as a share of the time."""
 
 
 def cost_model(config: SimConfig) -> CostModel:
@@ -87,7 +84,7 @@ def decode_work(rows: int, context: float) -> StepWork:
 
 def straight_piece(price_ns: Callable[[float], float], rows: int, context: int) -> DecodeCost:
     """The line of a price over the sum of contexts, on the straight piece that ``context`` lies on."""
-    span = _SPAN_PER_ROW * rows
+    span = (1 << 10) * rows
     since = context // span * span
     while span > 1:
         start_ns, end_ns = price_ns(since), price_ns(since + span)
@@ -101,7 +98,8 @@ def straight_piece(price_ns: Callable[[float], float], rows: int, context: int) 
 
 
 def _is_straight(price_ns: Callable[[float], float], since: int, span: int, start_ns: float, end_ns: float) -> bool:
-    bend_ns = _BEND_FRAC * max(start_ns, end_ns)
+    # Deviation from a straight line that counts as a bend, as a share of the time
+    bend_ns = 1e-9 * max(start_ns, end_ns)
     return all(
         abs(price_ns(since + share * span) - start_ns - share * (end_ns - start_ns)) <= bend_ns
         for share in (0.25, 0.5, 0.75)

@@ -11,7 +11,6 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, ServerRules, StepBatch, StepCost
 from benchctl.units import NS_PER_S
 
-_MAX_NUM_SEQS: Final = 10
 _PRODUCT_PER_S: Final = 468_000
 _FIXED_S: Final = 120 / 2000
 
@@ -25,7 +24,7 @@ def cost_model(config: SimConfig) -> CostModel:
         ),
         decode=_decode,
         rules=ServerRules(
-            max_num_seqs=config.max_num_seqs if is_set else _MAX_NUM_SEQS,
+            max_num_seqs=config.max_num_seqs if is_set else 10,
             is_unlimited=True,
             pads_batches=True,
             has_closing_step=True,

@@ -28,7 +28,6 @@ from benchctl.sim.costs.cost_model import (
 )
 from benchctl.units import NS_PER_S
 
-_BYTES_PER_PROBABILITY: Final = 4
 _PRE_PASSES: Final = 2
 _SAMPLE_PASSES: Final = 4
 
@@ -36,7 +35,7 @@ _SAMPLE_PASSES: Final = 4
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured models and device."""
     shape, value_shape, hardware = served_models(config)
-    row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
+    row_bytes = shape.vocab * 4
     forward_ns = _forward(shape, hardware)
 
     def step(batch: StepBatch) -> StepCost:

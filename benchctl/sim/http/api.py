@@ -15,8 +15,6 @@ from benchctl.sim.requests import Prompt, Request, SamplingParams, static_prefix
 from benchctl.sim.sequences import Sequence, SequenceStatus
 from benchctl.workload.tokenizers import tokenize, tokenize_chat
 
-_COMPLETION_MAX_TOKENS: Final = 16
-"""Default of max_tokens at OpenAI's completions endpoint."""
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -150,7 +148,8 @@ def _content(message: ChatMessage) -> str:
 def _max_tokens(body: CompletionBody | ChatBody, prompt: Prompt, config: SimConfig) -> int:
     if isinstance(body, ChatBody):
         return body.max_completion_tokens or body.max_tokens or max(1, config.max_model_len - prompt.num_tokens)
-    return body.max_tokens or _COMPLETION_MAX_TOKENS
+    # Default of max_tokens at OpenAI's completions endpoint
+    return body.max_tokens or 16
 
 
 def _guidance(body: Body, sampling: SamplingParams, config: SimConfig) -> GuidanceParams | None:

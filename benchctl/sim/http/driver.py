@@ -20,8 +20,6 @@ from benchctl.units import NS_PER_S
 
 log = logging.getLogger("benchctl.sim")
 
-_SLICE_S: Final = 0.002
-"""Time that steps behind the wall clock may run before the network gets its turn."""
 _TIMER_S: Final = 0.001
 """Resolution of the event loop's timer; steps shorter than twice that are released several at a time."""
 _SHORT_S: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -122,7 +120,8 @@ class Driver:
             await _sleep(due_s - now_s, is_coarse=is_short)
             self._last_turn_s = time.monotonic()
         self.lag_s = max(self.lag_s, now_s - due_s)
-        if now_s - self._last_turn_s > _SLICE_S:
+        # Time that steps behind the wall clock may run before the network gets its turn
+        if now_s - self._last_turn_s > 0.002:
             await asyncio.sleep(0)
             self._last_turn_s = time.monotonic()
 

@@ -36,7 +36,6 @@ from benchctl.units import NS_PER_S
 log = logging.getLogger("benchctl.sim")
 
 _ERROR_TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
-_MAX_BODY_BYTES: Final = 64 << 20
 
 B = TypeVar("B")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,7 +53,7 @@ class Server:
         self._num_requests = 0
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._guard])
         app.add_routes(
             [
                 web.get("/health", self._health),

@@ -120,12 +120,9 @@ def question_prompt(question: str, *, prompt_id: str, source: str, answer: str) 
     return Prompt(prompt_id=prompt_id, source=source, messages=messages, answer=answer)
 
 
-MIN_TOKENS: Final = 4
 MAX_PROMPT_TOKENS: Final = 1024
 MAX_TOTAL_TOKENS: Final = 2048
 """Rules of ``vllm bench serve`` for the lengths of prompt and answer of a conversation."""
-_COUNTED_TOGETHER: Final = 64
-"""Conversations whose lengths are counted in one call."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -166,7 +163,8 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
 
 def _usable(rows: Iterator[tuple[int, str, str]], dataset: str, tokenizer: Tokenizer) -> Iterator[Prompt]:
     """Prompts of the rows whose lengths are within the rules, counted batch by batch."""
-    while batch := list(islice(rows, _COUNTED_TOGETHER)):
+    # Conversations whose lengths are counted in one call
+    while batch := list(islice(rows, 64)):
         counts = iter(tokenizer.count_texts([text for _, *texts in batch for text in texts]))
         for i, prompt, _ in batch:
             prompt_tokens, output_tokens = next(counts), next(counts)
@@ -183,7 +181,7 @@ def _usable(rows: Iterator[tuple[int, str, str]], dataset: str, tokenizer: Token
 def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
     """True if the lengths of a conversation are within the rules."""
     return (
-        min(prompt_tokens, output_tokens) >= MIN_TOKENS
+        min(prompt_tokens, output_tokens) >= 4
         and prompt_tokens <= MAX_PROMPT_TOKENS
         and prompt_tokens + output_tokens <= MAX_TOTAL_TOKENS
     )
