@@ -18,6 +18,18 @@ from benchctl.sim.http.server import Server, open_step_log
 log = logging.getLogger("benchctl.sim")
 
 
+def parser() -> argparse.ArgumentParser:
+    """The flags: address, step log, and the file of all other settings."""
+    flags = argparse.ArgumentParser(prog="python -m benchctl.sim", description=__doc__, allow_abbrev=False)
+    flags.add_argument("--host", default="127.0.0.1")
+    flags.add_argument("--port", type=int, required=True)
+    flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; overwritten")
+    flags.add_argument(
+        "--config", type=Path, help="JSON file with options of the engine sim, and model, noise_seed"
+    )
+    return flags
+
+
 def read_config(file: Path | None) -> SimConfig:
     """The configuration that a file states; without one, the defaults. Raises UsageError where it is none."""
     try:
@@ -32,13 +44,7 @@ def read_config(file: Path | None) -> SimConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    flags = argparse.ArgumentParser(prog="python -m benchctl.sim", description=__doc__, allow_abbrev=False)
-    flags.add_argument("--host", default="127.0.0.1")
-    flags.add_argument("--port", type=int, required=True)
-    flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; overwritten")
-    flags.add_argument(
-        "--config", type=Path, help="JSON file with options of the engine sim, and model, noise_seed"
-    )
+    flags = parser()
     options = flags.parse_args(argv)
     try:
         config = read_config(options.config)

@@ -197,9 +197,8 @@ def setting_differences(
                     patterns.add(glob.escape(key))  # another build of the engine may have settings of its own
                 of_a, of_b = (" or ".join(values) or "unknown" for values in (left, right))
                 is_set = is_declared(key, (left, right), patterns)
-                if not (
-                    is_set and key.startswith(f"env.{OWN_PREFIX}")
-                ):  # by which an option that the server reports is passed on
+                # benchctl's own variables pass on an option that the server reports
+                if not (is_set and key.startswith(f"env.{OWN_PREFIX}")):
                     cells_of.setdefault((key in _OF_RUNS, key, of_a, of_b, is_set), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)
