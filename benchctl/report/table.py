@@ -55,13 +55,13 @@ class Table:
     def drawn(self, width: int, paint: Callable[[str], Text] | None = None, *, is_all: bool = False) -> Group:
         """The table for a terminal with ``width`` columns; ``paint`` gives a text its style.
 
-        Where it is too wide, headings are folded first; then extra columns are left out and named, unless it
-        ``is_all``; then texts are folded; at last columns continue below the others. No number or word is cut.
+        Where it is too wide, extra columns are left out and named, unless it ``is_all``; then headings are folded,
+        then texts; at last columns continue below the others. No number or word is cut.
         """
         columns = [_Drawn.of(column, self.rows) for column in self.shown]
         extra = [] if is_all else [each for each in columns if each.column.is_extra]
         left_out: list[str] = []
-        while extra and _total(columns, _HEADING_FOLDED) > width:
+        while extra and _total(columns, _AS_IT_IS) > width:
             columns.remove(last := extra.pop())
             left_out.insert(0, last.column.heading)
         title = [Text(visible_lines(folded(self.title, width)), style="bold")] if self.title else []

@@ -1,16 +1,25 @@
 """``show``, ``list`` and ``report`` as a person calls them."""
 
 import json
+import os
 
-from support.cli import document, in_process, printed
+import pytest
+from support.cli import WITHOUT_PICTURES, document, in_process, printed
 from support.results import builders
 from support.results.planted_progress import plant_block, plant_shared
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.outcome import print_outcome, suspects_lines
 from benchctl.measure.experiment import Outcome
+from benchctl.profile.files import grouped_profiles
+from benchctl.profile.load import load_profile
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.records.writers import sole_writer
+
+PROFILES = [entry.name for entries in grouped_profiles().values() for entry in entries]
+QUICK = ("flag", "topk-sweep", "lenvm-50x16")
+MOST_LINES = {"show": 60, "compare": 1000}
+"""Lines without ``--all``; those of ``compare`` are not counted yet."""
 
 
 def words(text):
@@ -196,3 +205,37 @@ def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
     first, second = told(**{"002-b1-baseline": ("arrival-times-unreliable", "steps-damaged")})
     assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): times of the client are excluded")
     assert second.endswith("their results are not reliable; see Notes")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in PROFILES]
+)
+def test_output_on_every_profile_is_at_most_120_characters_wide_and_60_lines_long(name, tmp_path, monkeypatch):
+    for variable, value in (WITHOUT_PICTURES | {"COLUMNS": ""}).items():
+        monkeypatch.setenv(variable, value)
+    engine = () if load_profile(name).engine.kind == "sim" else ("--engine", "sim")
+    few = ("--set", "workload.num_prompts=4", "--output", tmp_path / "r")
+    code, *texts = in_process("simulate", "--profile", name, *engine, *few)
+    if code == 2:
+        pytest.skip(f"the simulator cannot: {texts[1]}")
+    for command, most in MOST_LINES.items():
+        _, out, err = in_process(command, tmp_path / "r")
+        assert len(out.splitlines()) <= most, command
+        texts += [out, err, in_process(command, tmp_path / "r", "--all")[1]]
+    wide = [line for text in texts for line in text.splitlines() if len(line) > 120]
+    assert [line for line in wide if os.fspath(tmp_path) not in line] == []
+
+
+def test_show_begins_with_the_verdict_and_then_with_runs_that_are_not_done(tmp_path):
+    factors = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
+    results = builders.write_results(tmp_path, block_factors=factors)
+    builders.edit_run(results, "011-b5-guided-top_k5", state="suspect")
+    lines = shown(tmp_path).splitlines()
+    assert lines[4].startswith(("regression: guided against baseline: ", "inconclusive: guided against baseline: "))
+    runs = lines.index("Runs")
+    assert lines[runs + 2].split()[1] == "suspect"
+    assert "… 4 more runs: --all" in lines[runs:]
+    assert runs < next(number for number, line in enumerate(lines) if line.startswith("Cells, "))
+    everything = shown(tmp_path, "--all")
+    assert everything.count("-baseline ") == 6
+    assert "more with --all" not in everything

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from rich.text import Text
 from support.results.builders import PROFILE_YAML, change_requests, edit_run, write_results
 
@@ -224,6 +225,24 @@ def test_a_table_shows_what_is_unknown_as_a_hyphen_what_is_absent_as_nothing_and
         "| baseline | 10.0 | [1] |",
         "| guided\\\\n@&#8203;top\\_k=5 | - |  |",
     ]
+
+
+def test_a_wide_table_leaves_extra_columns_out_then_folds_texts_then_goes_on_below_and_cuts_no_number() -> None:
+    text = "a sentence of several words which is folded where it is too wide"
+    columns = (
+        Column("arm", "arm", is_left=True), Column("said", "said", is_left=True), Column("none", "none"),
+        *(Column(f"time {i}", f"time {i}", is_extra=i == 1) for i in range(4)),
+    )  # fmt: skip
+    table = Table("", columns, ({"arm": "base", "said": text, **{f"time {i}": "123456.789" for i in range(4)}},))
+    wide, narrow, least = (Console(file=io.StringIO(), width=width, soft_wrap=True) for width in (160, 100, 50))
+    for console in (wide, narrow, least):
+        console.print(table)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert max(map(len, lines)) <= console.width
+        assert ("no room for the columns time 1" in lines) is (console is not wide)
+        assert sum(line.count("123456.789") for line in lines) == (4 if console is wide else 3)
+        assert sum(line.startswith("base") for line in lines) == (2 if console is least else 1)
+        assert "none" not in " ".join(lines)
 
 
 def test_csv_has_numbers_in_full_and_computes_nothing() -> None:
