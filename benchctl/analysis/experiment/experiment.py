@@ -228,7 +228,7 @@ class Experiment:
     def flops(self, run: LoadedRun) -> RunFlops | None:
         """Published and observed FLOPs of a run; None of forward passes and where settings or model are unknown.
 
-        The model of someone else's server is ``unknown`` where nobody named it; that is no news.
+        The model of someone else's server is ``unknown`` where nobody named it, which deserves no warning.
         """
         settings = self.settings(run.record)
         if settings is None or settings.model == "unknown" or self.results.manifest.dataset == NO_REQUESTS:

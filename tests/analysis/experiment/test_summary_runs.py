@@ -241,7 +241,7 @@ def test_explained_and_unexplained_logarithms_add_up_to_the_slowdown(wall_ratio,
 def test_the_published_experiment_leaves_half_of_its_slowdown_unexplained_and_scatter_is_not_divided():
     share = unexplained_frac(estimate_paired([math.log(87.44 / 19.22)]), 2.1043)
     assert share == pytest.approx(0.509, abs=0.001)
-    wide = estimate_paired([math.log(0.5), math.log(3.0)])
+    wide = estimate_paired([math.log(0.5), math.log(3.0), math.log(3.0)])
     assert unexplained_frac(wide, 1.1) is unexplained_frac(None, 1.1) is None
     assert unexplained_frac(estimate_paired([math.log(1.01)] * 3), 1.0) is None
 
