@@ -17,8 +17,10 @@ def checkout_of(repository: Path, commit: str) -> Path:
     """The worktree of a commit below ``builds``, made where it is missing. Raises UsageError where git cannot."""
     sha = git_output(repository, "rev-parse", "--verify", f"{commit}^{{commit}}")
     if sha is None:
-        advice = "name a branch, tag or commit of a clone of the engine" if shutil.which("git") else "install git"
-        raise UsageError(f"--value {commit}: git finds no such commit in --repo {repository}; {advice}")
+        raise UsageError(
+            f"--value {commit}: git finds no such commit in --repo {repository}; "
+            + ("name a branch, tag or commit of a clone of the engine" if shutil.which("git") else "install git")
+        )
     checkout = Path("builds") / f"{repository.resolve().name}-{sha[:12]}"
     if git_output(checkout, "rev-parse", "HEAD") != sha:
         _run(("git", "worktree", "add", "-qf", "--detach", str(checkout.absolute()), sha.strip()), repository)

@@ -21,7 +21,6 @@ from benchctl.profile.yaml import (
     LocatedError,
     Location,
     Step,
-    Steps,
     follow,
     left_out,
     merged,
@@ -315,11 +314,10 @@ def _preset(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Doc
         problem = "has both preset and kind; a preset has its own kind, so remove one of the two"
         refuse(errors, layer, problem, "engine")
     if not is_kind and isinstance(name, str) and name in files:
-        preset = read_file(files[name], errors)  # what it lacks is missing where it is named
-        named: dict[Steps, Location] = {
-            steps: replace(location, path=("engine", *steps)) for steps in ((), ("options",))
-        }
-        return Document(preset.values, {**preset.locations, **named}), num_replaced
+        preset = read_file(files[name], errors)
+        here, options = (replace(location, path=path) for path in (("engine",), ("engine", "options")))
+        # what a preset lacks is missing where it is named
+        return Document(preset.values, {**preset.locations, (): here, ("options",): options}), num_replaced
     if is_kind or (isinstance(name, str) and name in ENGINES):
         return Document({"kind": name}, {(): location, ("kind",): location}), num_replaced
     problem = (

@@ -184,8 +184,9 @@ def _random_prompts(new: NewProfile, tokens_of_start: float) -> str:
 
 
 def _own_prompts(prompts: Prompts) -> str:
-    own, common = ("null", "rows have their own"), ("64", "tokens of each output")
-    length, remark = own if prompts.has_output_lengths else common
+    length, remark = (
+        ("null", "rows have their own") if prompts.has_output_lengths else ("64", "tokens of each output")
+    )
     return _OWN.format(path=_text(prompts.path), num_rows=prompts.num_rows, output_len=length, remark=remark)
 
 

@@ -89,13 +89,6 @@ def test_a_profile_for_a_real_engine_changes_what_was_asked_and_nothing_else(
         assert [each == value for each in values] == [True, False]
 
 
-def test_two_running_servers_are_attached(tmp_path: Path) -> None:
-    urls = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
-    init(tmp_path, "x", "--change", "server", "--engine", "vllm", *(f"--value={url}" for url in urls))
-    servers = [each.server for each in sides(tmp_path / "x.yaml")]
-    assert [(each.url, each.dialect) for each in servers] == [(url, "vllm") for url in urls]
-
-
 def test_several_values_of_one_option_are_a_variant_each_and_a_name_finds_its_file_and_its_results(
     tmp_path: Path,
 ) -> None:
@@ -133,8 +126,13 @@ def test_prompts_of_a_file_are_all_taken_with_their_lengths_where_every_row_has_
     )
 
 
-def test_one_running_server_is_measured_as_it_is_or_with_other_fields_of_its_requests(tmp_path: Path) -> None:
+def test_one_running_server_is_measured_as_it_is_or_with_other_fields_and_two_against_each_other(
+    tmp_path: Path,
+) -> None:
     url = "http://10.0.0.1:8000"
+    init(tmp_path, "two", "--change", "server", "--engine", "vllm", f"--value={url}", f"--value={url}/b")
+    servers = [each.server for each in sides(tmp_path / "two.yaml")]
+    assert [(each.url, each.dialect) for each in servers] == [(url, "vllm"), (f"{url}/b", "vllm")]
     told = init(tmp_path, "x", "--url", url)
     (as_it_is,) = sides(tmp_path / "x.yaml")
     assert as_it_is.server.url == url

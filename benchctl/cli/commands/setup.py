@@ -221,8 +221,8 @@ def _completed(
     if repository is not None:
         of_build = program or build_option(new.engine, new.kind)[1]
         checkouts = [checkout_of(repository, commit) for commit in new.values]
-        builds = (str(make_build(checkout, commands, of_build)) for checkout in checkouts)
-        new = replace(new, commits=new.values, values=tuple(builds))
+        paths = [str(make_build(checkout, commands, of_build)) for checkout in checkouts]
+        new = replace(new, commits=new.values, values=tuple(paths))
     text = new_profile(new, tokens_of_start(new.kind, new.model or ""))
     with spelled(_WORDS):
         profile = parse_profile(f"{text}name: {new.name}\n", "")
@@ -277,9 +277,7 @@ def _answered(
         model = _ask("Model (directory or name)", None, str)
     name = name or _ask("Name", f"my-{change}", named)
     new = NewProfile(name=name, change=change, engine=engine, kind=kind, model=model, values=values)
-    if values:
-        return complete(new)
-    return _until_right(lambda: complete(replace(new, values=_ask_values(change, kind))))
+    return complete(new) if values else _repeated(lambda: complete(replace(new, values=_ask_values(change, kind))))
 
 
 def _is_asked() -> bool:
@@ -290,10 +288,10 @@ def _ask(question: str, default: str | None, check: Callable[[str], T]) -> T:
     """The result of ``check`` for the answer, or for the default where nobody can be asked."""
     if default is not None and not _is_asked():
         return check(default)
-    return _until_right(lambda: check(typer.prompt(question, default, type=str)))
+    return _repeated(lambda: check(typer.prompt(question, default, type=str)))
 
 
-def _until_right(answered: Callable[[], T]) -> T:
+def _repeated(answered: Callable[[], T]) -> T:
     """The answer, asked for again with the reason as often as it is refused."""
     while True:
         try:
