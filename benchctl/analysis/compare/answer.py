@@ -32,6 +32,7 @@ def answer_lines(comparison: Comparison) -> Iterator[str]:
         where = f" ({foremost.label})" if len(comparison.cells) > 1 else ""
         yield f"cause{where}: {foremost.cause}"
     yield f"trust: {trust_text(comparison)}"
+    yield from filter(None, [noise_sentence(comparison)])
     if needed := needed_text(comparison):
         yield f"open: {needed}"
 
@@ -83,7 +84,7 @@ def _value(text: str) -> str:
 
 
 def trust_text(comparison: Comparison) -> str:
-    """Blocks and their order, how many tests were judged, the margin, noise, and whether the machine was noisy."""
+    """Blocks and their order, how many tests were judged, the margin, and the noise floor."""
     blocks = range_of([cell.num_blocks for cell in comparison.cells])
     floor = floors_text(comparison) or "no noise floor on file"
     parts = [
@@ -91,9 +92,8 @@ def trust_text(comparison: Comparison) -> str:
         correction_text(comparison),
         f"margin {percentage(comparison.rules.margin_frac)}",
         floor,
-        noise_sentence(comparison),
     ]
-    return "; ".join(filter(None, parts))
+    return "; ".join(parts)
 
 
 def correction_text(comparison: Comparison) -> str:

@@ -12,6 +12,7 @@ import typer
 from benchctl.analysis.analyzed import analyze, analyze_directory
 from benchctl.analysis.compare.answer import answer_lines, verdict_sentence
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
+from benchctl.analysis.compare.noise_words import noise_sentence
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
@@ -464,7 +465,8 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
         if is_one or show_all:
             _print_tables(one.comparison, show_all=show_all)
     if not is_one and not show_all:
-        console.print("tables and warnings: --all, or name one variant as DIR:VARIANT")
+        noise = [*filter(None, map(noise_sentence, verdict.comparisons))][:1]  # all have one baseline
+        console.print("\n".join([*noise, "tables and warnings: --all, or name one variant as DIR:VARIANT"]))
 
 
 _SHORT: Final = ("changed", "cause")

@@ -106,6 +106,7 @@ def test_noise_is_said_in_one_sentence_where_it_prevents_the_verdict(tmp_path, r
     assert sentence.endswith(
         f" of baseline varied by {scatter:.0%} between blocks (other processes used 1.6 of 2 cores)"
     )
+    assert sentence in answer_lines(replace(compare_arms(noisy), is_simulated=False))
     assert noise_sentence(compare_arms(noisy)) is None, "the scatter of a simulator is that of its cost model"
     assert noise_of_measured(results) is None, "of a regression"
     for case, *shaken in (("shared by both sides", 6, 1 / TRUTH, 0.02, 0.5), ("small", 6, 1 / TRUTH, 0.02, 0.0)):
