@@ -310,7 +310,7 @@ def _carried(factors: Sequence[Factor], wall: Factor, levels: Levels) -> str:
 
 
 def _in_words(factor: Factor, levels: Levels) -> str:
-    """What a factor is on both sides; where its levels are not known, its change."""
+    """A factor on both sides; where its levels are not known, its change."""
     steps, step_ms, tokens = (levels.get(METRIC_OF[name]) for name in ("steps", TIME_PER_STEP, "output tokens"))
     batch, gain = levels.get("mean_batch_size"), levels.get("tokens_per_step")
     if factor.name == "steps" and steps is not None:

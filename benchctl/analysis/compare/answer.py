@@ -20,7 +20,7 @@ _MOST_CHARACTERS: Final = 40
 
 
 def answer_lines(comparison: Comparison) -> Iterator[str]:
-    """What follows the verdict: the change, the subject, the cause in the foremost cell, the trust, the blocks."""
+    """The answer after the verdict: change, subject, cause in the foremost cell, trust and blocks."""
     if any(cell.num_blocks for cell in comparison.cells):
         yield f"changed: {change_in_words(comparison.allowed)}"
     if comparison.measured_on:
@@ -227,7 +227,7 @@ def reasons_of(comparison: Comparison) -> tuple[str, ...]:
 
 
 def open_reasons(comparison: Comparison) -> list[str]:
-    """What keeps a comparison open or makes it invalid; a reason that several metrics share stands once."""
+    """Reasons that keep a comparison open or make it invalid; a reason that several metrics share stands once."""
     if comparison.verdict != "inconclusive":
         return list(dict.fromkeys(reasons_of(comparison))) if comparison.verdict == "invalid" else []
     sharing: dict[str, list[str]] = {}
