@@ -45,7 +45,7 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
         print(f"not drawn: {drawn.no_pictures}")
     elif len(drawn.written) > len(files.written):
         print(f"pictures: {path / 'plots'}")
-    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"tables: {path / 'summary.csv'}, sweep_summary.csv")
     print(f"page: {path / PAGE_NAME}")
     print(f"details: benchctl show {shlex.quote(str(path))}")
     print_verdicts(analysis, files.verdict)

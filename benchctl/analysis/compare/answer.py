@@ -1,6 +1,7 @@
 """The answer of a comparison in a few lines: verdict, what was changed against what, cause, and trust."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -79,7 +80,7 @@ def _is_switch(item: tuple[tuple[str, str], list[str]]) -> bool:
 
 def _value(text: str) -> str:
     """A value of a setting, which is JSON or ``absent``, as a reader writes it."""
-    value = {ABSENT: "none", "null": "none"}.get(text, text).strip('"')
+    value = {ABSENT: "none", "null": "none"}.get(text, re.sub(r"^(-?\d+)\.0$", r"\1", text)).strip('"')
     return value if len(value) <= _MOST_CHARACTERS else f"{value[: _MOST_CHARACTERS - 1]}…"
 
 

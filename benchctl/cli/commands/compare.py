@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import typer
 
 from benchctl.analysis.analyzed import analyze, analyze_directory
-from benchctl.analysis.compare.answer import answer_lines, verdict_sentence
+from benchctl.analysis.compare.answer import answer_lines, change_in_words, verdict_sentence
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
 from benchctl.analysis.compare.noise_words import noise_sentence
 from benchctl.analysis.compare.result import Comparison
@@ -446,9 +446,10 @@ def _titled(line: str, text: str) -> str:
 def _print(verdict: PageVerdict, *, show_all: bool) -> None:
     """Print the answer of each comparison; of a single one, and in all detail of every one, also its tables."""
     console, is_one = text_console(), len(verdict.all) == 1
+    common = [] if is_one else _common_lines(verdict.comparisons)
     if not is_one or verdict.sentence != verdict.all[0].sentence:
         console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
-        console.print()
+        console.print(*common, "", sep="\n")
     for i, one in enumerate(verdict.all):
         if i and show_all:
             console.print()
@@ -460,13 +461,20 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
         sentence = folded(verdict_sentence(one.comparison), console.width)
         console.print(verdict_text(sentence, "bold" if is_one else ""))
         for line in answer_lines(one.comparison):
-            if is_one or show_all or line.startswith(_SHORT):
+            if line not in common and (is_one or show_all or line.startswith(_SHORT)):
                 console.print(f"{'' if is_one else '  '}{line}")
         if is_one or show_all:
             _print_tables(one.comparison, show_all=show_all)
     if not is_one and not show_all:
         noise = [*filter(None, map(noise_sentence, verdict.comparisons))][:1]  # all have one baseline
         console.print("\n".join([*noise, "tables and warnings: --all, or name one variant as DIR:VARIANT"]))
+
+
+def _common_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """The change of all comparisons together, and the lines that their answers share."""
+    answers = [list(answer_lines(each)) for each in comparisons]
+    shared = [line for line in answers[0] if all(line in lines for lines in answers)] if answers else []
+    return [f"changed: {change_in_words(d for each in comparisons for d in each.allowed)}", *shared]
 
 
 _SHORT: Final = ("changed", "cause")
