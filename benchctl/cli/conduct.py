@@ -239,8 +239,8 @@ class _Course:
                 lines += map(log_line, tail)
         else:
             # Their messages are told once, when all runs have ended; the codes with the first run that has them.
-            told = set[str]() if record.state == "suspect" else self._codes
-            codes = dict.fromkeys(each.code for each in record.warnings if each.code not in told)
+            printed = set[str]() if record.state == "suspect" else self._codes
+            codes = dict.fromkeys(each.code for each in record.warnings if each.code not in printed)
             self._codes.update(codes)
             parts += [", ".join(codes)] if codes else []
             num_left = self._num_runs - self._num_ended

@@ -254,8 +254,8 @@ def footnotes_of(comparison: Comparison, *, show_all: bool = False) -> Iterator[
     yield from _order_lines(comparison, show_all=show_all)
     if show_all:
         yield from _details(comparison)
-    shown = _metrics_with_rows(comparison, show_all=show_all)
-    if any(metric.role == "exploratory" for _, metrics in shown for metric in metrics):
+    rows_of_cells = _metrics_with_rows(comparison, show_all=show_all)
+    if any(metric.role == "exploratory" for _, metrics in rows_of_cells for metric in metrics):
         yield "verdicts in parentheses are exploratory and decide nothing"
     warnings = [
         f"{'note' if severity_of(warning.code) == 'note' else 'warning'}: {warning.message}"
@@ -263,7 +263,7 @@ def footnotes_of(comparison: Comparison, *, show_all: bool = False) -> Iterator[
         for warning in comparison.warnings
     ]
     yield from warnings if show_all else warnings[:_MOST_WARNINGS]
-    num_rows = sum(len(metrics) for _, metrics in shown)
+    num_rows = sum(len(metrics) for _, metrics in rows_of_cells)
     left = {
         "row": sum(is_shown(m, show_all=False) for c in comparison.cells for m in c.metrics) - num_rows,
         "warning": len(warnings) - _MOST_WARNINGS,

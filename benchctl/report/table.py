@@ -42,7 +42,7 @@ class Table:
     rows: tuple[Mapping[str, Any], ...]
 
     @property
-    def shown(self) -> tuple[Column, ...]:
+    def used_columns(self) -> tuple[Column, ...]:
         """The first column, and those that have a value."""
         first, *others = self.columns
         nothing = {"", UNKNOWN} if self.rows else set()
@@ -50,7 +50,7 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """Every row as text."""
-        return [[_text(column, row) for column in self.shown] for row in self.rows]
+        return [[_text(column, row) for column in self.used_columns] for row in self.rows]
 
     def drawn(self, width: int, paint: Callable[[str], Text] | None = None, *, is_all: bool = False) -> Group:
         """The table for a terminal with ``width`` columns; ``paint`` gives a text its style.
@@ -58,7 +58,7 @@ class Table:
         Where it is too wide, extra columns are left out and named, unless it ``is_all``; then headings are folded,
         then texts; at last columns continue below the others. No number or word is cut.
         """
-        columns = [_Drawn.of(column, self.rows) for column in self.shown]
+        columns = [_Drawn.of(column, self.rows) for column in self.used_columns]
         extra = [] if is_all else [each for each in columns if each.column.is_extra]
         left_out: list[str] = []
         while extra and _total(columns, _AS_IT_IS) > width:
@@ -73,7 +73,11 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, where leading blanks would be lost."""
-        lines = [[column.heading for column in self.shown], ["---"] * len(self.shown), *self.texts()]
+        lines = [
+            [column.heading for column in self.used_columns],
+            ["---"] * len(self.used_columns),
+            *self.texts(),
+        ]
         fields = [[markdown_text(field).replace("  ", "&nbsp;&nbsp;") for field in line] for line in lines]
         return "\n".join(f"| {' | '.join(line)} |" for line in fields)
 

@@ -86,7 +86,7 @@ def _print(analysis: AnalyzedExperiment, *, show_all: bool) -> None:
 
 
 def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Iterator[tuple[str, Group]]:
-    """What was measured, the answer, and tables and texts by name, first those that say most."""
+    """The parts of the output by name, first those that say most: subject, answer, tables and texts."""
     verdict, drafts = directory_verdict(analysis), {arm.label: arm.drafts() for arm in analysis.cells}
     whole = [f"{verdict.word}: {verdict.sentence}"] if verdict.all else []
     answers = dict.fromkeys([*whole, *(f"{one.word}: {one.sentence}" for one in verdict.all)])

@@ -273,7 +273,7 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     ]
     states = Counter(row["state"] for row in table.rows)
     return {
-        "columns": table.shown,
+        "columns": table.used_columns,
         "rows": rows,
         "arms": list(dict.fromkeys(row["arm"] for row in rows)),
         "all_states": list(states),
