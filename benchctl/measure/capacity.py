@@ -79,7 +79,6 @@ def parse_objective(text: str) -> Objective:
 
 _WIDTH: Final = 1.02
 """Rates are bisected until the enclosing ones differ by at most this factor."""
-_FIRST: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def find_largest(tries: Callable[[float], bool | None], start: Largest, *, is_wh
 def _next_size(good: float | None, bad: float | None, *, is_whole: bool) -> float | None:
     """The size to try next; None where nothing is left to find."""
     if good is None:
-        size = (bad or _FIRST) / 2
+        size = (bad or 2.0) / 2
         return None if is_whole and size < 1 else size // 1 if is_whole else size
     if bad is None:
         return good * 2

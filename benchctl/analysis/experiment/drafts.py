@@ -41,8 +41,6 @@ _ENOUGH_FRAC: Final = 0.5
 NEGLIGIBLE_FRAC: Final = 0.005
 """A relative difference that counts as agreement however narrow the intervals: virtual times hardly scatter, and
 step times are not exactly a line."""
-_LONGEST_OUTPUT: Final = 4096
-"""Longer outputs are taken as endless: their last step hardly counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +377,8 @@ def _cut_share(arm: Arm, acceptance: Sequence[float], *, bonus: bool) -> float:
     for request in (each for run in arm.runs.values() for each in measured(run.requests)):
         if request.completion_tokens and request.choices:
             lengths[round(request.completion_tokens / len(request.choices)) - 1] += len(request.choices)
-    decoded = {tokens: number for tokens, number in lengths.items() if 0 < tokens <= _LONGEST_OUTPUT}
+    # Longer outputs are taken as endless: their last step hardly counts
+    decoded = {tokens: number for tokens, number in lengths.items() if 0 < tokens <= 4096}
     if not decoded:
         return 1.0
     by_length = steps_by_length(max(decoded), acceptance, bonus=bonus)

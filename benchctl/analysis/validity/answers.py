@@ -154,9 +154,6 @@ def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) 
     return max(0, prompt - computed)
 
 
-_SLACK_FRAC: Final = 0.2
-_SLACK_TOKENS: Final = 8
-"""Tokens that may lack a chunk or text of their own: parts of characters, text that a detokenizer holds back."""
 _LEAST_TIME_FRAC: Final = 0.25
 """Share of the time of that many tokens below which they were not generated in it."""
 _LEAST_ANSWERS: Final = 3
@@ -261,7 +258,8 @@ def _bytes_of_whole_and_short(
 
 
 def _slack(num_tokens: int) -> float:
-    return max(_SLACK_TOKENS, _SLACK_FRAC * num_tokens)
+    # Tokens that may lack a chunk or text of their own: parts of characters, text that a detokenizer holds back
+    return max(8, 0.2 * num_tokens)
 
 
 def _has_lump(choice: ChoiceRecord) -> bool:

@@ -269,10 +269,6 @@ def _late_recordings(run: LoadedRun) -> str | None:
     )
 
 
-TOLERATED_SHARE: Final = 0.05
-"""Of all prompt tokens: the difference below which caches count as equally warm."""
-
-
 def prefix_warnings(
     a_runs: Sequence[LoadedRun], b_runs: Sequence[LoadedRun], where: str
 ) -> tuple[ResultWarning, ...]:
@@ -281,7 +277,8 @@ def prefix_warnings(
     Only servers that benchctl did not start have a cache that is not one of their options.
     """
     a, b = (known_values(_hit_share(run) for run in runs if not run.record.argv) for runs in (a_runs, b_runs))
-    if not a or not b or max(*a, *b) - min(*a, *b) <= TOLERATED_SHARE:
+    # Of all prompt tokens: the difference below which caches count as equally warm
+    if not a or not b or max(*a, *b) - min(*a, *b) <= 0.05:
         return ()
     of_a, of_b = (" to ".join(dict.fromkeys((f"{min(s):.0%}", f"{max(s):.0%}"))) for s in (a, b))
     message = (

@@ -23,13 +23,10 @@ from benchctl.records.warning_codes import WARNING_CODES
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
 _TO_READ_BY_NVML: Final = "put libnvidia-ml.so.1, which comes with the driver, on the path of the loader"
-_IDLE_BYTES: Final = GIB
-"""Memory that the driver and a display may hold of an idle device."""
 _SLOWING: Final = frozenset(
     {"sw-power-cap", "hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake", "reliability", "board-limit"}
 )
 _MEASURE_PEAKS: Final = "benchctl micro roofline"
-_OLD_PEAKS_DAYS: Final = 90
 
 
 def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
@@ -129,7 +126,8 @@ def device_checks(
 def _memory(gpu: NodeGpu, sample: GpuSample, processes: Sequence[int]) -> Check:
     total, used = gpu.memory_bytes, sample.memory_used_bytes
     finding, remedy = gpu.name if total is None else f"{gpu.name}, {total / GIB:.1f} GiB", None
-    if used is not None and used > _IDLE_BYTES:
+    # Memory that the driver and a display may hold of an idle device
+    if used is not None and used > GIB:
         finding += f", {used // MIB} MiB held"
         remedy = "end the processes that hold it; 'sudo fuser -v /dev/nvidia*' also lists those of other containers"
     if processes:
@@ -201,7 +199,7 @@ def _peaks_of(name: str, peaks: MeasuredPeaks | None) -> Check:
         return Check("peaks", name, "none on file", remedy=_MEASURE_PEAKS, is_missing=True)
     age_days = (datetime.now(UTC) - datetime.fromisoformat(peaks.measured_at)).days
     codes = tuple(warning.code for warning in peaks.warnings)
-    limits = list(dict.fromkeys(codes)) + ([f"{age_days} days old"] if age_days > _OLD_PEAKS_DAYS else [])
+    limits = list(dict.fromkeys(codes)) + ([f"{age_days} days old"] if age_days > 90 else [])
     hardware = hardware_of(peaks)
     return Check(
         "peaks",

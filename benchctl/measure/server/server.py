@@ -39,12 +39,6 @@ from benchctl.untrusted.http import fetch
 from benchctl.untrusted.secrets import environment_redactor
 
 _WATCH_S: Final = 0.02
-_LOOKS_APART: Final = 10
-"""A look at an essential process reads several files: only each tenth look at the first process is also at them."""
-_CRASH_LOG_WAIT_S: Final = 1.0
-"""Time for a server that has lost an essential process to log the cause and to end by itself."""
-_CRASH_STOP_S: Final = 1.0
-"""Time for the other processes of a server that has ended to end: they have nothing left to complete."""
 
 RAW_LOG_KEPT: Final = ResultWarning(
     code="raw-log-kept",
@@ -139,7 +133,8 @@ class ServerProcess:
             return
         self.stop_ns = time.monotonic_ns()
         launch, grace_s = self._launch, self._launch.timeouts.stop_s
-        survivors = self._process.stop(min(grace_s, _CRASH_STOP_S) if self._has_failed() else grace_s)
+        # Time for the other processes of a server that has ended to end: they have nothing left to complete
+        survivors = self._process.stop(min(grace_s, 1.0) if self._has_failed() else grace_s)
         for pid in survivors:
             self._warn(
                 "server-survivor",
@@ -205,14 +200,17 @@ class ServerProcess:
         for number in count():
             if self._has_ended():
                 return
-            if number % _LOOKS_APART == 0 and self._lost():
+            # A look at an essential process reads several files: only each tenth look at the first process is
+            # also at them
+            if number % 10 == 0 and self._lost():
                 break
             await asyncio.sleep(_WATCH_S)
         await self._wait_for_crash_log()
 
     async def _wait_for_crash_log(self) -> None:
         """Wait a moment for a server that lost an essential process to log the cause and to end by itself."""
-        deadline = time.monotonic() + _CRASH_LOG_WAIT_S
+        # Time for a server that has lost an essential process to log the cause and to end by itself
+        deadline = time.monotonic() + 1.0
         while not self._has_ended() and time.monotonic() < deadline:  # noqa: ASYNC110 - told by another process
             await asyncio.sleep(_WATCH_S)
 
@@ -301,8 +299,6 @@ class ServerProcess:
 _ATTACHED_POLL_S: Final = 0.5
 
 _REFUSED: Final = frozenset({"ConnectionRefusedError", "ConnectError"})
-_NO_LISTENER_S: Final = 5.0
-"""Time without a listener at the address until the address counts as wrong."""
 
 _REMEDY: Final = (
     "ask its owner; if it is a vLLM on a CPU, which dies of seeded requests computed in parts, set "
@@ -343,7 +339,8 @@ class AttachedServer:
             has_answered = has_answered or answer.isdecimal()
             is_there = has_answered and answer not in _REFUSED
             last_s = time.monotonic() if is_there else last_s
-            limit_s = self._ready_s if is_there else min(self._ready_s, last_s - start + _NO_LISTENER_S)
+            # Time without a listener at the address until the address counts as wrong
+            limit_s = self._ready_s if is_there else min(self._ready_s, last_s - start + 5.0)
             if time.monotonic() >= start + limit_s:
                 status = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
                 raise ServerStartError(
