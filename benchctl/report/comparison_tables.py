@@ -50,7 +50,7 @@ SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
 """Exploratory metrics of the short table that have a row where either side has a value."""
 
 MOST_ROWS: Final = 16
-_MOST_WARNINGS: Final = 5
+_MOST_WARNINGS: Final = 3
 """Of the short form, which fits on a screen."""
 
 _ORDER: Final = {
@@ -119,7 +119,10 @@ def _table(
 ) -> Table:
     """The cell and the columns ``before`` the sides a and b, and ``behind`` them, by key and heading."""
     headings = {"cell": "cell", **before, "a": comparison.a_name, "b": comparison.b_name, **behind}
-    columns = [Column(key, visible_line(name, MOST_CHARACTERS), is_left=True) for key, name in headings.items()]
+    columns = [
+        Column(key, visible_line(name, MOST_CHARACTERS), is_left=True, is_extra=key == "p")
+        for key, name in headings.items()
+    ]
     return Table("", tuple(columns), tuple(rows))
 
 
@@ -245,7 +248,7 @@ def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
 
 def footnotes_of(comparison: Comparison, *, show_all: bool = False) -> Iterator[str]:
     """Conditions that a reader must know to trust the tables; in all detail also those that hold as a rule."""
-    for cell in comparison.cells:
+    for cell in comparison.cells if show_all or len(comparison.cells) == 1 else ():
         lines = [cell.cause if show_all else None, speed_line(cell)]
         yield from (f"{cell.label}: {line}" for line in lines if line is not None)
     yield from _answer_lines(comparison)
