@@ -56,7 +56,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "show": Entry(
         _JUDGE,
         "commands.results:show",
-        "Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.",
+        "Show the verdict, the cost against the baseline, findings, notes, the breakdown of a step, and runs.",
     ),
     "list": Entry(
         _JUDGE,
