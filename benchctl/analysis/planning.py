@@ -37,14 +37,13 @@ from benchctl.analysis.experiment.pairing import (
 )
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
-from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import display_path
 from benchctl.profile.load import NOT_MEASURED
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import ALPHA, arms, stopping_rule, variant_settings
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
 from benchctl.units import percentage

@@ -10,7 +10,6 @@ from typing import Final
 
 from benchctl.analysis.compare.answer import change_in_words
 from benchctl.analysis.planning import power_lines
-from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.analysis.validity.comparable import Difference, planned_differences
 from benchctl.cli.screen import say, text_console, warn
 from benchctl.engines.engine import engine_for
@@ -18,7 +17,15 @@ from benchctl.measure.on_file import AROUND_S, PlanEstimate, earlier_overhead_s,
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs, variant_settings
+from benchctl.profile.planning import (
+    Imbalance,
+    arms,
+    balanced_numbers,
+    imbalance_of,
+    plan_runs,
+    stopping_rule,
+    variant_settings,
+)
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor

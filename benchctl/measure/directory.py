@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import BenchctlError, NotComparableError, RecordError, UsageError
+from benchctl.measure.interrupt import noting_interrupt
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
@@ -276,21 +276,11 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
         extended = msgspec.structs.replace(
             manifest, blocks=num_blocks, extensions=(*manifest.extensions, extension)
         )
-        with _uninterrupted():
+        with noting_interrupt():  # the files agree with each other before a signal ends us
             results.write_plan(longer)
             results.write_manifest(extended)
             renew_digests(results)
     return extension
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals that end us wait until the files agree with each other again."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def undone_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:

@@ -22,7 +22,6 @@ import msgspec
 import psutil
 
 import benchctl
-from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.engines.engine import engine_for
 from benchctl.errors import address_space_shortfall
 from benchctl.load.demand import LoadSize, max_open, num_workers
@@ -31,7 +30,7 @@ from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.measure.server.process import number_ranges
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms
+from benchctl.profile.planning import arms, stopping_rule
 from benchctl.records.record import Manifest
 from benchctl.records.schema import SCHEMA_VERSION, GitState, HostInfo, NodeGpu, NodeInfo
 from benchctl.units import megabytes
@@ -73,7 +72,7 @@ def _machine() -> NodeInfo:
         hostname=platform.node(),
         platform=platform.platform(),
         cpu_model=cpu_model(),
-        num_numa_nodes=_num_numa_nodes(),
+        num_numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         memory_bytes=psutil.virtual_memory().total,
     )
 
@@ -93,10 +92,6 @@ def usable_cores() -> str | None:
     if not hasattr(os, "sched_getaffinity"):
         return None
     return number_ranges(frozenset(os.sched_getaffinity(0)))
-
-
-def _num_numa_nodes() -> int | None:
-    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None
 
 
 _PACKAGES: Final = (

@@ -73,7 +73,8 @@ class ServerOptions(Section):
     @property
     def fixed_port(self) -> int | None:
         """The port that the profile insists on."""
-        return None
+        port: int | None = getattr(self, "port", None)
+        return port
 
     @property
     def client_cores_kept(self) -> Literal["auto"] | int:
@@ -172,10 +173,6 @@ class LaunchedOptions(ServerOptions):
         for secret in secret_options(words):
             raise ValueError(f"{secret} looks like a secret, which profiles and results must not hold; {_INSTEAD}")
         return words
-
-    @property
-    def fixed_port(self) -> int | None:
-        return self.port
 
     @property
     def uses_gpu(self) -> bool | None:

@@ -207,158 +207,158 @@ _OF_TRANSFORMERS: Final[Mapping[str, tuple[str, ...]]] = {
     "server.enable_prefix_caching": ("server.cb.allow_block_sharing",),
 }
 
-_VLLM: Final = EngineSpec(
-    kind="vllm",
-    options="benchctl.engines.vllm_options:VllmOptions",
-    implementation="benchctl.engines.vllm:VllmEngine",
-    installed_by="benchctl engines install vllm",
-    preset_without_gpu="vllm-cpu",
-    is_dialect=True,
-    backend_names=("vllm", "vllm-chat"),
-    cache_bypass="cache_salt",
-    adds_repetition_penalty=True,
-    counters=ServerCounters(
-        generated_tokens=("vllm:generation_tokens_total",),
-        # Without those of a request that was preempted and resumed; each of ``n`` choices counts.
-        prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
-        drafts=("vllm:spec_decode_num_drafts_total",),
-        draft_tokens=("vllm:spec_decode_num_draft_tokens_total",),
-        accepted_tokens=("vllm:spec_decode_num_accepted_tokens_total",),
-        accepted_by_position=("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
-        open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+_SPECS: Final = (
+    EngineSpec(
+        kind="sim",
+        options="benchctl.engines.sim.options:SimOptions",
+        implementation="benchctl.engines.sim.engine:SimEngine",
+        is_virtual=True,
+        counts_exactly=True,
+        guides=True,
     ),
-    coded_options={
-        "--enable-logging-iteration-details": ("step_log",),
-        "--lora-modules": ("lora_modules",),
-        "--speculative-config": (
-            "num_speculative_tokens", "speculative_method", "draft_model", "draft_sampling", "prompt_lookup_max",
+    EngineSpec(
+        kind="vllm",
+        options="benchctl.engines.vllm_options:VllmOptions",
+        implementation="benchctl.engines.vllm:VllmEngine",
+        installed_by="benchctl engines install vllm",
+        preset_without_gpu="vllm-cpu",
+        is_dialect=True,
+        backend_names=("vllm", "vllm-chat"),
+        cache_bypass="cache_salt",
+        adds_repetition_penalty=True,
+        counters=ServerCounters(
+            generated_tokens=("vllm:generation_tokens_total",),
+            # Without those of a request that was preempted and resumed; each of ``n`` choices counts.
+            prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+            drafts=("vllm:spec_decode_num_drafts_total",),
+            draft_tokens=("vllm:spec_decode_num_draft_tokens_total",),
+            accepted_tokens=("vllm:spec_decode_num_accepted_tokens_total",),
+            accepted_by_position=("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
+            open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
         ),
-        "BENCHCTL_SERVER_DESCRIPTION": (),
-        "BENCHCTL_STEP_LOG": ("step_log",),
-        "HF_HUB_OFFLINE": ("draft_model", "lora_modules"),
-        "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
-    },
-    consequences=_OF_VLLM,
-)  # fmt: skip
-_VLLM_LENVM: Final = EngineSpec(
-    kind="vllm-lenvm",
-    options="benchctl.engines.vllm_lenvm.options:VllmLenvmOptions",
-    implementation="benchctl.engines.vllm_lenvm.engine:VllmLenvmEngine",
-    guides=True,
-    installed_by="benchctl engines install vllm",
-    preset_without_gpu="vllm-lenvm",
-    is_optional_check=True,
-    coded_options={
-        "--logits-processors": ("value_model",),
-        "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
-        "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
-        "BENCHCTL_LENVM_MODEL": ("value_model",),
-        "BENCHCTL_LENVM_SETTINGS": (
-            "value_model", "value_dtype", "value_load_format", "value_memory_bytes",
-            "value_reuse", "value_graphs", "value_kernels", "value_skips_early", "fused", "lazy",
+        coded_options={
+            "--enable-logging-iteration-details": ("step_log",),
+            "--lora-modules": ("lora_modules",),
+            "--speculative-config": (
+                "num_speculative_tokens", "speculative_method", "draft_model", "draft_sampling",
+                "prompt_lookup_max",
+            ),
+            "BENCHCTL_SERVER_DESCRIPTION": (),
+            "BENCHCTL_STEP_LOG": ("step_log",),
+            "HF_HUB_OFFLINE": ("draft_model", "lora_modules"),
+            "BENCHCTL_CORRECTS_CPU_SAMPLING": (
+                "num_speculative_tokens", "speculative_config", "correct_cpu_sampling",
+            ),
+        },
+        consequences=_OF_VLLM,
+    ),
+    EngineSpec(
+        kind="vllm-lenvm",
+        options="benchctl.engines.vllm_lenvm.options:VllmLenvmOptions",
+        implementation="benchctl.engines.vllm_lenvm.engine:VllmLenvmEngine",
+        guides=True,
+        installed_by="benchctl engines install vllm",
+        preset_without_gpu="vllm-lenvm",
+        is_optional_check=True,
+        coded_options={
+            "--logits-processors": ("value_model",),
+            "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
+            "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
+            "BENCHCTL_LENVM_MODEL": ("value_model",),
+            "BENCHCTL_LENVM_SETTINGS": (
+                "value_model", "value_dtype", "value_load_format", "value_memory_bytes",
+                "value_reuse", "value_graphs", "value_kernels", "value_skips_early", "fused", "lazy",
+            ),
+            "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
+        },
+        consequences=_OF_VLLM_LENVM,
+    ),
+    EngineSpec(
+        kind="sglang",
+        options="benchctl.engines.sglang:SglangOptions",
+        implementation="benchctl.engines.sglang:SglangEngine",
+        installed_by="benchctl engines install sglang",
+        needs_gpu=True,
+        is_dialect=True,
+        backend_names=("sglang", "sglang-oai"),
+        cache_bypass="cache_salt",
+        adds_repetition_penalty=True,
+        counters=ServerCounters(
+            generated_tokens=("sglang:generation_tokens_total",),
+            prefix_hits=("sglang:cached_tokens_total",),
+            drafts=("sglang:spec_verify_calls_total",),  # its lengths and rates are gauges over a few last steps
+            open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
         ),
-        "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
-    },
-    consequences=_OF_VLLM_LENVM,
+        request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
+        coded_options={"BENCHCTL_STEP_LOG": ("step_log",)},
+        consequences=_OF_SGLANG,
+    ),
+    EngineSpec(
+        kind="sglang-lenvm",
+        options="benchctl.engines.sglang_lenvm:SglangLenvmOptions",
+        implementation="benchctl.engines.sglang_lenvm:SglangLenvmEngine",
+        guides=True,
+        installed_by="pip install -e sglang-LenVM/python, in an environment of its own that engine.python names",
+        is_optional_check=True,
+        request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
+        coded_options={
+            "--enable-lvm-guided-sampling": ("value_model",),
+            "--lvm-guided-fn": ("guided_fn", "value_model"),
+            "--lvm-guided-inproc": ("value_model",),
+            "--lvm-guided-inproc-json-model-override-args": ("value_architecture", "value_model"),
+            "--lvm-guided-inproc-mem-fraction-static": ("value_mem_fraction_static", "value_model"),
+            "--lvm-guided-inproc-model-path": ("value_model",),
+            "--lvm-guided-inproc-model-revision": ("value_model_revision", "value_model"),
+        },
+        consequences=_OF_SGLANG,
+    ),
+    EngineSpec(
+        kind="transformers",
+        options="benchctl.engines.transformers:TransformersOptions",
+        implementation="benchctl.engines.transformers:TransformersEngine",
+        installed_by="benchctl engines install transformers",
+        preset_without_gpu="transformers-cpu",
+        is_dialect=True,
+        request_fields=RequestFields(
+            response_format=False, constraints=frozenset(), penalties=frozenset({"repetition_penalty"})
+        ),
+        coded_options={
+            "--no-prefix-caching": ("enable_prefix_caching",),
+            "--step-log": ("step_log", "continuous_batching"),
+        },
+        consequences=_OF_TRANSFORMERS,
+    ),
+    EngineSpec(
+        kind="llamacpp",
+        options="benchctl.engines.llamacpp:LlamaCppOptions",
+        implementation="benchctl.engines.llamacpp:LlamaCppEngine",
+        installed_by="benchctl engines install llamacpp",
+        preset_without_gpu="llamacpp-cpu",
+        is_dialect=True,
+        backend_names=("llama.cpp",),
+        cache_bypass="cache_prompt",
+        counters=ServerCounters(
+            generated_tokens=("llamacpp:tokens_predicted_total",),
+            open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+        ),
+        request_fields=RequestFields(constraints=frozenset({"json", "choice", "grammar"})),
+        coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
+    ),
+    EngineSpec(
+        kind="attach",
+        options="benchctl.engines.attach:AttachOptions",
+        implementation="benchctl.engines.attach:AttachEngine",
+        is_attached=True,
+    ),
+    EngineSpec(
+        kind="micro",
+        options="benchctl.engines.micro:MicroOptions",
+        implementation="benchctl.engines.micro:MicroEngine",
+        counts_exactly=True,
+        serves_requests=False,
+    ),
 )  # fmt: skip
-_SGLANG: Final = EngineSpec(
-    kind="sglang",
-    options="benchctl.engines.sglang:SglangOptions",
-    implementation="benchctl.engines.sglang:SglangEngine",
-    installed_by="benchctl engines install sglang",
-    needs_gpu=True,
-    is_dialect=True,
-    backend_names=("sglang", "sglang-oai"),
-    cache_bypass="cache_salt",
-    adds_repetition_penalty=True,
-    counters=ServerCounters(
-        generated_tokens=("sglang:generation_tokens_total",),
-        prefix_hits=("sglang:cached_tokens_total",),
-        drafts=("sglang:spec_verify_calls_total",),  # its lengths and rates are gauges over a few last steps
-        open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-    ),
-    request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
-    coded_options={"BENCHCTL_STEP_LOG": ("step_log",)},
-    consequences=_OF_SGLANG,
-)
-_SGLANG_LENVM: Final = EngineSpec(
-    kind="sglang-lenvm",
-    options="benchctl.engines.sglang_lenvm:SglangLenvmOptions",
-    implementation="benchctl.engines.sglang_lenvm:SglangLenvmEngine",
-    guides=True,
-    installed_by="pip install -e sglang-LenVM/python, in an environment of its own that engine.python names",
-    is_optional_check=True,
-    request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
-    coded_options={
-        "--enable-lvm-guided-sampling": ("value_model",),
-        "--lvm-guided-fn": ("guided_fn", "value_model"),
-        "--lvm-guided-inproc": ("value_model",),
-        "--lvm-guided-inproc-json-model-override-args": ("value_architecture", "value_model"),
-        "--lvm-guided-inproc-mem-fraction-static": ("value_mem_fraction_static", "value_model"),
-        "--lvm-guided-inproc-model-path": ("value_model",),
-        "--lvm-guided-inproc-model-revision": ("value_model_revision", "value_model"),
-    },
-    consequences=_OF_SGLANG,
-)
-_LLAMACPP: Final = EngineSpec(
-    kind="llamacpp",
-    options="benchctl.engines.llamacpp:LlamaCppOptions",
-    implementation="benchctl.engines.llamacpp:LlamaCppEngine",
-    installed_by="benchctl engines install llamacpp",
-    preset_without_gpu="llamacpp-cpu",
-    is_dialect=True,
-    backend_names=("llama.cpp",),
-    cache_bypass="cache_prompt",
-    counters=ServerCounters(
-        generated_tokens=("llamacpp:tokens_predicted_total",),
-        open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-    ),
-    request_fields=RequestFields(constraints=frozenset({"json", "choice", "grammar"})),
-    coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
-)
-_TRANSFORMERS: Final = EngineSpec(
-    kind="transformers",
-    options="benchctl.engines.transformers:TransformersOptions",
-    implementation="benchctl.engines.transformers:TransformersEngine",
-    installed_by="benchctl engines install transformers",
-    preset_without_gpu="transformers-cpu",
-    is_dialect=True,
-    request_fields=RequestFields(
-        response_format=False, constraints=frozenset(), penalties=frozenset({"repetition_penalty"})
-    ),
-    coded_options={
-        "--no-prefix-caching": ("enable_prefix_caching",),
-        "--step-log": ("step_log", "continuous_batching"),
-    },
-    consequences=_OF_TRANSFORMERS,
-)
-_SIM: Final = EngineSpec(
-    kind="sim",
-    options="benchctl.engines.sim.options:SimOptions",
-    implementation="benchctl.engines.sim.engine:SimEngine",
-    is_virtual=True,
-    counts_exactly=True,
-    guides=True,
-)
-_ATTACH: Final = EngineSpec(
-    kind="attach",
-    options="benchctl.engines.attach:AttachOptions",
-    implementation="benchctl.engines.attach:AttachEngine",
-    is_attached=True,
-)
-_MICRO: Final = EngineSpec(
-    kind="micro",
-    options="benchctl.engines.micro:MicroOptions",
-    implementation="benchctl.engines.micro:MicroEngine",
-    counts_exactly=True,
-    serves_requests=False,
-)
-ENGINES: Final[dict[str, EngineSpec]] = {
-    spec.kind: spec
-    for spec in (
-        _SIM, _VLLM, _VLLM_LENVM, _SGLANG, _SGLANG_LENVM, _TRANSFORMERS, _LLAMACPP, _ATTACH, _MICRO,
-    )
-}  # fmt: skip
+ENGINES: Final[dict[str, EngineSpec]] = {spec.kind: spec for spec in _SPECS}
 """The engines by the names that they have in profiles."""
 
 

@@ -1,8 +1,10 @@
-"""From a profile to ordered runs: arms and their settings, balanced orders of blocks, and how balanced those are.
+"""From a profile to ordered runs: arms and their settings, balanced orders of blocks, how balanced those are, and
+the looks of a stopping rule.
 
 Orders name arms by position; arm 0 is the baseline.
 """
 
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,13 +14,14 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from benchctl.errors import ProfileError
+from benchctl.profile.checks import LEAST_BLOCKS
 from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factor_problem, resolved_settings
 from benchctl.profile.yaml import LocatedError, Location
 from benchctl.records.directory import arm_label, run_directory_name
-from benchctl.records.record import Plan, PlannedRun
+from benchctl.records.record import Plan, PlannedRun, StoppingRecord
 from benchctl.records.schema import SCHEMA_VERSION, Cell
 
 A = TypeVar("A")
@@ -250,3 +253,29 @@ def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) ->
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
     """True where a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+ALPHA: Final = 0.05
+"""Chance that any look of a stopping rule calls a change where there is none."""
+
+
+def stopping_rule(profile: Profile) -> StoppingRecord | None:
+    """The rule of a profile, before any look; None where the number of blocks is fixed."""
+    if profile.stopping is None:
+        return None
+    looks = look_blocks(profile.blocks, profile.stopping.looks)
+    return StoppingRecord(
+        precision_frac=profile.stopping.precision, confidence=1 - ALPHA / len(looks), look_blocks=looks
+    )
+
+
+def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
+    """Numbers of blocks after which there is a look: evenly spaced from 6 to ``most``.
+
+    Invariants: strictly increasing, the last is ``most``, at most ``num_looks`` of them.
+    """
+    first = min(LEAST_BLOCKS, most)
+    if num_looks == 1:
+        return (most,)
+    apart = (most - first) / (num_looks - 1)
+    return tuple(sorted({first + math.floor(i * apart + 0.5) for i in range(num_looks)}))

@@ -12,7 +12,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from io import BufferedReader
 from itertools import chain
@@ -27,7 +27,6 @@ from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, PROFILE_BY
 from benchctl.untrusted.text import visible_line
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: Final = {
     "a link": stat.S_ISLNK,
@@ -58,20 +57,6 @@ def inside(path: Path, within: Path) -> Path:
         if not stat.S_ISDIR(mode):
             raise irregular(folder, mode, "directory")
     return path
-
-
-@contextmanager
-def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
-    """A handle of the directory ``path``, which is ``within`` or below it; it stays the same where that is renamed.
-
-    Raises as ``inside`` does.
-    """
-    inside(path / "entry", within)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def irregular(path: Path, mode: int, expected: str = "file") -> OutsideError:
@@ -133,7 +118,7 @@ def is_file(path: Path, *, within: Path) -> bool:
 
 
 def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list[str]:
-    """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``opened_folder`` does."""
+    """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``inside`` does."""
     inside(folder / "entry", within)
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if not files_only or entry.is_file(follow_symlinks=False))
@@ -159,19 +144,18 @@ def replace_file(path: Path, content: bytes, *, within: Path) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise irregular(path, mode)
-    unnamed = f".{path.name}.{secrets.token_hex(4)}.partial"
-    with opened_folder(path.parent, within=within) as folder:
-        try:
-            with os.fdopen(os.open(unnamed, _NEW, 0o666, dir_fd=folder), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unnamed, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        finally:
-            with suppress(OSError):  # it has its name
-                os.unlink(unnamed, dir_fd=folder)
+    unnamed = inside(path, within).with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with unnamed.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unnamed.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):  # it has its name
+            unnamed.unlink()
 
 
 def open_to_append(path: Path, *, within: Path) -> BinaryIO:
@@ -179,13 +163,9 @@ def open_to_append(path: Path, *, within: Path) -> BinaryIO:
 
     Raises OutsideError and OSError as ``open_file`` does.
     """
-    with opened_folder(path.parent, within=within) as folder:
-        with suppress(FileNotFoundError):
-            stat_file(path, within=within)
-        try:
-            return os.fdopen(os.open(path.name, _APPENDED, 0o666, dir_fd=folder), "ab")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+    with suppress(FileNotFoundError):
+        stat_file(path, within=within)
+    return os.fdopen(os.open(path, _APPENDED, 0o666), "ab")
 
 
 def move_entry(path: Path, target: Path, *, within: Path) -> None:

@@ -22,9 +22,6 @@ _SECRET_NAME: Final = re.compile(
 )
 """A whole word of a name: ``HF_TOKEN`` and ``--api-key`` are secrets, ``--max-num-batched-tokens`` and
 ``TOKENIZERS_PARALLELISM`` are not."""
-_MARK: Final = re.compile(r"\[redacted: [^\]\n]{1,120}\]")
-OLD_MARK: Final = "***"
-"""Stands for every secret in older result directories."""
 
 
 class KnownValue(NamedTuple):
@@ -139,11 +136,6 @@ def secret_options(words: Sequence[str]) -> Iterator[str]:
 def mark(label: str) -> str:
     """The text in place of a secret."""
     return f"[redacted: {label}]"
-
-
-def with_old_marks(text: str) -> str:
-    """``text`` with marks as older result directories have them, which do not say what was there."""
-    return _MARK.sub(OLD_MARK, text)
 
 
 class Redactor:

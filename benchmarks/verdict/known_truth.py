@@ -19,10 +19,10 @@ from benchctl.analysis.statistics.estimate import (
     BlockDesign,
     Estimator,
     PooledSlope,
+    pooled_slope,
     side_ratio,
     unpaired_ratio,
 )
-from benchctl.analysis.statistics.position_effect import pooled_slope
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs

@@ -25,7 +25,7 @@ from benchctl.analysis.attribution.estimate import WallSplit
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, side_ratio
-from benchctl.analysis.stopping_rule import ALPHA, look_blocks
+from benchctl.profile.planning import ALPHA, look_blocks
 from benchctl.records.record import StopMode
 from benchmarks.common.harness import show
 from benchmarks.verdict.known_truth import (

@@ -16,6 +16,7 @@ from benchctl.analysis.metrics.latency import (
     known_values,
     measured,
     percentiles,
+    quotient,
 )
 from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
@@ -134,7 +135,7 @@ def published_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
         "base_pflops_total": account.of("base").total / PETA,
         "theoretical_pflops_total": account.total / PETA,
         "theoretical_gflops_per_output_token": account.gflops_per_output_token,
-        "achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),
+        "achieved_tflops_per_s": quotient(achieved_flops_per_s(account.total, wall_s), TERA),
         "lvm_pflops_prefill": account.of("value_prefill").total / PETA,
         "lvm_pflops_extend": account.of("value_extend").total / PETA,
         "lvm_pflops_candidates": account.of("value_candidates").total / PETA,
@@ -151,14 +152,10 @@ def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
         "observed_draft_pflops": account.of("draft").total / PETA,
         "observed_pflops_total": account.total / PETA,
         "observed_gflops_per_output_token": account.gflops_per_output_token,
-        "observed_achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),
+        "observed_achieved_tflops_per_s": quotient(achieved_flops_per_s(account.total, wall_s), TERA),
     }
 
 
 def number_of(value: Value) -> float | None:
     """The value of a column as a number; None if it is unknown or text."""
     return None if value is None or isinstance(value, str) else float(value)
-
-
-def _tera(flops_per_s: float | None) -> float | None:
-    return None if flops_per_s is None else flops_per_s / TERA

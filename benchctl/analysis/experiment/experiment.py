@@ -16,8 +16,14 @@ from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, V
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
-from benchctl.analysis.statistics.position_effect import RunKey, pooled_slope
+from benchctl.analysis.statistics.estimate import (
+    DEFAULT_ESTIMATOR,
+    Estimator,
+    PooledSlope,
+    RunKey,
+    SideRatio,
+    pooled_slope,
+)
 from benchctl.analysis.validity.answers import Check
 from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning

@@ -20,8 +20,7 @@ from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.metrics.latency import mean_of_known, quotient
 from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, scatter_of
-from benchctl.analysis.statistics.position_effect import adjusted_level
+from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, adjusted_level, scatter_of
 from benchctl.analysis.validity.usable import Usability
 from benchctl.costs.flops import utilization_frac
 from benchctl.profile.model import VariantSettings

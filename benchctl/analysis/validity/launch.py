@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, VLLM_KV_SIZES
 from benchctl.records.record import RunRecord
-from benchctl.untrusted.secrets import OLD_MARK, with_old_marks
+from benchctl.untrusted.secrets import mark
 
 _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\.?\d")
@@ -60,15 +60,15 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: b
     """
     settings: dict[str, str] = {}
     if record.argv:
-        program, *words = map(with_old_marks, record.argv)
+        program, *words = record.argv
         flags, plain = split_flags(words)
         settings |= {f"argv.{flag}": " ".join(values) or "given" for flag, values in flags.items()}
         settings[WORDS] = " ".join(plain)
         if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
             settings["argv.program"] = program
     for name, whole in record.env.items():
-        value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
-        if value != OLD_MARK and not (has_node and name in {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}):
+        value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
+        if value != mark(name) and not (has_node and name in {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}):
             settings[f"env.{name}"] = value
     own_folder = re.compile(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)")
     shared = {}

@@ -221,10 +221,6 @@ class SimOptions(ServerOptions):
         return self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,)
 
     @property
-    def fixed_port(self) -> int | None:
-        return self.port
-
-    @property
     def skips_neutral_guidance(self) -> bool:
         return self.revision in REVISIONS_THAT_SKIP
 

@@ -28,10 +28,10 @@ from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_
 from benchctl.analysis.experiment.pairing import deciding_in_plan
 from benchctl.analysis.planning import power_lines
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.analysis.stopping_rule import look_blocks, stopping_rule
 from benchctl.engines.engine import engine_for
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
+from benchctl.profile.planning import look_blocks, stopping_rule
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
 from benchctl.records.schema import ResultWarning
