@@ -144,7 +144,11 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
     Nothing is said of cells whose observed FLOPs do not charge all that drafts cost, and the published rule charges
     none.
     """
-    drafting = {cell.label: all(map(_charges_drafts, cell.runs)) for cell in cells if cell.speculates}
+    drafting = {  # by cell, and whether the passes of its drafts are charged
+        cell.label: all(run.flops and run.flops.observed and run.flops.charges_drafts for run in cell.runs)
+        for cell in cells
+        if cell.speculates
+    }
     slow = [
         row
         for row in rows
@@ -168,10 +172,6 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
     )
     numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
-
-
-def _charges_drafts(run: RunSummary) -> bool:
-    return run.flops is not None and run.flops.observed is not None and run.flops.charges_drafts
 
 
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collection[str]) -> Finding | None:

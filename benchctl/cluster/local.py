@@ -70,10 +70,12 @@ def locked(names: Sequence[str]) -> Iterator[tuple[int, ...]]:
     Where the process that took a lock has ended, those that measured for it are ending, too: they are waited for.
     Raises HeldError where another process has one of them, UsageError where locks cannot be written.
     """
+    chosen, host = os.environ.get(STORE_VARIABLE), _ODD.sub("_", platform.node())
+    folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("benchctl")) / "locks"
     with ExitStack() as stack:
         handles: list[int] = []
         for name in names:
-            path = _lock_path(name)
+            path = folder / f"{host}-{_ODD.sub('_', name)}.lock"  # the user's directory may be that of many hosts
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,13 +96,6 @@ def locked(names: Sequence[str]) -> Iterator[tuple[int, ...]]:
             os.pwrite(handle, f"process {os.getpid()} ({command})".encode(errors="replace")[:_HOLDER_BYTES], 0)
             handles.append(handle)
         yield tuple(handles)
-
-
-def _lock_path(name: str) -> Path:
-    """A file for this host: the user's directory may be that of many."""
-    chosen = os.environ.get(STORE_VARIABLE)
-    folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("benchctl")) / "locks"
-    return folder / f"{_ODD.sub('_', platform.node())}-{_ODD.sub('_', name)}.lock"
 
 
 @contextmanager

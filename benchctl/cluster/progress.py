@@ -250,8 +250,9 @@ def _expected_s(records: Iterable[RunRecord]) -> Mapping[str, float]:
     """
     took_s = defaultdict[str, list[float]](list)
     for record in records:
-        if record.state in {"done", "suspect"} and (lasted_s := _lasted_s(record)):
-            took_s[arm_label(record.variant, record.cell)].append(lasted_s + _AROUND_RUN_S)
+        launch_ns, stop_ns = record.times.launch_ns, record.times.stop_ns
+        if record.state in {"done", "suspect"} and launch_ns and stop_ns and not record.is_simulated:
+            took_s[arm_label(record.variant, record.cell)].append(s_from_ns(stop_ns - launch_ns) + _AROUND_RUN_S)
     run_s = {arm: median(each) for arm, each in took_s.items()}
     return defaultdict(lambda: fmean(run_s.values()), run_s)
 
@@ -279,14 +280,6 @@ def _time_left_s(
     for waiting_s in rest_s.values():
         heapq.heapreplace(ends_s, ends_s[0] + waiting_s)
     return max(ends_s)
-
-
-def _lasted_s(record: RunRecord) -> float | None:
-    """Seconds from the start of a run's server to its end; None where they are unknown, or of no clock of ours."""
-    launch_ns, stop_ns = record.times.launch_ns, record.times.stop_ns
-    if launch_ns is None or stop_ns is None or record.is_simulated:
-        return None
-    return max(s_from_ns(stop_ns - launch_ns), 0.0)
 
 
 def _elapsed_s(record: RunRecord) -> float | None:

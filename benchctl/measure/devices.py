@@ -51,19 +51,15 @@ def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
     for visible in dict.fromkeys(env.get(VARIABLE, os.environ.get(VARIABLE)) for env in environments):
         if (absence := absent_gpu(visible, nvml)) is not None:
             reason, is_certain = absence
-            kind = profile.engine.kind
-            need = f"engine {kind!r} needs one in this profile; {_remedy(kind)}"
-            yield Shortfall(message=f"no GPU is seen here ({reason}), and {need}", is_certain=is_certain)
+            preset = ENGINES[profile.engine.kind].preset_without_gpu
+            instead = "" if preset is None else f"measure small models without one: --engine {preset}; or "
+            message = (
+                f"no GPU is seen here ({reason}), and engine {profile.engine.kind!r} needs one in this profile; "
+                f"{instead}make a GPU visible ('benchctl doctor --gpu' says what is missing), or, where the engine "
+                "is built for another device, --set engine.options.needs_gpu=false"
+            )
+            yield Shortfall(message=message, is_certain=is_certain)
             return
-
-
-def _remedy(kind: str) -> str:
-    preset = ENGINES[kind].preset_without_gpu
-    instead = "" if preset is None else f"measure small models without one: --engine {preset}; or "
-    return (
-        f"{instead}make a GPU visible ('benchctl doctor --gpu' says what is missing), or, where the engine is "
-        "built for another device, --set engine.options.needs_gpu=false"
-    )
 
 
 def gpus_of_block(profile: Profile, *, has_gpus: bool | None = None) -> int | None:

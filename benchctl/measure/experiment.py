@@ -301,13 +301,13 @@ def _measure_feasible(
     """Measure a run, unless one of its arm is in ``failed``, where runs that fail by their settings are noted."""
     arm = arm_label(planned.variant, planned.cell)
     if first := failed.get(arm):
-        why = f"{first.run_id} ran out of memory with the same settings; --resume tries it again"
-        failure = RunFailure(cause="infeasible", message=f"not tried, because {why}")
+        cause, why = (
+            "infeasible",
+            f"{first.run_id} ran out of memory with the same settings; --resume tries it again",
+        )
         if _has_failed_by(first, RequestRefusedError.cause):
-            failure = RunFailure(
-                cause=RequestRefusedError.cause,
-                message=f"not tried, because the server refused the same requests in {first.run_id}",
-            )
+            cause, why = RequestRefusedError.cause, f"the server refused the same requests in {first.run_id}"
+        failure = RunFailure(cause=cause, message=f"not tried, because {why}")
         return decline_run(context, planned, directory, failure)
     record = measure(context, planned, directory)
     if _has_failed_by(record, OUT_OF_MEMORY) or _has_failed_by(record, RequestRefusedError.cause):

@@ -125,8 +125,7 @@ class Sampling(Section):
     @field_validator("top_k")
     @classmethod
     def _top_k_is_a_count(cls, top_k: int) -> int:
-        if top_k == 0:
-            raise ValueError("top_k is 0; write -1 for the whole vocabulary or a positive count")
+        check_rules((top_k == 0, "top_k is 0; write -1 for the whole vocabulary or a positive count"))
         return top_k
 
 

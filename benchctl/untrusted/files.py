@@ -197,10 +197,8 @@ def files_below(directory: Path, name: str) -> list[Path]:
 def require_files(paths: Sequence[Path], *, within: Path) -> None:
     """Raise OutsideError at the first path that is there and no regular file of the directory ``within``."""
     for path in paths:
-        try:
+        with suppress(FileNotFoundError):
             stat_file(path, within=within)
-        except FileNotFoundError:
-            continue
 
 
 DECODING_ERRORS: Final[tuple[type[Exception], ...]] = (

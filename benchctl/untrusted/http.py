@@ -5,7 +5,6 @@ through here. Every failure is an ``httpx.HTTPError``.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,59 +44,27 @@ async def fetch(
         async with asyncio.timeout(limit_s):
             response = await client.send(request, stream=True)
             try:
-                _check_coding(response)
+                coding = response.headers.get("content-encoding", "").strip().lower()
+                # Those of which a piece of the stream, of 64 KiB, cannot become more than 64 MiB
+                if coding not in {"", "identity", "gzip", "deflate"}:
+                    message = f"{request.url} answers in the coding {visible_line(coding, _SHOWN_CHARS)}"
+                    raise httpx.DecodingError(f"{message}, which was not requested", request=request)
                 async for data in response.aiter_bytes():
-                    _take(body, data, request, max_bytes)
+                    body += data
+                    if len(body) > max_bytes:
+                        message = f"{request.url} answers with more than {max_bytes >> 20} MiB"
+                        raise httpx.RemoteProtocolError(message, request=request)
             finally:
                 await response.aclose()
     except TimeoutError:
-        raise _lateness(request, limit_s) from None
-    return _whole(response, body)
-
-
-def fetch_now(client: httpx.Client, url: str, *, limit_s: float, max_bytes: int) -> httpx.Response:
-    """The same as ``fetch`` for a GET that blocks."""
-    request = client.build_request("GET", url, headers={"accept-encoding": "identity"})
-    deadline_s, body = time.monotonic() + limit_s, bytearray()
-    response = client.send(request, stream=True)
-    try:
-        _check_coding(response)
-        for data in response.iter_bytes():
-            _take(body, data, request, max_bytes)
-            if time.monotonic() > deadline_s:
-                raise _lateness(request, limit_s)
-    finally:
-        response.close()
-    return _whole(response, body)
-
-
-def _check_coding(response: httpx.Response) -> None:
-    coding = response.headers.get("content-encoding", "").strip().lower()
-    # Those of which a piece of the stream, of 64 KiB, cannot become more than 64 MiB
-    if coding not in {"", "identity", "gzip", "deflate"}:
-        message = f"{response.request.url} answers in the coding {visible_line(coding, _SHOWN_CHARS)}"
-        raise httpx.DecodingError(f"{message}, which was not requested", request=response.request)
-
-
-def _take(body: bytearray, data: bytes, request: httpx.Request, max_bytes: int) -> None:
-    body += data
-    if len(body) > max_bytes:
-        message = f"{request.url} answers with more than {max_bytes >> 20} MiB"
-        raise httpx.RemoteProtocolError(message, request=request)
-
-
-def _whole(response: httpx.Response, body: bytearray) -> httpx.Response:
-    """The answer with its whole body."""
-    headers = [
+        message = f"{request.url} has not answered within {limit_s:g} s"
+        raise httpx.ReadTimeout(message, request=request) from None
+    of_content = [
         pair
         for pair in response.headers.multi_items()
         if pair[0].lower() not in {"content-encoding", "content-length", "transfer-encoding"}
     ]
-    return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
-
-
-def _lateness(request: httpx.Request, limit_s: float) -> httpx.ReadTimeout:
-    return httpx.ReadTimeout(f"{request.url} has not answered within {limit_s:g} s", request=request)
+    return httpx.Response(response.status_code, headers=of_content, content=bytes(body), request=request)
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from benchctl.untrusted.files import (
     read_yaml,
     replace_file,
 )
-from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
+from benchctl.untrusted.http import fetch, fetch_json, recordable
 
 SIGNS = st.text(alphabet='{}[]",:\\ud8019.eE+-&*!<> \n\t', max_size=80)
 READERS = {
@@ -358,15 +358,6 @@ def test_a_page_of_counters_beyond_all_sizes_ends_the_sampler_and_not_the_load(p
         async with serving(writing(document(page))) as url:
             with pytest.raises((OSError, ValueError), match=problem):
                 await asyncio.to_thread(next, prometheus_samples(f"{url}/metrics", 1.0, Event()))
-
-    asyncio.run(go())
-
-
-def test_a_blocking_client_is_bounded_as_well() -> None:
-    async def go() -> None:
-        async with serving(endless(CLOSE, b" " * MIB, [0])) as url:
-            with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError, match="more than 2 MiB"):
-                await asyncio.to_thread(fetch_now, client, url, limit_s=5.0, max_bytes=2 * MIB)
 
     asyncio.run(go())
 

@@ -166,7 +166,12 @@ def estimate_mixture(
     judged, offset = judged - np.median(judged), np.median(differences)
     choices, slope_weights = _choices(n), np.zeros(0)
     if is_own:
-        choices, slope_weights = _choices_with_slopes(choices, float(np.mean(x**2)))
+        # The choices with a small slope, then those with a large one; for each, the weight of "the slope is 0" in
+        # blocks of variance sigma^2 whose squared position is the mean one.
+        sizes = choices.sum(axis=1)
+        fewer = choices[sizes < max(sizes.max(), 1)]
+        inverses = np.repeat([1 / SMALL_SLOPE**2, 1 / LARGE_SLOPE**2], [len(choices), len(fewer)])
+        choices, slope_weights = np.concatenate([choices, fewer]), float(np.mean(x**2)) * inverses
     weights = np.ones((len(choices), n))
     weights[:, _suspects(judged, x if is_own else None)] -= _LOST_WEIGHT * choices
     s_1, s_x, num_chosen = weights.sum(axis=1), weights @ x, choices.sum(axis=1)
@@ -229,14 +234,3 @@ def _choices(num_blocks: int) -> NDArray[np.bool_]:
     sizes = range(min(max((num_blocks - 1) // 2 - 1, 1), len(suspects)) + 1)
     chosen = [outliers for size in sizes for outliers in combinations(suspects, size)]
     return np.array([[i in outliers for i in suspects] for outliers in chosen])
-
-
-def _choices_with_slopes(choices: NDArray[np.bool_], mean_square: float) -> tuple[NDArray[np.bool_], Floats]:
-    """The choices with a small slope, then those with a large one; for each, the weight of "the slope is 0".
-
-    That weight is in blocks of variance sigma^2 whose squared position is ``mean_square``, as theirs is on average.
-    """
-    num_chosen = choices.sum(axis=1)
-    fewer = choices[num_chosen < max(num_chosen.max(), 1)]
-    weights = np.repeat([1 / SMALL_SLOPE**2, 1 / LARGE_SLOPE**2], [len(choices), len(fewer)])
-    return np.concatenate([choices, fewer]), mean_square * weights

@@ -189,6 +189,7 @@ _TO_GET_PRIORITY: Final = "sudo prlimit --pid $$ --rtprio=1 in this shell; docke
 
 def host_checks(results: Path) -> tuple[Check, ...]:
     """Check the machine for measurements into ``results``, which need not exist yet."""
+    most_processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]  # a real engine starts some hundred
     return (
         _processor(),
         priority_check(granted_priority()),
@@ -199,7 +200,13 @@ def host_checks(results: Path) -> tuple[Check, ...]:
         results_check(results),
         shared_memory_check(_SHARED_MEMORY),
         open_files_check(usable_open_files()),
-        processes_check(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
+        _limit_check(
+            "processes",
+            most_processes,
+            _LEAST_PROCESSES,
+            f"{most_processes:,} processes and threads of this user at once (ulimit -u)",
+            "ulimit -u unlimited",
+        ),
     )
 
 
@@ -332,17 +339,6 @@ def open_files_check(limit: int) -> Check:
         _LEAST_OPEN_FILES,
         f"{limit:,} at once, enough for {most:,} requests in flight",
         _TO_OPEN_MORE,
-    )
-
-
-def processes_check(limit: int) -> Check:
-    """Check ``limit``, the most processes and threads of this user; a real engine starts some hundred."""
-    return _limit_check(
-        "processes",
-        limit,
-        _LEAST_PROCESSES,
-        f"{limit:,} processes and threads of this user at once (ulimit -u)",
-        "ulimit -u unlimited",
     )
 
 

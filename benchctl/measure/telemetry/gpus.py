@@ -241,7 +241,16 @@ def open_smi(visible: str | None) -> OpenedGpus:
     rows, problem = _rows()
     if not rows:
         return OpenedGpus(problem=problem or "it lists no device", has_driver=False)
-    gpus = {index: _described(index, row) for index, row in rows.items()}
+    gpus = {
+        index: NodeGpu(
+            index=index,
+            name=_text(row, "name") or "unknown GPU",
+            uuid=_text(row, "uuid"),
+            memory_bytes=_amount(row, "memory.total", MIB),
+            driver=_text(row, "driver_version"),
+        )
+        for index, row in rows.items()
+    }
     missing = set(range(max(gpus))) - gpus.keys()
     reason = problem or f"it is missing in the list of {_PROGRAM}"
     return opened_gpus(visible, gpus, dict.fromkeys(sorted(missing), reason), SmiReader)
@@ -272,16 +281,6 @@ def _ask(*options: str) -> tuple[list[str], str]:
         return [], visible_line(str(error), 200)
     complaint = done.stderr.strip() or done.stdout.strip() if done.returncode else ""
     return done.stdout.splitlines(), visible_line(complaint, 200)
-
-
-def _described(index: int, row: Mapping[str, str]) -> NodeGpu:
-    return NodeGpu(
-        index=index,
-        name=_text(row, "name") or "unknown GPU",
-        uuid=_text(row, "uuid"),
-        memory_bytes=_amount(row, "memory.total", MIB),
-        driver=_text(row, "driver_version"),
-    )
 
 
 def _reading(gpu: NodeGpu, row: Mapping[str, str], problem: str) -> Reading:

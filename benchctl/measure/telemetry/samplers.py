@@ -1,6 +1,6 @@
 """The samplers of a load, each a thread: of the server's processes, its devices and its counters."""
 
-import ssl
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,13 +15,14 @@ import psutil
 
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
+from benchctl.load.control import control_client
 from benchctl.measure.telemetry.reading import GpuReader
-from benchctl.profile.sections import Telemetry
+from benchctl.profile.sections import Telemetry, Timeouts
 from benchctl.records.files import JsonlWriter
 from benchctl.records.schema import HostSample, PrometheusSample, ResultWarning
 from benchctl.units import s_from_ns
 from benchctl.untrusted import METRICS_BYTES
-from benchctl.untrusted.http import fetch_now
+from benchctl.untrusted.http import fetch
 
 
 def host_samples(
@@ -95,35 +96,35 @@ def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = F
     server reports no running request, and its token counters were the same a tenth of a second before. Raises
     OSError when the page cannot be fetched, ValueError when it cannot be parsed.
     """
-    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=_trust_for(url)) as client:
-        read_end = _settled if settles else _reading
-        yield read_end(client, url)
+    with asyncio.Runner() as runner:  # of this thread
+        client = control_client(url, Timeouts())
+
+        def read() -> PrometheusSample:
+            return runner.run(_reading(client, url))
+
+        read_end = partial(_settled, read) if settles else read
+        yield read_end()
         while not stopped.wait(1 / hz):
-            yield _reading(client, url)
-        yield read_end(client, url)
+            yield read()
+        yield read_end()
 
 
-def _trust_for(url: str) -> ssl.SSLContext:
-    """The certificates to trust: those of the system, 1 MB and 20 ms to load, only for an https address."""
-    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _settled(client: httpx.Client, url: str) -> PrometheusSample:
+def _settled(read: Callable[[], PrometheusSample]) -> PrometheusSample:
     """The first sample that repeats the one before while the server is idle, or the last within the limit."""
     deadline = time.monotonic() + 2.0
-    before = _reading(client, url)
+    before = read()
     while True:
         time.sleep(0.1)
-        now = _reading(client, url)
+        now = read()
         has_caught_up = is_idle(now.values) and token_counts(now.values) == token_counts(before.values)
         if has_caught_up or time.monotonic() >= deadline:
             return now
         before = now
 
 
-def _reading(client: httpx.Client, url: str) -> PrometheusSample:
+async def _reading(client: httpx.AsyncClient, url: str) -> PrometheusSample:
     try:
-        response = fetch_now(client, url, limit_s=_TIMEOUT_S, max_bytes=METRICS_BYTES)
+        response = await fetch(client, "GET", url, limit_s=_TIMEOUT_S, max_bytes=METRICS_BYTES)
     except httpx.HTTPError as error:
         raise OSError(f"GET {url}: {error}") from error
     if response.status_code != httpx.codes.OK:
