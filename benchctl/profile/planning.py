@@ -255,7 +255,7 @@ def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-ALPHA: Final = 0.05
+ALPHA = 0.05
 """Chance that any look of a stopping rule calls a change where there is none."""
 
 
