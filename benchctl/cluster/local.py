@@ -157,8 +157,7 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         sys.exit(INTERRUPTED_CODE)
 

@@ -85,14 +85,8 @@ def check_beside(profile: Profile, num: int) -> None:
 def this_host(system: Path = _SYSTEM) -> Host:
     """This host with what this process may use; ``system`` is the kernel's directory of devices.
 
-    Raises UsageError where CUDA_VISIBLE_DEVICES names parts of devices, which cannot be handed out, and on a
-    system that cannot bind processes to cores.
+    Raises UsageError where CUDA_VISIBLE_DEVICES names parts of devices, which cannot be handed out.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        raise UsageError(
-            "--on local binds each block to processor cores of its own, and this system cannot; leave it out, and "
-            "the blocks are measured one after the other"
-        )
     visible = os.environ.get(VARIABLE)
     if names_mig(visible):
         raise UsageError(

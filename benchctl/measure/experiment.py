@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -215,8 +215,13 @@ def _run_pending(
                 break
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
-            with _recording_end(results, planned):
+            with suppress(OSError):  # a full disk is reported as the failure of the run
+                forget_run(results, planned.run_id)
+            try:
                 record = _measure_feasible(measure, context, planned, results.run(planned.run_id), failed)
+            finally:
+                with suppress(OSError):
+                    record_run(results, planned.run_id)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[planned.run_id] = record.state
             failed_in_block[planned.block] += record.state == "failed"
@@ -253,18 +258,6 @@ def _with_repeat(
         again = [planned for planned in results.plan().runs if planned.block in blocks]
         listener.on_repeat(again)
         yield from again
-
-
-@contextmanager
-def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
-    """Remove the digest of the run's record while it is measured, and store the new one however it ends."""
-    with suppress(OSError):  # a full disk is reported as the failure of the run
-        forget_run(results, planned.run_id)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            record_run(results, planned.run_id)
 
 
 def _take_looks(

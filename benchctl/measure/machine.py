@@ -87,10 +87,8 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     return match[1].strip() if match else None
 
 
-def usable_cores() -> str | None:
-    """The cores that this process may use, such as ``0-7,16-23``; None where the system cannot bind processes."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
+def usable_cores() -> str:
+    """The cores that this process may use, such as ``0-7,16-23``."""
     return number_ranges(frozenset(os.sched_getaffinity(0)))
 
 

@@ -11,7 +11,7 @@ import platform
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -34,9 +34,6 @@ from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, Run
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.untrusted.secrets import environment_redactor
 
-INTERNAL_ERROR: Final = "internal-error"
-"""Cause of a failure by a mistake of benchctl."""
-
 
 def ignore(*_values: object) -> None:
     """Stand in for a callback that is not needed."""
@@ -53,7 +50,7 @@ def _cause_and_message(error: BaseException) -> tuple[str, str]:
         return INTERRUPTED, "the run was interrupted by a signal"
     if isinstance(error, BenchctlError):
         return getattr(error, "cause", type(error).__name__), str(error)
-    return INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    return "internal-error", f"{type(error).__name__}: {error}"
 
 
 class MeasuredRun:

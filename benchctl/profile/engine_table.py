@@ -96,12 +96,6 @@ class EngineSpec:
     consequences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Reported settings, as patterns, that follow from an option, setting or flag beside the one of its name."""
 
-    @property
-    def options_class(self) -> type[ServerOptions]:
-        """The class of its options."""
-        options: type[ServerOptions] = load_name(self.options)
-        return options
-
 
 def load_name(path: str) -> Any:
     """The object that ``module:name`` stands for."""
@@ -364,7 +358,8 @@ ENGINES: Final[dict[str, EngineSpec]] = {spec.kind: spec for spec in _SPECS}
 
 def options_class(kind: str) -> type[ServerOptions]:
     """The class of a kind's options; KeyError for an unknown kind."""
-    return ENGINES[kind].options_class
+    options: type[ServerOptions] = load_name(ENGINES[kind].options)
+    return options
 
 
 def is_virtual(kind: str) -> bool:

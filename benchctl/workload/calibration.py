@@ -214,7 +214,7 @@ def _document(
         document["per_engine"] = {
             kind: {"variants": {"added": None}, "sweep": {"max_num_seqs": None}}
             for kind, spec in ENGINES.items()
-            if spec.serves_requests and "max_num_seqs" not in spec.options_class.model_fields
+            if spec.serves_requests and "max_num_seqs" not in options_class(kind).model_fields
         }
     if len(factors) > 1:
         document["cells"] = cells

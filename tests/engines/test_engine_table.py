@@ -14,7 +14,7 @@ from support.servers.openai_server import OpenAIServer, SentRequest
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.engine_table import ENGINES, dialects, guiding_kinds
+from benchctl.profile.engine_table import ENGINES, dialects, guiding_kinds, options_class
 from benchctl.profile.model import EngineKind, Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import PreparedRequest
@@ -25,7 +25,7 @@ METHODS = ("argv", "env", "request_call", "effective_config", "check_available",
 def test_a_spec_names_classes_and_options_that_exist_and_guides_when_it_has_options_of_a_value_model() -> None:
     assert set(get_args(EngineKind)) == set(ENGINES)
     for kind, spec in ENGINES.items():
-        options, engine = spec.options_class, engine_for(kind)
+        options, engine = options_class(kind), engine_for(kind)
         assert spec.kind == engine.kind == kind
         assert issubclass(options, ServerOptions)
         assert all(callable(getattr(engine, method)) for method in METHODS)

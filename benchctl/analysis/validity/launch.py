@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, VLLM_KV_SIZES
+from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, VLLM_KV_SIZES, options_class
 from benchctl.records.record import RunRecord
 from benchctl.untrusted.secrets import mark
 
@@ -110,7 +110,7 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
         ("alias", "model", "model-path", "served-model-name"), ("model",)
     )
     for spec in ENGINES.values():
-        flags = {flag.spelling(option): (option,) for option, flag in spec.options_class.flags().items()}
+        flags = {flag.spelling(option): (option,) for option, flag in options_class(spec.kind).flags().items()}
         for name, names in (*flags.items(), *spec.coded_options.items()):
             key = name.removeprefix("--").removeprefix("no-")
             options[key] = tuple(dict.fromkeys((*options.get(key, ()), *names)))

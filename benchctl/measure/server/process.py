@@ -170,10 +170,8 @@ def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSp
     """The last of our cores for the client, the others, at least one, for the server.
 
     ``auto`` gives the client a core for each of its ``num_processes``, if that is an eighth of all or less. None if
-    it gets no core: there are too few, the option is 0, or the system cannot bind processes to cores.
+    it gets no core: there are too few, or the option is 0.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
     usable = sorted(os.sched_getaffinity(0))
     if option == "auto":
         # Cores of a machine on which a server hardly misses the one that is reserved

@@ -3,6 +3,7 @@
 import datetime as dt
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ _REASONS: Final = {
 """Bits of the clock event reasons, as ``nvml.h`` numbers them."""
 
 
-class GpuReader:
+class GpuReader(ABC):
     """A source of samples of the visible devices; one class for each way of reading them."""
 
     source: str
@@ -58,17 +59,17 @@ class GpuReader:
     least_pause_s = 0.0
     """Between two readings, whatever rate is wanted: what a reading costs must not disturb the load."""
 
+    @abstractmethod
     def described(self) -> tuple[NodeGpu, ...]:
         """The visible devices that can be read, with what may change the numbers of a run, as far as it is told."""
-        raise NotImplementedError
 
+    @abstractmethod
     def readings(self) -> Iterator[Reading]:
         """One reading of each device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
         """Programs that compute on each device, by index; ids as the driver knows them, outside of containers."""
-        raise NotImplementedError
 
     def read(self) -> tuple[GpuSample, ...]:
         """A sample of each device that answers at least one question."""
