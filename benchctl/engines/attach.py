@@ -27,8 +27,7 @@ from benchctl.engines.engine import (
     uncached_fields,
 )
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import check_rules
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions, check_rules
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode

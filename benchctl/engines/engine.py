@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, EngineSpec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions

@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 from benchctl.engines.engine import Device, Engine, Installation, Recipe, engine_for, own_options
 from benchctl.engines.hub import checkpoint_for, context_of
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.profile.engine_options import PythonOptions, ServerOptions
+from benchctl.profile.choices import PythonOptions, ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import PreparedRequest

@@ -35,8 +35,15 @@ from benchctl.engines.engine import (
 )
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import Concurrency, ContextLength, LayerCount, ThreadCount
-from benchctl.profile.engine_options import Flag, LaunchedOptions, ServerOptions
+from benchctl.profile.choices import (
+    Concurrency,
+    ContextLength,
+    Flag,
+    LaunchedOptions,
+    LayerCount,
+    ServerOptions,
+    ThreadCount,
+)
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest

@@ -14,10 +14,10 @@ from benchctl.profile.choices import (
     Mode,
     Phase,
     RequestCount,
+    ServerOptions,
     ThreadCount,
     TokenCount,
 )
-from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
 
 

@@ -38,8 +38,7 @@ from benchctl.engines.engine import (
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import Concurrency, ContextLength, DeviceCount, Share
-from benchctl.profile.engine_options import Flag, PythonOptions
+from benchctl.profile.choices import Concurrency, ContextLength, DeviceCount, Flag, PythonOptions, Share
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Call, PreparedRequest

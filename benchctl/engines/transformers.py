@@ -36,8 +36,7 @@ from benchctl.engines.engine import (
 from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import checkpoint_for, end_tokens_of, is_local, json_object
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength
-from benchctl.profile.engine_options import Flag, PythonOptions
+from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength, Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest

@@ -11,11 +11,13 @@ from benchctl.profile.choices import (
     Concurrency,
     ContextLength,
     DeviceCount,
+    DraftSource,
     DraftTokens,
+    Flag,
+    PythonOptions,
     Share,
     check_rules,
 )
-from benchctl.profile.engine_options import DraftSource, Flag, PythonOptions
 
 MemorySize = Annotated[str, Field(pattern=r"^[0-9]{1,15}([kKmMgGtT]|\.[0-9]{1,6}[kmgt])?$")]
 """A number of bytes as vLLM reads it: ``256M``."""

@@ -23,7 +23,7 @@ from benchctl.guided.value_model.sizes import ValueModelMemory
 from benchctl.measure.machine import Shortfall
 from benchctl.measure.telemetry.gpus import gpu_inventory, has_device_files, opened
 from benchctl.measure.telemetry.reading import VARIABLE, hides_all
-from benchctl.profile.engine_options import LaunchedOptions
+from benchctl.profile.choices import LaunchedOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings

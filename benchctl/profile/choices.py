@@ -1,12 +1,19 @@
-"""Values of the keys of a profile: names of data sets, and quantities with unit and range.
+"""Values of the keys of a profile: names of data sets, quantities with unit and range, and options of servers.
 
-Beyond its range a quantity is a mistake. Options of the command line share these ranges.
+Beyond its range a quantity is a mistake. Options of the command line share these ranges. Of servers, these are the
+options that several kinds share, and their spelling as flags; those of each kind are beside its engine, under the
+name that ``engine_table`` has for them.
 """
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.fields import FieldInfo
+
+from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
 DEFAULT_THRESHOLD: Final = 0.01
 """The smallest change that counts where nobody says another."""
@@ -144,3 +151,184 @@ def check_rules(*rules: tuple[bool, str]) -> None:
     for is_there, problem in rules:
         if is_there:
             raise ValueError(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """The source of a server's drafts.
+
+    Without ``model`` and ``problem`` they are looked up in text, which takes no pass of a model.
+    """
+
+    model: str | None = None
+    """Name or directory of the model whose passes are drafts."""
+    problem: str | None = None
+    """The reason why no such model can be named."""
+    has_backfill: bool = True
+    """The model also forwards the last of its drafts, where all of them were accepted and a bonus token follows."""
+
+
+_INSTEAD: Final = (
+    "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The spelling of an option on its server's command line, as metadata of the option's field."""
+
+    name: str = ""
+    """``--max-num-seqs``; where it is empty, that of the option."""
+    when: bool | None = None
+    """Value of a switch at which the flag is given. None: ``--flag`` for true, ``--no-flag`` for false."""
+
+    def spelling(self, option: str) -> str:
+        """The flag of ``option``, with its dashes."""
+        return self.name or f"--{option.replace('_', '-')}"
+
+    def words(self, option: str, value: Any) -> tuple[str, ...]:
+        """The words for the value of an option; none where it is left to the server."""
+        name = self.spelling(option)
+        if value is None:
+            return ()
+        if isinstance(value, bool):
+            if self.when is not None:
+                return (name,) if value is self.when else ()
+            return (name,) if value else (f"--no-{name.removeprefix('--')}",)
+        return name, json.dumps(value, separators=(",", ":")) if isinstance(value, dict) else str(value)
+
+
+def flag_of(field: FieldInfo) -> Flag | None:
+    """The flag of an option; None where the engine's code says what becomes of it."""
+    return next((entry for entry in field.metadata if isinstance(entry, Flag)), None)
+
+
+class ServerOptions(Section):
+    """Options and properties of every engine."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset()
+    """Options that load a value model: a server without them is the same one without guidance."""
+
+    @property
+    def fixed_port(self) -> int | None:
+        """The port that the profile insists on."""
+        port: int | None = getattr(self, "port", None)
+        return port
+
+    @property
+    def client_cores_kept(self) -> Literal["auto"] | int:
+        """Processor cores that the server leaves to the client."""
+        return 0
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """The variables of the environment that hold secrets of requests."""
+        return frozenset()
+
+    @property
+    def guides_with(self) -> str | None:
+        """The value model that the server loads for guidance; None where it cannot guide."""
+        value_model: str | None = getattr(self, "value_model", None)
+        return value_model
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        """True for a server that leaves out the value model where its guidance changes no probability."""
+        return False
+
+    @property
+    def simulated_hardware(self) -> str | None:
+        """The device whose step times a simulated server has; None where it has those of no device."""
+        return None
+
+    @property
+    def speculates(self) -> bool | None:
+        """True for a server that drafts tokens; None where its options do not say."""
+        has_option = "num_speculative_tokens" in type(self).model_fields
+        return bool(getattr(self, "num_speculative_tokens")) if has_option else None  # noqa: B009
+
+    @property
+    def uses_gpu(self) -> bool | None:
+        """True for a server that does not start without a GPU; None where its options do not say."""
+        return None
+
+    @property
+    def forward_pass(self) -> ForwardPass | None:
+        """The pass that a run measures; None for servers that answer requests."""
+        return None
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """The source of its drafts, if it speculates."""
+        return DraftSource(problem="the options do not say what drafts")
+
+    @property
+    def request_model(self) -> str | None:
+        """Name of the model in requests; None for the profile's."""
+        return None
+
+    @classmethod
+    def flags(cls) -> dict[str, Flag]:
+        """The flag of each option that is spelled by one, in the order of the options."""
+        return {name: flag for name, field in cls.model_fields.items() if (flag := flag_of(field))}
+
+    def flag_words(self) -> tuple[str, ...]:
+        """The command line that these flags make of the options."""
+        flags = type(self).flags().items()
+        return tuple(word for name, flag in flags for word in flag.words(name, getattr(self, name)))
+
+
+class LaunchedOptions(ServerOptions):
+    """Options of servers that benchctl starts and others wrote."""
+
+    port: Port | None = None
+    """A fixed port; a free one where it is not given."""
+    env: dict[str, str] = {}
+    """Variables of the server's environment beyond ours."""
+    extra_args: tuple[str, ...] = ()
+    """Words added to the server's command line as they are, after those that the options give."""
+    client_cores: Literal["auto"] | Annotated[int, Field(ge=0, le=4096)] = "auto"
+    """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
+    ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
+    else none. The server always keeps one; on a machine with one core nothing is bound."""
+
+    needs_gpu: bool | None = None
+    """Refuse to start where no GPU is seen, as the presets for GPUs do; null: by the option ``device``, if there is
+    one."""
+
+    @field_validator("env")
+    @classmethod
+    def _env_has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if is_secret_name(name) or holds_key(value):
+                raise ValueError(
+                    f"{name} looks like a secret, which profiles and results must not hold; {_INSTEAD}"
+                )
+        return env
+
+    @field_validator("extra_args")
+    @classmethod
+    def _words_have_no_secrets(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for secret in secret_options(words):
+            raise ValueError(f"{secret} looks like a secret, which profiles and results must not hold; {_INSTEAD}")
+        return words
+
+    @property
+    def uses_gpu(self) -> bool | None:
+        device = str(getattr(self, "device", None) or "auto")
+        if device.partition(":")[0] not in {"auto", "cuda"}:
+            return False
+        return self.needs_gpu if self.needs_gpu is not None or device == "auto" else True
+
+    @property
+    def client_cores_kept(self) -> Literal["auto"] | int:
+        return self.client_cores
+
+
+class PythonOptions(LaunchedOptions):
+    """Options of servers that are Python programs, each in an environment of its own."""
+
+    python: str | None = None
+    """Interpreter of the environment that has the engine; searched for where it is not given."""
+    dtype: Annotated[str | None, Flag("--dtype")] = None
+    """Type of weights and activations, as the engine names it; the engine's choice where it is not given."""

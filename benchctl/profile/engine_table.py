@@ -10,8 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal
 
-from benchctl.profile.choices import PENALTIES
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import PENALTIES, ServerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

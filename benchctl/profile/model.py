@@ -24,11 +24,11 @@ from benchctl.profile.choices import (
     Probability,
     RequestCount,
     Section,
+    ServerOptions,
     Share,
     TokenCount,
     check_rules,
 )
-from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.sections import (
     ClusterSettings,

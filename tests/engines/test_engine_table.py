@@ -13,7 +13,7 @@ from support.servers.openai_server import OpenAIServer, SentRequest
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, dialects, guiding_kinds, options_class
 from benchctl.profile.model import EngineKind, Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions

@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, 
 from benchctl.analysis.statistics.intervals import Interval, t_quantile
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.records.columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 

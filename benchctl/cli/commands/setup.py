@@ -37,7 +37,7 @@ from benchctl.measure.builds import checkout_of, make_build
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
 from benchctl.measure.on_file import tokens_of_start
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
 from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import (

@@ -13,14 +13,15 @@ from benchctl.profile.choices import (
     Concurrency,
     ContextLength,
     DeviceCount,
+    DraftSource,
     DraftTokens,
     Factor,
     Port,
     Probability,
+    ServerOptions,
     TokenCount,
     check_rules,
 )
-from benchctl.profile.engine_options import DraftSource, ServerOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import model_validator
 
 from benchctl.engines.vllm_options import VllmOptions
-from benchctl.profile.choices import ByteCount, StepCount, check_rules
-from benchctl.profile.engine_options import Flag
+from benchctl.profile.choices import ByteCount, Flag, StepCount, check_rules
 
 
 class VllmLenvmOptions(VllmOptions):

@@ -30,7 +30,7 @@ from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.gpu import gpu_checks, peak_checks
 from benchctl.measure.machine import OWN_OPEN_FILES, existing_parent, git_state, host_info, memory_shortfalls
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, EngineSpec
 from benchctl.profile.model import Profile
 from benchctl.units import GIB, MIB, NS_PER_S

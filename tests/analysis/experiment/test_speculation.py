@@ -32,7 +32,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.sim.options import SimOptions
 from benchctl.engines.vllm_options import VllmOptions
 from benchctl.errors import UsageError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.choices import ServerOptions
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import StepRecord
