@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
-from benchctl.analysis.metrics.speculation import arm_drafts
+from benchctl.analysis.metrics.run import arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.records.directory import arm_order
 from benchctl.units import count_of, s_from_ns

@@ -31,7 +31,7 @@ from benchctl.analysis.compare.words import (
     threshold_text,
     unrecorded_lines,
 )
-from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.metrics.run import ArmDrafts
 from benchctl.records.warning_codes import severity_of
 from benchctl.report.experiment_tables import nodes_table
 from benchctl.report.model_tables import acceptance_table

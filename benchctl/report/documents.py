@@ -16,7 +16,7 @@ from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.summary import flops_bridge
-from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.metrics.run import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.validity.machines import machines_of

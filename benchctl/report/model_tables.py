@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchctl.analysis.experiment.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
-from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
+from benchctl.analysis.metrics.run import ArmDrafts, PositionAcceptance
 from benchctl.report.table import Column, Table, table_of
 from benchctl.steptime.diagnose import Diagnosis
 from benchctl.steptime.evaluate import Accuracy, Evaluation

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.work import fitted_draft_warnings
-from benchctl.analysis.metrics.speculation import drafter_of
+from benchctl.analysis.metrics.run import drafter_of
 from benchctl.costs.hardware import hardware_for, hardware_or_none
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import own_options

@@ -13,7 +13,7 @@ from support.servers.real_engines import assert_accounts_agree, measured, needs
 from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.metrics.speculation import draft_counts
+from benchctl.analysis.metrics.run import draft_counts
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.recipe import Recipe
 

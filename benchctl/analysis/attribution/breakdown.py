@@ -12,7 +12,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.estimate import ModelledRun
 from benchctl.analysis.attribution.work import Floor, deployment_of, floor_of
-from benchctl.analysis.metrics.speculation import drafter_of
+from benchctl.analysis.metrics.run import drafter_of
 from benchctl.costs.hardware import Hardware
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from benchctl.analysis.attribution.work import value_count
 from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured, total
-from benchctl.analysis.metrics.speculation import DraftCounts, Drafter, run_drafts
+from benchctl.analysis.metrics.run import DraftCounts, Drafter, run_drafts
 from benchctl.costs.flops import Correction, FlopsAccount, explain_difference, observed_flops, published_flops
 from benchctl.costs.run_work import Lengths, RunLengths, StepLogCounts, spread_evenly
 from benchctl.costs.shapes import ModelShape

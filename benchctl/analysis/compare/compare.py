@@ -27,8 +27,7 @@ from benchctl.analysis.experiment.pairing import (
 )
 from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
-from benchctl.analysis.metrics.run import other_cores
-from benchctl.analysis.metrics.speculation import arm_drafts
+from benchctl.analysis.metrics.run import arm_drafts, other_cores
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (

@@ -10,7 +10,7 @@ from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.decide import blocks_for_verdict
 from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict, Rules
 from benchctl.analysis.experiment.pairing import Pairing
-from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.metrics.run import ArmDrafts
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.records.schema import ResultWarning

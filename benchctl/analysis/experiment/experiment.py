@@ -13,8 +13,7 @@ from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of, shapes_of
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
-from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.metrics.speculation import drafter_of
+from benchctl.analysis.metrics.run import drafter_of, run_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,

@@ -18,7 +18,7 @@ from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.metrics.latency import mean_of_known, quotient
-from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
+from benchctl.analysis.metrics.run import ArmDrafts, arm_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, adjusted_level, scatter_of
 from benchctl.analysis.validity.usable import Usability

@@ -11,9 +11,8 @@ from itertools import pairwise, zip_longest
 from typing import Final
 
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured, total
-from benchctl.analysis.metrics.run import load_window_ns
+from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
-from benchctl.analysis.metrics.speculation import DraftCounts, draft_counts
 from benchctl.analysis.validity.answers import (
     NUM_NAMED,
     Check,

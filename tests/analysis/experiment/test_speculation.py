@@ -24,7 +24,7 @@ from benchctl.analysis.experiment.drafts import (
     same_acceptance_p,
 )
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.metrics.speculation import Drafter, drafter_of
+from benchctl.analysis.metrics.run import Drafter, drafter_of
 from benchctl.analysis.statistics.estimate import BlockDesign, side_ratio
 from benchctl.costs.flops import observed_flops
 from benchctl.costs.run_work import Lengths, StepLogCounts

@@ -32,9 +32,8 @@ from benchctl.analysis.metrics.latency import (
     tpots_ns,
     ttft_ns,
 )
-from benchctl.analysis.metrics.run import load_window_ns, run_metrics
+from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns, run_drafts, run_metrics
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
-from benchctl.analysis.metrics.speculation import DraftCounts, draft_counts, run_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.engines.metrics_page import series_of
 from benchctl.records.columns import columns_from
