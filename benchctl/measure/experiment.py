@@ -110,13 +110,13 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     if origin.is_elsewhere:
         return _created(profile, prepared, origin, manifest, [_ELSEWHERE])
     manifest = msgspec.structs.replace(manifest, gpus=gpu_inventory())
-    on_file = noise_on_file(
+    noise, warnings = noise_on_file(
         profile,
         manifest.gpus,
         request_set_sha256=manifest.request_set_sha256,
         begins_at=manifest.created_at,
     )
-    return _created(profile, prepared, origin, manifest, on_file.warnings, on_file.noise)
+    return _created(profile, prepared, origin, manifest, warnings, noise)
 
 
 def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:

@@ -72,21 +72,13 @@ def _is_measured(name: str) -> bool:
     return hardware is not None and hardware.measured_at is not None
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseOnFile:
-    """The noise that applies to an experiment, if any, and the warnings about it."""
-
-    noise: NoiseFloor | None
-    warnings: tuple[ResultWarning, ...]
-
-
 def noise_on_file(
     profile: Profile,
     gpus: Sequence[GpuInfo] | None = None,
     *,
     request_set_sha256: str | None = None,
     begins_at: str | None = None,
-) -> NoiseOnFile:
+) -> tuple[NoiseFloor | None, tuple[ResultWarning, ...]]:
     """The noise that applies to an experiment with ``profile``, with the warnings about it.
 
     It is the newest on file for the baseline's server on this machine; none for an experiment that compares
@@ -94,7 +86,7 @@ def noise_on_file(
     to now; without ``request_set_sha256`` the workload is not compared.
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
-        return NoiseOnFile(None, ())
+        return None, ()
     key = _key_here(profile, gpu_inventory() if gpus is None else gpus)
     entries = NOISE.entries(key.name)
     newest = newest_of_each(entries)
@@ -102,10 +94,10 @@ def noise_on_file(
     if not newest or newest[0].content is None:
         others = [entry.content for entry in newest_of_each(NOISE.entries()) if entry.content]
         misfit = other_server_warning(key, others)
-        return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
+        return None, (*warnings, *([misfit] if misfit is not None else []))
     noise = newest[0].content
     remarks = noise_warnings(noise, request_set_sha256, begins_at or dt.datetime.now(dt.UTC).isoformat())
-    return NoiseOnFile(noise, (*warnings, *remarks))
+    return noise, (*warnings, *remarks)
 
 
 def _key_here(profile: Profile, gpus: Sequence[GpuInfo]) -> NoiseKey:

@@ -167,7 +167,7 @@ async def _measure_server(
     size, arrival = size_of(requests), profile.workload.arrival
     # The number of processes is that of a load with all cores that benchctl may use.
     cores = split_cores(
-        run.settings.server.client_cores_kept,
+        getattr(run.settings.server, "client_cores", 0),
         num_processes(num_workers(profile.load.workers, arrival, size, len(os.sched_getaffinity(0)))),
     )
     server = _server(run, context, site, env, cores)

@@ -216,11 +216,6 @@ class ServerOptions(Section):
         return port
 
     @property
-    def client_cores_kept(self) -> Literal["auto"] | int:
-        """Processor cores that the server leaves to the client."""
-        return 0
-
-    @property
     def secret_variables(self) -> frozenset[str]:
         """The variables of the environment that hold secrets of requests."""
         return frozenset()
@@ -319,10 +314,6 @@ class LaunchedOptions(ServerOptions):
         if device.partition(":")[0] not in {"auto", "cuda"}:
             return False
         return self.needs_gpu if self.needs_gpu is not None or device == "auto" else True
-
-    @property
-    def client_cores_kept(self) -> Literal["auto"] | int:
-        return self.client_cores
 
 
 class PythonOptions(LaunchedOptions):

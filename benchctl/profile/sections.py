@@ -265,7 +265,6 @@ class LoadOptions(Section):
     ``none``: unchanged. ``benchctl doctor`` shows what is permitted."""
 
 
-ContainerRuntime = Literal["apptainer", "pyxis"]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:@+,/-]*$", max_length=255)]
 """A name of the scheduler, or several with commas."""
 Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.,\[\]-]*$", max_length=4000)]
@@ -326,7 +325,7 @@ class ClusterSettings(Section):
     """Lines of shell before the block, such as ``module load cuda``."""
     container: str | None = None
     """Image in which blocks are measured: a file or an address that the runtime takes. benchctl must be in it."""
-    container_runtime: ContainerRuntime = "apptainer"
+    container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
     """Program that starts the container: ``apptainer`` (also SingularityCE), or ``pyxis``, a plug-in of Slurm."""
     parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most blocks at the same time; null: as many as the scheduler starts."""

@@ -293,7 +293,7 @@ def test_all_threads_of_the_client_are_bound_and_those_that_begin_later_and_its_
 def test_a_run_says_which_cores_its_server_had(tmp_path, monkeypatch):
     """The paced server speaks for a real one; its options are those of the simulator, which know no cores."""
     options = variant_settings(profile(), "baseline", {}).server
-    monkeypatch.setattr(type(options), "client_cores_kept", property(lambda _: 1))
+    monkeypatch.setattr(type(options), "client_cores", 1, raising=False)
     record = measured(tmp_path)
     assert record.state == "done"
     assert split_cores(1).as_config().items() <= record.effective_config.items()
@@ -304,4 +304,6 @@ def test_presets_without_a_gpu_leave_the_client_a_core_in_all_variants_alike_and
     of_cpu = dict.fromkeys(("vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu"), 1)
     for engine, option in {**of_cpu, "vllm": "auto", "vllm-lenvm-gpu": "auto", "sglang": "auto", "sim": 0}.items():
         loaded = load_profile("topk-sweep", engine=engine)
-        assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {option}
+        assert {getattr(variant_settings(loaded, *arm).server, "client_cores", 0) for arm in arms(loaded)} == {
+            option
+        }

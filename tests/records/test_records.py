@@ -16,7 +16,7 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 from support.peaks import cpu_peaks
 from support.results.builders import BASELINE, GUIDED, PROFILE_YAML, edit_requests, edit_run, write_results
 
-from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, num_simultaneous, pooled_itls_ns
+from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, num_simultaneous
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records import files
 from benchctl.records.columns import read_steps
@@ -315,9 +315,9 @@ def test_a_record_is_what_its_line_says_and_gaps_of_arrays_are_those_of_tuples(t
     directory.request_log.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
     run = load_run(directory)
     assert run.warnings == ()
-    for law in (pooled_itls_ns, num_simultaneous, latencies_ns, lambda each: list(map(itls_ns, each))):
+    for law in (lambda each: itls_ns(*each), num_simultaneous, latencies_ns, lambda each: list(map(itls_ns, each))):
         assert law(run.requests) == law(requests)
-    assert num_simultaneous(requests) == pooled_itls_ns(requests).count(0)
+    assert num_simultaneous(requests) == itls_ns(*requests).count(0)
     for choice in (choice for request in run.requests for choice in request.choices):
         numbers = {name: getattr(choice, name) for name in FIELDS}
         assert {type(each) for each in numbers.values() if each} <= {array}

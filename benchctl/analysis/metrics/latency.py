@@ -106,13 +106,8 @@ def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
     return tuple((times[-1] - times[0]) / (tokens - 1) for times, tokens in choices if times and tokens > 1)
 
 
-def itls_ns(request: RequestRecord) -> "array[int]":
+def itls_ns(*requests: RequestRecord) -> "array[int]":
     """Inter-token latencies: gaps between successive chunks of a choice; a chunk of three tokens is one gap."""
-    return pooled_itls_ns((request,))
-
-
-def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
-    """``itls_ns`` of many requests, in their order."""
     gaps_ns = array("q")
     for choice in (choice for request in requests for choice in request.choices):
         gaps_ns.extend(map(sub, choice.chunk_ns[1:], choice.chunk_ns))  # no loop: there are as many gaps as tokens
@@ -130,7 +125,7 @@ def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]
     return {
         "ttft": known_values(ttft_ns(request) for request in requests),
         "tpot": [value for request in requests for value in tpots_ns(request)],
-        "itl": pooled_itls_ns(requests),
+        "itl": itls_ns(*requests),
         "e2el": known_values(e2el_ns(request) for request in requests),
     }
 

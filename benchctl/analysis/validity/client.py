@@ -19,7 +19,7 @@ from benchctl.analysis.metrics.client import (
     sends_of,
     slot_occupancy,
 )
-from benchctl.analysis.metrics.latency import known_values, measured, percentiles, pooled_itls_ns, smallest_sample
+from benchctl.analysis.metrics.latency import itls_ns, known_values, measured, percentiles, smallest_sample
 from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
@@ -171,7 +171,7 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
     """Most arrival times may be wrong. The requests say how long a load was: a stalled loop takes few samples."""
     if not samples or load_ns < MIN_LOAD_NS:
         return None
-    gaps_ns = pooled_itls_ns(requests)
+    gaps_ns = itls_ns(*requests)
     allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
     choices = [choice for request in requests for choice in request.choices]
     num_chunks = sum(len(choice.chunk_ns) for choice in choices)

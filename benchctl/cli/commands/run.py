@@ -158,8 +158,8 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     first = lengths_profile(profile) if needs_lengths(profile) else profile
     prepared = prepare_experiment(first)
     sha256 = prepared.sha256 if first is profile else None
-    on_file = noise_on_file(profile, request_set_sha256=sha256)
-    for warning in on_file.warnings:
+    stored_noise, warnings = noise_on_file(profile, request_set_sha256=sha256)
+    for warning in warnings:
         warn(warning.message)
     requests = prepared.requests
     if first is profile:
@@ -169,7 +169,7 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
         say(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
         say(f"then {profile.name!r}, every answer forced to its natural length:")
-    noise = on_file.noise or earlier_noise(profile, options.output_dir)
+    noise = stored_noise or earlier_noise(profile, options.output_dir)
     print_plan(profile, requests, noise, options.step_time_model)
     _print_handing_out(profile, requests, range(profile.blocks), options)
 

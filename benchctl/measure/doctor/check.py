@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, TypeAlias
-
-CheckState: TypeAlias = Literal["ok", "warning", "missing"]
-Fact: TypeAlias = str | int | float | bool | tuple[str, ...] | None
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +21,10 @@ class Check:
     remedy: str | None = None
     is_missing: bool = False
     is_needed: bool = False
-    facts: Mapping[str, Fact] = field(default_factory=dict)
+    facts: Mapping[str, str | int | float | bool | tuple[str, ...] | None] = field(default_factory=dict)
 
     @property
-    def state(self) -> CheckState:
+    def state(self) -> Literal["ok", "warning", "missing"]:
         """``missing`` for an absent part, ``warning`` for a problem that distorts numbers or will cause errors."""
         if self.is_missing:
             return "missing"

@@ -60,7 +60,10 @@ def host_samples(
 
 
 def _sample(t_ns: int, members: list[psutil.Process], **rates: float) -> HostSample:
-    sizes = [size for member in members if (size := _rss_bytes(member)) is not None]
+    sizes = []
+    for member in members:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            sizes.append(member.memory_info().rss)
     return HostSample(
         t_ns=t_ns,
         server_rss_bytes=sum(sizes),
@@ -78,12 +81,6 @@ def _cpu_s(processes: list[psutil.Process]) -> dict[int, float]:
             times = process.cpu_times()
             used[process.pid] = times.user + times.system
     return used
-
-
-def _rss_bytes(process: psutil.Process) -> int | None:
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return process.memory_info().rss
-    return None
 
 
 _TIMEOUT_S: Final = 5.0
