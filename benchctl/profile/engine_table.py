@@ -167,18 +167,6 @@ _GUIDANCE: Final = (_RECORDED, "env.BENCHCTL_LENVM_SETTINGS")
 """Passes of the value model are recorded for the number of candidates that the requests of a variant have. The
 options in the variable are reported and compared one by one."""
 
-_OF_VLLM_LENVM: Final[Mapping[str, tuple[str, ...]]] = {
-    **_OF_VLLM,
-    "server.value_model": ("server.value_model.*",),
-    "server.value_dtype": ("server.value_model.*",),
-    "server.value_memory_bytes": ("server.value_model.*",),
-    "server.value_graphs": (_RECORDED,),
-    "server.value_kernels": (_RECORDED, "server.value_model.has_kernels", "server.value_model.kernels_reason"),
-    "server.lazy": ("server.value_model.*",),
-    "sampling.top_k": _GUIDANCE,
-    "sampling.temperature": _GUIDANCE,
-    "guidance.mode": _GUIDANCE,
-}
 
 _OF_SGLANG: Final[Mapping[str, tuple[str, ...]]] = {
     "server.step_log": ("env.PYTHONPATH", "env.SGLANG_PLUGINS"),
@@ -192,13 +180,6 @@ _OF_SGLANG: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The share of memory that SGLang takes follows from these where no option fixes it."""
 
-_OF_TRANSFORMERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "server.continuous_batching": ("server.cb.*", "server.request_seed", "server.attn_implementation"),
-    "server.num_kv_blocks": ("server.cb.num_blocks", "server.cb.max_memory_percent"),
-    "server.block_size": ("server.cb.block_size",),
-    "server.max_num_batched_tokens": ("server.cb.max_batch_tokens", "server.cb.max_requests_per_batch"),
-    "server.enable_prefix_caching": ("server.cb.allow_block_sharing",),
-}
 
 _SPECS: Final = (
     EngineSpec(
@@ -264,7 +245,20 @@ _SPECS: Final = (
             ),
             "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
         },
-        consequences=_OF_VLLM_LENVM,
+        consequences={
+            **_OF_VLLM,
+            "server.value_model": ("server.value_model.*",),
+            "server.value_dtype": ("server.value_model.*",),
+            "server.value_memory_bytes": ("server.value_model.*",),
+            "server.value_graphs": (_RECORDED,),
+            "server.value_kernels": (
+                _RECORDED, "server.value_model.has_kernels", "server.value_model.kernels_reason",
+            ),
+            "server.lazy": ("server.value_model.*",),
+            "sampling.top_k": _GUIDANCE,
+            "sampling.temperature": _GUIDANCE,
+            "guidance.mode": _GUIDANCE,
+        },
     ),
     EngineSpec(
         kind="sglang",
@@ -319,7 +313,13 @@ _SPECS: Final = (
             "--no-prefix-caching": ("enable_prefix_caching",),
             "--step-log": ("step_log", "continuous_batching"),
         },
-        consequences=_OF_TRANSFORMERS,
+        consequences={
+            "server.continuous_batching": ("server.cb.*", "server.request_seed", "server.attn_implementation"),
+            "server.num_kv_blocks": ("server.cb.num_blocks", "server.cb.max_memory_percent"),
+            "server.block_size": ("server.cb.block_size",),
+            "server.max_num_batched_tokens": ("server.cb.max_batch_tokens", "server.cb.max_requests_per_batch"),
+            "server.enable_prefix_caching": ("server.cb.allow_block_sharing",),
+        },
     ),
     EngineSpec(
         kind="llamacpp",

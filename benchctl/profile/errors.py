@@ -58,22 +58,18 @@ class Key:
     field: FieldInfo
 
 
-def profile_keys() -> tuple[Key, ...]:
-    """Every key of a profile in the order of declaration, those of a section after the section's own."""
-    return tuple(_keys(Profile, ""))
-
-
 def option_keys(kind: str) -> tuple[Key, ...]:
     """The options of one engine."""
-    return tuple(_keys(options_class(kind), "engine.options."))
+    return tuple(profile_keys(options_class(kind), "engine.options."))
 
 
-def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
+def profile_keys(section: type[Section] = Profile, prefix: str = "") -> Iterator[Key]:
+    """Every key of a profile in the order of declaration, those of a section after the section's own."""
     for name, field in section.model_fields.items():
         yield Key(f"{prefix}{name}", section, field)
         for inner in _sections_in(field.annotation):
             chosen = "<name>." if inner is Variant else ""
-            yield from _keys(inner, f"{prefix}{name}.{chosen}")
+            yield from profile_keys(inner, f"{prefix}{name}.{chosen}")
 
 
 def _sections_in(annotation: Any) -> Iterator[type[Section]]:  # annotations have no type

@@ -261,8 +261,6 @@ _WORTH_A_WORD: Final = 0.1
 _SAME: Final = 0.02
 """Work that differs by a smaller fraction is the same work."""
 
-_NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
-
 
 def factor_text(estimate: RatioEstimate) -> str:
     """``x1.550 [1.54, 1.56]``; without the interval for one block, or without scatter."""
@@ -280,8 +278,9 @@ def sentence(decomposition: Decomposition, levels: Levels = MappingProxyType({})
     """The cause of the difference of the wall times, as far as the intervals show it."""
     wall = decomposition.wall
     if wall is None:
-        step = [f"a step takes {added_text(part)}"] if (part := decomposition.step) else []
-        return "; ".join([_NO_WALL, *step, *_section(decomposition), *_by_models(decomposition)])
+        causes = [f"a step takes {added_text(part)}"] if (part := decomposition.step) else []
+        causes += [*_section(decomposition), *_by_models(decomposition)]
+        return "; ".join(["the wall time is unknown, because the client's times do not count", *causes])
     total = wall.whole.estimate
     whole = f"wall time {change_of_ratio(total.ratio)}"
     if not wall.parts:

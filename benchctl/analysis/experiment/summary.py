@@ -257,7 +257,8 @@ LENVM_SWEEP_COLUMNS: Final = (
     *_SECTION_MEANS,
     "utilization_gap",
 )
-OWN_SWEEP_COLUMNS: Final = (
+SWEEP_COLUMNS: Final = (
+    *LENVM_SWEEP_COLUMNS,
     "variant",
     "cell",
     "n_blocks",
@@ -273,7 +274,6 @@ OWN_SWEEP_COLUMNS: Final = (
     "step_times_floor",
     "infeasible",
 )
-SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
 
 _COMPARED: Final = {
     "wall": "wall_s",

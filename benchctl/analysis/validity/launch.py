@@ -117,7 +117,6 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
     return options
 
 
-KV_SIZES: Final = frozenset(VLLM_KV_SIZES)
 _STATED: Final = ("server.kv_cache_memory_bytes", "server.num_gpu_blocks_override")
 
 
@@ -131,7 +130,7 @@ def alike_sizes(key: str, sides: Sides, runs: Iterable[Mapping[str, str]]) -> Si
     Only sizes that no option states vary so; ``runs`` are the settings of all runs. A size that one server does not
     report is unknown, and no difference.
     """
-    if key not in KV_SIZES:
+    if key not in VLLM_KV_SIZES:
         return sides
     left, right = (tuple(value for value in side if value[0].isdigit()) for side in sides)
     if not left or not right:

@@ -28,10 +28,10 @@ from benchctl.analysis.validity.comparable import (
     refused_differences,
     setting_differences,
 )
-from benchctl.analysis.validity.launch import KV_SIZES, alike_sizes, launch_settings, names_of
+from benchctl.analysis.validity.launch import alike_sizes, launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
-from benchctl.profile.engine_table import options_class
+from benchctl.profile.engine_table import VLLM_KV_SIZES, options_class
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.planning import variant_settings
@@ -143,8 +143,8 @@ def test_a_value_model_declares_no_other_cache_and_the_size_of_one_all_of_it():
     guided = VLLM.replace("kind: vllm", "kind: vllm-lenvm")
     of_value_model = declared("{server: {value_model: models/v}}", guided, "vllm-lenvm")
     assert "server.value_model.*" in of_value_model
-    assert KV_SIZES.isdisjoint(of_value_model)
-    assert declared("{server: {gpu_memory_utilization: 0.5}}") >= KV_SIZES
+    assert of_value_model.isdisjoint(VLLM_KV_SIZES)
+    assert declared("{server: {gpu_memory_utilization: 0.5}}") >= {*VLLM_KV_SIZES}
 
 
 OPTIONS = st.fixed_dictionaries(
