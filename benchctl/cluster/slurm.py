@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from benchctl.cluster.blocks import has_ended
@@ -138,17 +137,12 @@ class BlockTask:
         until it has. A task that was warned of its time limit begins again as the same job; one that Slurm ends, as
         it does by scancel and when another job has precedence, is Slurm's to queue again.
         """
-        is_ended = False
-
-        def note_end(_signum: int, _frame: FrameType | None) -> None:
-            nonlocal is_ended
-            is_ended = True
-
+        ends: list[int] = []
         for each in (_WARNING, signal.SIGCONT, signal.SIGUSR1):
             signal.signal(each, lambda _signum, _frame: None)
-        signal.signal(signal.SIGTERM, note_end)
+        signal.signal(signal.SIGTERM, lambda signum, _frame: ends.append(signum))
         code = subprocess.run(self.words, check=False).returncode
-        if code == INTERRUPTED_CODE and not is_ended:
+        if code == INTERRUPTED_CODE and not ends:
             self._begin_again()
         if code:
             # The exit code of the task is that of the block, for those who look at the job.
@@ -195,10 +189,8 @@ class ArrayJob:
 
     def python(self) -> str:
         """The interpreter of the task itself as a word of a shell; with pyxis it is in the container, too."""
-        if self._runtime == "apptainer":
-            return shlex.quote(sys.executable)
-        python = self.profile.cluster.python or (sys.executable if self._runtime is None else "python3")
-        return shlex.quote(python)
+        own = self.profile.cluster.python or ("python3" if self._runtime else sys.executable)
+        return shlex.quote(sys.executable if self._runtime == "apptainer" else own)
 
     def parameters(self, num_blocks: int) -> dict[str, Any]:
         """The parameters of submitit for ``num_blocks`` tasks."""

@@ -106,11 +106,7 @@ def interruptible(also: Iterable[signal.Signals] = ()) -> Iterator[None]:
     That is for code without a loop, and ``also`` for coroutines inside. Only the first signal does, also where a
     coroutine inside took it: later ones would interrupt the clean-up.
     """
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with _installed(_Handler(interrupt), also):
+    with _installed(_Handler(lambda: signal.default_int_handler(signal.SIGINT, None)), also):
         yield
 
 
