@@ -120,17 +120,12 @@ class ServerProcess:
         self._log = ServerLog(launch.raw_log, environment_redactor(launch.sent))
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
-
     def processes(self) -> list[psutil.Process]:
         """All its living processes."""
         return descendants(self._process.supervisor_pid)
 
-    def stop(self) -> None:
-        """End all processes, wait for the port, and write the log; does nothing the second time."""
-        if self.stop_ns is not None:
-            return
+    def __exit__(self, *_error: object) -> None:
+        """End all processes, wait for the port, and write the log."""
         self.stop_ns = time.monotonic_ns()
         launch, grace_s = self._launch, self._launch.timeouts.stop_s
         # Time for the other processes of a server that has ended to end: they have nothing left to complete

@@ -119,8 +119,8 @@ def test_an_engine_process_that_dies_before_the_server_is_ready_ends_the_start(t
 
 def test_a_port_that_stays_held_is_a_warning(tmp_path):
     how = saying(tmp_path, "import time; time.sleep(60)")
-    with ServerProcess(how) as server, socket.create_server(("127.0.0.1", how.port)):
-        server.stop()
+    with socket.create_server(("127.0.0.1", how.port)), ServerProcess(how) as server:
+        pass
     assert [warning.code for warning in server.warnings] == ["port-held"]
 
 
