@@ -35,22 +35,18 @@ class DesignRow:
     @property
     def passes(self) -> tuple[tuple[ForwardPoint, Mode], ...]:
         """The step of the batch, the same step expanded by the bonus tokens, and their prefill pass."""
-        expanded = self.batch_size + self.bonus_tokens
+        expanded, context = self.batch_size + self.bonus_tokens, self.context_tokens
+        backfill = ForwardPoint(phase="prefill", batch_size=self.bonus_tokens, context_tokens=context)
         return (
-            (decode_point(self.batch_size, self.context_tokens), self.decode_mode),
-            (decode_point(expanded, self.context_tokens), self.decode_mode),
-            (backfill_point(self.bonus_tokens, self.context_tokens), self.prefill_mode),
+            (decode_point(self.batch_size, context), self.decode_mode),
+            (decode_point(expanded, context), self.decode_mode),
+            (backfill, self.prefill_mode),  # each bonus token is of a sequence of its own
         )
 
 
 def decode_point(batch_size: int, context_tokens: int) -> ForwardPoint:
     """One decode step of a batch."""
     return ForwardPoint(phase="decode", batch_size=batch_size, context_tokens=context_tokens)
-
-
-def backfill_point(num_tokens: int, context_tokens: int) -> ForwardPoint:
-    """The prefill pass of ``num_tokens`` bonus tokens, each of a sequence of its own."""
-    return ForwardPoint(phase="prefill", batch_size=num_tokens, new_tokens=1, context_tokens=context_tokens)
 
 
 def bonus_design(

@@ -14,7 +14,7 @@ from support.fake_passes import A100, CPU, FakeWorkers, info_of
 from support.peaks import cpu_peaks, gpu_peaks
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
+from benchctl.analysis.bonus import bonus_design, measured_bonus
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.costs.hardware import HARDWARE
@@ -196,7 +196,8 @@ def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(
 
 def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_path):
     def too_fast(point, mode):
-        return 0.001 if point == backfill_point(10, 256) else bonus_directory.launch_bound(point, mode)
+        backfill = ForwardPoint(phase="prefill", batch_size=10, context_tokens=256)
+        return 0.001 if point == backfill else bonus_directory.launch_bound(point, mode)
 
     path = bonus_directory.measured(tmp_path, workers=FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB"))
     bonus = measured_bonus(path)
@@ -212,7 +213,8 @@ def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_p
 def test_a_directory_of_requests_or_of_other_passes_is_refused_with_what_lacks(tmp_path):
     with pytest.raises(UsageError, match=r"holds requests to engine 'sim'.*micro bonus"):
         measured_bonus(Path("results/example"))
-    outcome = measure(tmp_path, [backfill_point(3, 64)], modes=("eager",), blocks=1)
+    backfill = ForwardPoint(phase="prefill", batch_size=3, context_tokens=64)
+    outcome = measure(tmp_path, [backfill], modes=("eager",), blocks=1)
     with pytest.raises(UsageError, match="no batch size B with decodes at B and 2B"):
         measured_bonus(outcome.path)
 

@@ -320,7 +320,8 @@ def prompt_warnings(
     unchecked = f"no usage, so no check of the prompt, in {count_of(num_unknown, 'request')}"
     if first is None or not num_beyond:
         return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if num_unknown else ()
-    source, is_asked = first.prompt_tokens_from, first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)
+    source, dataset = first.prompt_tokens_from, first.source.replace("/", ":").partition(":")[0]
+    is_asked = source != ESTIMATE or dataset in _datasets_of_lengths()
     if source == ESTIMATE:
         planner = "benchctl's own rule" if is_asked else "an estimate"
     else:
@@ -361,13 +362,9 @@ def differing_counts(
     return (ResultWarning(code=DIFFER, message=message),)
 
 
-def _is_made_to_length(request: PreparedRequest) -> bool:
-    """True for prompts that were written to have a certain length: synthetic ones, and those of traces."""
-    return request.source.replace("/", ":").partition(":")[0] in _datasets_of_lengths()
-
-
 @cache
 def _datasets_of_lengths() -> frozenset[str]:
+    """Data sets whose prompts were written to have a certain length: synthetic ones, and those of traces."""
     of_made = names_of_datasets(lambda dataset: isinstance(dataset, MadeDataset) and dataset.needs_input_len)
     of_files = names_of_datasets(
         lambda dataset: isinstance(dataset, FileDataset) and dataset.read_trace is not None

@@ -243,7 +243,7 @@ def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
     """
     if fixed is not None:
         if not is_free(fixed):
-            holder = port_holder(fixed)
+            holder = next((each for each in psutil.process_iter() if is_listening(each, fixed)), None)
             who = f"process {holder.pid} ({holder.name()})" if holder else "a process of another user"
             raise PortTakenError(
                 f"port {fixed} of {HOST} is taken by {who}; end it, or choose another with --set "
@@ -258,11 +258,6 @@ def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
     raise RunError(
         f"no port from {candidates.start} to {candidates.stop - 1} is free; end some servers", cause="port-taken"
     )
-
-
-def port_holder(port: int) -> psutil.Process | None:
-    """The process that listens on ``port``, if we may see it."""
-    return next((process for process in psutil.process_iter() if is_listening(process, port)), None)
 
 
 def is_listening(process: psutil.Process, port: int) -> bool:

@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from benchctl.errors import PortTakenError, RunError, ServerStartError
 from benchctl.measure.server import supervise
 from benchctl.measure.server.health import ServerLog, Shortage
-from benchctl.measure.server.process import choose_port, is_alive, is_free, is_listening, port_holder, wait_free
+from benchctl.measure.server.process import choose_port, is_alive, is_free, is_listening, wait_free
 from benchctl.measure.server.server import ServerProcess
 from benchctl.untrusted.secrets import Redactor
 
@@ -34,7 +34,7 @@ def test_a_server_that_was_started_is_ready_and_then_gone_and_what_it_said_was_p
     how = replace(launch(tmp_path, "--start-delay-s", "0.3"), on_log_line=heard.append)
     with up(how) as server:
         pid, ready_ns = server.pid, time.monotonic_ns()
-        assert (is_free(how.port), port_holder(how.port).pid) == (False, pid)
+        assert (is_free(how.port), is_listening(psutil.Process(pid), how.port)) == (False, True)
     assert server.launch_ns < ready_ns < server.stop_ns
     assert (psutil.pid_exists(pid), is_free(how.port), server.warnings) == (False, True, ())
     assert "paced server listening" in how.log.read_text()
