@@ -76,7 +76,7 @@ def test_differences_in_the_work_itself_are_named_with_both_values_and_never_all
     refusal = refused(compare, results.path, other.path, allow=("request_set_sha256", "stop", "*"))
     keys = {difference.partition(":")[0] for difference in refusal.differences}
     assert keys >= {"request_set_sha256", "stop"}
-    assert "in all else: request_set_sha256 and stop may never differ, because" in str(refusal)
+    assert "in everything else: request_set_sha256 and stop may never differ, because" in str(refusal)
     assert "allowed_differences" not in str(refusal)
 
 
