@@ -70,7 +70,7 @@ def change_in_words(differences: Iterable[Difference]) -> str:
     ]
     more = len(changes) - _MOST_CHANGES
     parts = changes if more <= 0 else [*changes[:_MOST_CHANGES], f"{more} more"]
-    return in_a_row(parts) if parts else "nothing: both sides have the same settings"
+    return in_a_row(parts) if parts else "nothing on record: both sides have the same settings"
 
 
 def _is_switch(item: tuple[tuple[str, str], list[str]]) -> bool:
@@ -152,6 +152,9 @@ def verdict_sentence(comparison: Comparison) -> str:
             "the comparison invalid; name one that scatters with --metrics, such as step_ms"
         )
     cell, strongest = max(deciding, key=lambda pair: _strength(pair[1]))
+    if strongest.estimate is None and strongest.verdict == "unknown":
+        unknown = f"{strongest.metric.name} is unknown{_where(comparison, cell)}"
+        return f"inconclusive: {sides}: {unknown}: it {strongest.reason}"
     tests = comparison.num_tests
     number = f"{len(deciding)} of {tests} comparisons" if tests > 1 else "the one comparison"
     return (

@@ -53,9 +53,12 @@ LATENCIES: Final = tuple(_LATENCIES)
 
 
 _LATENCY_METRICS: Final = [
-    Metric(f"{prefix}{latency}_ms", "ms", f"{statistic} of {formula}{_SCALED}", "lower", needs=needs)
+    Metric(f"{prefix}{latency}_ms", "ms", f"{statistic} of {formula}{_SCALED}", "lower", needs=f"{number}{needs}")
     for latency, (formula, needs) in _LATENCIES.items()
-    for prefix, statistic in (("", "mean"), *((f"p{percent}_", f"p{percent}") for percent in PERCENTS))
+    for prefix, statistic, number in (
+        ("", "mean", ""),
+        *((f"p{percent}_", f"p{percent}", f"{smallest_sample(percent)} ") for percent in PERCENTS),
+    )
 ]
 
 _LOAD_METRICS: Final = [
