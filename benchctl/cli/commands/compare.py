@@ -461,7 +461,7 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
         sentence = folded(verdict_sentence(one.comparison), console.width)
         console.print(verdict_text(sentence, "bold" if is_one else ""))
         for line in answer_lines(one.comparison):
-            if line not in common and (is_one or show_all or line.startswith(_SHORT)):
+            if line not in common and (is_one or show_all or line.startswith(("changed", "cause"))):
                 console.print(f"{'' if is_one else '  '}{line}")
         if is_one or show_all:
             _print_tables(one.comparison, show_all=show_all)
@@ -475,10 +475,6 @@ def _common_lines(comparisons: Sequence[Comparison]) -> list[str]:
     answers = [list(answer_lines(each)) for each in comparisons]
     shared = [line for line in answers[0] if all(line in lines for lines in answers)] if answers else []
     return [f"changed: {change_in_words(d for each in comparisons for d in each.allowed)}", *shared]
-
-
-_SHORT: Final = ("changed", "cause")
-"""Lines of an answer that differ from comparison to comparison."""
 
 
 def _print_tables(comparison: Comparison, *, show_all: bool) -> None:

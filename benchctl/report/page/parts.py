@@ -60,11 +60,9 @@ def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> 
         "rules": [f"exit code {verdict.exit_code}", *_rules(verdict)],
         # from its second line on: the first is the sentence of the verdict
         "problem": problems[0].partition("\n")[2] if len(problems) == 1 and problems[0] is not None else None,
-        "answers": [
-            (one.sides if len(verdict.deciding) > 1 else "", list(answer_lines(one.comparison)))
-            for one in verdict.deciding
-            if one.comparison is not None
-        ],
+        "answers": {
+            one.sides: list(answer_lines(one.comparison)) for one in verdict.deciding if one.comparison is not None
+        },
         "reasons": _reasons(verdict),
         "findings": [
             {
