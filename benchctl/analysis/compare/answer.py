@@ -121,7 +121,8 @@ def needed_text(comparison: Comparison) -> str:
     if comparison.is_screening:
         return f"a verdict takes at least {comparison.rules.min_blocks} blocks"
     most, label = max(needed)
-    where = f" ({label}; fewer for {count_of(len(needed) - 1, 'other cell')})" if len(needed) > 1 else ""
+    others = f"; fewer for {count_of(len(needed) - 1, 'other cell')}" if len(needed) > 1 else ""
+    where = f" ({label}{others})" if len(comparison.cells) > 1 else ""
     return f"about {most} blocks in all would settle it{where}, if scatter and changes stay as they are"
 
 
