@@ -225,7 +225,7 @@ def _measured_on(pairs: Sequence[ArmPair]) -> str:
         if is_virtual(engine):
             device = f"a simulated {'device' if hardware is None else hardware.name}; no GPU was measured"
         engines[engine] = devices[device] = None
-        if settings is not None:
+        if settings is not None and settings.model != "unknown":
             models[str(settings.model)] = None
     return ", ".join(" and ".join(names) for names in (engines, models, devices) if names)
 
