@@ -116,11 +116,11 @@ def test_what_was_measured_before_a_refusal_or_an_interrupt_is_kept_and_can_be_c
     assert {run.record.state for run in analyze_directory(path).runs} == {"done"}
 
 
-def test_a_worker_that_dies_fails_its_run_and_another_takes_over(tmp_path):
+def test_a_worker_that_dies_fails_its_run_and_another_takes_over_and_measures_the_block_again(tmp_path):
     workers = FakeWorkers(launch_bound, error=RunError("the worker ended", cause="worker-died"), fails_at=2)
     outcome = measure(tmp_path, GRID, workers).outcome
-    assert (outcome.num_done, outcome.num_failed) == (47, 1)
-    assert workers.num_started == workers.num_ended == 7
+    assert (outcome.num_done, outcome.num_failed) == (48, 0), "its block is measured once more"
+    assert workers.num_started == workers.num_ended == 8
 
 
 def test_points_of_backfill_get_the_context_and_the_new_tokens_of_their_own(tmp_path):
