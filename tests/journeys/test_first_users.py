@@ -130,7 +130,7 @@ OF_A_BUSY_MACHINE = re.compile(
 VARYING = ((r"\d{8}T\d{6}Z-[0-9a-f]{8}", "DATE-HASH"), (r"\b[\d.,]+ (?:ms|s|min|h)\b", "N s"))
 MEASURED = (
     (r"(?<=.{80})\n(?:! )?(?: {2}| {4})(?=\S)", " "),
-    (r"(measured on: [^,\n]+, [^,\n]+), .*", r"\1, HOST"),
+    (r"(measured on: (?:attach|[^,\n]+, [^,\n]+)), .*", r"\1, HOST"),
     (r"(?<=done in N s); [a-z, -]+", ""),
     (r"(?:(?<![A-Za-z_\d])|(?<=\bx))\d+(?:[.,]\d+)*", "N"),
     (r"(?<!\w)[-+<](?=N)", ""),

@@ -445,7 +445,8 @@ def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are
     assert p90.interval_ms[0] < p90.level_ms < p90.interval_ms[1]
     assert p95 is p99 is None  # 40 requests a block, and p95 needs 59
     assert "p95 59" in percentile_values(measured).title
-    assert [(row[0], row[3]) for row in rows_of_e2el(measured)] == [("baseline", "-"), ("guided top_k=5", "-")]
+    labels = [(row[0], len(row)) for row in rows_of_e2el(measured)]
+    assert labels == [("baseline", 3), ("guided top_k=5", 3)], "columns without a value are left out"
 
 
 def test_in_virtual_time_the_percentile_of_few_requests_is_shown_with_their_number(tmp_path):

@@ -229,5 +229,5 @@ def _print_table(directory: Path, states: Iterable[tuple[DatasetFile, FileState]
         for file, state in states
     )
     console = text_console()
-    console.print(table_of(headings, rows, left={*headings} - {"size"}))
+    console.print(table_of(headings, rows, left={*headings} - {"size"}, extra=("source",)))
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)")
