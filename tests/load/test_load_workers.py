@@ -108,8 +108,10 @@ def test_one_and_three_workers_bring_the_same_results_each_of_every_nth_request_
         assert load.activity().num_open == 0
         assert most_at_once(records) <= arrival["max_concurrency"]
         sends = [record.index for record in sorted(records, key=lambda record: record.sent_ns)]
-        for worker in range(count):
-            assert [index for index in sends if index % count == worker] == list(range(worker, 15, count))
+        for worker in range(count):  # requests that slots take at the same moment may be sent in either order
+            turns = [index // count for index in sends if index % count == worker]
+            assert sorted(turns) == list(range(len(turns)))
+            assert all(abs(turn - expected) < arrival["max_concurrency"] for expected, turn in enumerate(turns))
         records.sort(key=lambda record: record.index)
         told.append([_without_times(record, records[0], arrival) for record in records])
     assert told[0] == told[1]
