@@ -110,14 +110,14 @@ def correction_text(comparison: Comparison) -> str:
 
 
 def needed_text(comparison: Comparison) -> str:
-    """The blocks in all that would settle each open cell; empty where none is open, or none helps."""
+    """The blocks in all that would settle each open cell, or that none would; empty where none is open."""
     needed = [
         (number, cell.b_label)
         for cell in comparison.cells
         if (number := blocks_of_cell(cell, comparison.num_looks)) is not None
     ]
     if not needed:
-        return ""
+        return "blocks alone would not settle it: see the reasons" if comparison.verdict == "inconclusive" else ""
     if comparison.is_screening:
         return f"a verdict takes at least {comparison.rules.min_blocks} blocks"
     most, label = max(needed)

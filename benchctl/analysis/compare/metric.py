@@ -112,6 +112,13 @@ class MetricComparison:
         return self.ratio is not None and self.ratio.estimate.num_blocks < self.rules.min_blocks
 
     @property
+    def tends_to_regress(self) -> bool:
+        """Its ratio, though not yet its interval, is beyond the margin of a change on the worse side."""
+        log_ratio = 0.0 if self.ratio is None else self.ratio.estimate.log_ratio
+        worse = log_ratio if self.metric.direction == "lower" else -log_ratio
+        return worse > self.margins.log_change
+
+    @property
     def is_unreliable(self) -> bool:
         """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
         return self.ratio is not None and self.unreliable is not None

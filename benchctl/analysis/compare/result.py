@@ -158,19 +158,31 @@ def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
 
 
 def blocks_of_cell(cell: CellComparison, num_looks: int) -> int | None:
-    """Blocks in all that give the open metrics of a cell their verdicts; None where that is not inconclusive, or no
-    number helps.
+    """Blocks in all that give an inconclusive cell its verdict: those of the first metric that becomes a
+    regression, else of the last one that is open; None where no number helps.
 
     Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
     are those of alpha * K / (K + 1) where they were those of alpha after K looks. A screening needs at least the
     blocks that a verdict takes.
     """
-    needed = []
-    for metric in cell.deciding if cell.verdict == "inconclusive" else ():
-        estimate, judged = metric.estimate, metric.judged_confidence
-        if metric.verdict == "inconclusive" and estimate is not None and judged is not None and metric.is_test:
-            confidence = 1 - (1 - judged) * num_looks / (num_looks + 1)
-            number = blocks_for_verdict(estimate, metric.margins, confidence) or 0
-            least = MIN_PAIRED_BLOCKS if metric.is_screening else estimate.num_blocks + 1
-            needed += [max(number, least)] if number or metric.is_screening else []
-    return max(needed, default=None)
+    if cell.verdict != "inconclusive":
+        return None
+    still_open = [metric for metric in cell.deciding if metric.verdict in {"inconclusive", "unknown"}]
+    needed = [(metric, _blocks_of_metric(metric, num_looks)) for metric in still_open]
+    regressions = [number for metric, number in needed if number is not None and metric.tends_to_regress]
+    if regressions:
+        return min(regressions)
+    numbers = [number for _, number in needed if number is not None]
+    return max(numbers, default=None) if len(numbers) == len(needed) else None
+
+
+def _blocks_of_metric(metric: MetricComparison, num_looks: int) -> int | None:
+    """Blocks in all that decide one metric; None where no number does."""
+    estimate, judged = metric.estimate, metric.judged_confidence
+    if estimate is None or judged is None or not metric.is_test:
+        return None
+    confidence = 1 - (1 - judged) * num_looks / (num_looks + 1)
+    number = blocks_for_verdict(estimate, metric.margins, confidence)
+    if metric.is_screening:
+        return max(number or 0, MIN_PAIRED_BLOCKS)
+    return None if number is None else max(number, estimate.num_blocks + 1)

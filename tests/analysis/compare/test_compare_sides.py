@@ -159,6 +159,9 @@ def test_equal_variants_are_equivalent_only_when_the_noise_is_small(tmp_path):
     assert number in "\n".join(answer_lines(noisy))
     assert number in cell_sentence(noisy.cells[0], 1)
     assert not any("block" in reason for reason in (*reasons_of(noisy), *open_reasons(noisy))), "one count"
+    (cell,) = noisy.cells
+    never = tuple(replace(m, unreliable="in bursts") if m.metric.name == "tpot_ms" else m for m in cell.metrics)
+    assert blocks_to_settle([replace(noisy, cells=(replace(cell, metrics=never),))]) is None, "one stays open"
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 5])
