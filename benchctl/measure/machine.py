@@ -1,8 +1,6 @@
 """The machine, the code and the versions behind a measurement, and the limits that a planned load would meet.
 
-What is unknown is absent. The limits are those of open files, memory and disk space. Builds of commits of an engine
-are made here as well, each in a git worktree: benchctl knows no way to build an engine, so the commands are the
-user's, and what they make is measured.
+What is unknown is absent. The limits are those of open files, memory and disk space.
 """
 
 import datetime as dt
@@ -11,10 +9,9 @@ import math
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +23,7 @@ import psutil
 
 import benchctl
 from benchctl.engines.engine import engine_for
-from benchctl.errors import UsageError, address_space_shortfall
+from benchctl.errors import address_space_shortfall
 from benchctl.load.demand import LoadSize, max_open, num_workers
 from benchctl.load.process import usable_open_files
 from benchctl.measure.redaction import redacted_argv, redacted_tree
@@ -254,40 +251,3 @@ def existing_parent(path: Path) -> Path:
     """``path``, or the nearest directory above it that exists."""
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def checkout_of(repository: Path, commit: str) -> Path:
-    """The worktree of a commit below ``builds``, made where it is missing. Raises UsageError where git cannot."""
-    sha = git_output(repository, "rev-parse", "--verify", f"{commit}^{{commit}}")
-    if sha is None:
-        raise UsageError(
-            f"--value {commit}: git finds no such commit in --repo {repository}; "
-            + ("name a branch, tag or commit of a clone of the engine" if shutil.which("git") else "install git")
-        )
-    checkout = Path("builds") / f"{repository.resolve().name}-{sha[:12]}"
-    if git_output(checkout, "rev-parse", "HEAD") != sha:
-        _run(("git", "worktree", "add", "-qf", "--detach", str(checkout.absolute()), sha.strip()), repository)
-    return checkout
-
-
-def make_build(checkout: Path, commands: Iterable[Sequence[str]], program: str) -> Path:
-    """The ``program`` in a checkout, where the commands have been run; the user sees their own words.
-
-    Raises UsageError where one fails, or where they do not make the program.
-    """
-    for command in commands:
-        _run(command, checkout)
-    if not (checkout / program).exists():
-        raise UsageError(
-            f"{checkout} has no {program}; give the commands that make it there, such as --build 'cmake -B build' "
-            "--build 'cmake --build build', or name with --program what they make"
-        )
-    return checkout / program
-
-
-def _run(command: Sequence[str], directory: Path) -> None:
-    if subprocess.run(("/usr/bin/env", *command), cwd=directory, check=False).returncode:
-        raise UsageError(
-            f"{shlex.join(command)} in {directory} failed, as its own words above say: correct --build, or "
-            "name another commit"
-        )

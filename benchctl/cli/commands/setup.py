@@ -33,9 +33,9 @@ from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
+from benchctl.measure.builds import checkout_of, make_build
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
-from benchctl.measure.machine import checkout_of, make_build
 from benchctl.measure.on_file import tokens_of_start
 from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
