@@ -16,7 +16,7 @@ from benchctl.analysis.compare.words import looks_lines
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
-from benchctl.cli.screen import text_console, verdict_text, warn
+from benchctl.cli.screen import say_verdict, text_console, verdict_text, warn
 from benchctl.measure.directory import why_not_extended
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.on_file import keep_noise
@@ -26,7 +26,7 @@ from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.table import Column, Table
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
-from benchctl.units import count_of, folded
+from benchctl.units import count_of
 from benchctl.untrusted.text import visible_line
 
 
@@ -134,7 +134,7 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
         print(f"\nVerdicts against {analysis.results.manifest.baseline}")
     for one in verdict.all if _has_verdicts(analysis, verdict) else ():
         if one.comparison is None:
-            console.print(verdict_text(folded(f"{one.word}: {one.sentence}", console.width)))
+            say_verdict(f"{one.word}: {one.sentence}")
             continue
         rows, control = [], " (control)" if one.is_control else ""
         for cell in one.comparison.cells:
@@ -146,7 +146,7 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
         for line in (*answer_lines(one.comparison), *looks_lines(one.comparison)):
             console.print(f"  {line}")
     if verdict.all:
-        console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
+        say_verdict(f"{verdict.word}: {verdict.sentence}", "bold")
 
 
 def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:

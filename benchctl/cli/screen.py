@@ -61,6 +61,12 @@ def say(text: str) -> None:
     print(folded(text, width_of(sys.stdout)), flush=True)
 
 
+def say_verdict(text: str, style: str = "") -> None:
+    """Print a sentence that begins with a verdict, folded, with that word in its colour."""
+    console = text_console()
+    console.print(verdict_text(folded(text, console.width), style))
+
+
 def verdict_text(text: str, style: str = "") -> Text:
     """A text whose first word is in the colour of the verdict that it names, where the terminal has colours.
 

@@ -136,8 +136,7 @@ def verdict_sentence(comparison: Comparison) -> str:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
     if comparison.is_screening and verdict == "inconclusive":
-        fewest = min(cell.num_blocks for cell in comparison.cells)
-        blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
+        blocks = count_of(min(cell.num_blocks for cell in comparison.cells), "block")
         pairs = [(cell, metric) for cell in comparison.cells for metric in cell.deciding]
         cell, metric = max(pairs, key=lambda pair: _strength(pair[1]))
         largest = f"its largest change is {metric.metric.name} {change_text(metric)}{_where(comparison, cell)}"
@@ -174,11 +173,10 @@ def cell_sentence(cell: CellComparison, num_looks: int) -> str:
     """
     if cell.verdict == "invalid":
         return f"invalid: {cell.errors[0]}"
-    deciding = [metric for _, metric in _deciding_metrics([cell], cell.verdict)]
-    if not deciding:
+    if not _deciding_metrics([cell], cell.verdict):
         qualities = _deciding_qualities([cell], cell.verdict)
         return f"{cell.verdict}: {qualities[0] if qualities else 'nothing to judge'}"
-    metric = max(deciding, key=_strength)
+    metric = foremost_metric(cell)
     reason = f": {metric.reason}" if metric.reason and cell.verdict == "inconclusive" else ""
     needed = blocks_of_cell(cell, num_looks) if reason and not metric.is_screening else None
     settles = "" if needed is None else f"; about {needed} blocks in all would settle it"

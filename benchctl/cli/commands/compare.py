@@ -20,7 +20,7 @@ from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.cli.baseline import has_baseline, keep_baseline
 from benchctl.cli.options import AsJson, complete_results, results_named
-from benchctl.cli.screen import PICTURE_SUFFIXES, note, text_console, uncollected, verdict_text, warn
+from benchctl.cli.screen import PICTURE_SUFFIXES, note, say_verdict, text_console, uncollected, verdict_text, warn
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.foreign_readers import is_foreign
 from benchctl.records.directory import open_results
@@ -38,7 +38,7 @@ from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.verdicts import PageVerdict, directory_verdict, page_verdict, verdict_of
-from benchctl.units import folded, fraction
+from benchctl.units import fraction
 from benchctl.untrusted.text import visible_line
 
 Contents: TypeAlias = Mapping[str, Callable[[], bytes]]
@@ -448,7 +448,7 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
     console, is_one = text_console(), len(verdict.all) == 1
     common = [] if is_one else _common_lines(verdict.comparisons)
     if not is_one or verdict.sentence != verdict.all[0].sentence:
-        console.print(verdict_text(folded(f"{verdict.word}: {verdict.sentence}", console.width), "bold"))
+        say_verdict(f"{verdict.word}: {verdict.sentence}", "bold")
         console.print(*common, "", sep="\n")
     for i, one in enumerate(verdict.all):
         if i and show_all:
@@ -458,8 +458,7 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
         if one.comparison is None:
             console.print(f"{one.word}: {one.problem}")
             continue
-        sentence = folded(verdict_sentence(one.comparison), console.width)
-        console.print(verdict_text(sentence, "bold" if is_one else ""))
+        say_verdict(verdict_sentence(one.comparison), "bold" if is_one else "")
         for line in answer_lines(one.comparison):
             if line not in common and (is_one or show_all or line.startswith(("changed", "cause"))):
                 console.print(f"{'' if is_one else '  '}{line}")
