@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from support.cli import printed
 from support.results.builders import edit_run, write_results
 from support.servers.paced_engine import profile, request
 
@@ -148,3 +149,4 @@ def test_results_say_how_much_of_their_time_went_into_starts_where_that_was_most
             edit_run(results, planned.run_id, times=times)
         told = time_lines(analyze_directory(results.path))
         assert [text in line for text, line in zip(lines, told, strict=True)] == [True] * len(lines)
+        assert (told[:1] == []) == ("Where the time went" not in printed("show", results.path)), "and show, too"

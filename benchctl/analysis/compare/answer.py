@@ -117,7 +117,11 @@ def needed_text(comparison: Comparison) -> str:
         if (number := blocks_of_cell(cell, comparison.num_looks)) is not None
     ]
     if not needed:
-        return "blocks alone would not settle it: see the reasons" if comparison.verdict == "inconclusive" else ""
+        return (
+            "blocks alone would not settle it; compare gives the reasons"
+            if comparison.verdict == "inconclusive"
+            else ""
+        )
     if comparison.is_screening:
         return f"a verdict takes at least {comparison.rules.min_blocks} blocks"
     most, label = max(needed)

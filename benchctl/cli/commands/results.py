@@ -102,6 +102,7 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
         ("launches", time_tables.launch_table(analysis), []),
         *(("backfill", *each) for each in experiment_tables.bonus_notes(analysis)),
         ("findings", "What follows", findings),
+        ("durations", "Where the time went", time_tables.time_lines(analysis)),
         ("cells", experiment_tables.cells_table(analysis), []),
         ("notes", "Notes", experiment_tables.footnote_lines(analysis)),
         ("drafts", acceptance_table({label: each for label, each in drafts.items() if each is not None}), []),
