@@ -50,7 +50,8 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """Every row as text."""
-        return [[_text(column, row) for column in self.used_columns] for row in self.rows]
+        columns = self.used_columns
+        return [[_text(column, row) for column in columns] for row in self.rows]
 
     def drawn(self, width: int, paint: Callable[[str], Text] | None = None, *, is_all: bool = False) -> Group:
         """The table for a terminal with ``width`` columns; ``paint`` gives a text its style.
@@ -73,11 +74,8 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, where leading blanks would be lost."""
-        lines = [
-            [column.heading for column in self.used_columns],
-            ["---"] * len(self.used_columns),
-            *self.texts(),
-        ]
+        headings = [column.heading for column in self.used_columns]
+        lines = [headings, ["---"] * len(headings), *self.texts()]
         fields = [[markdown_text(field).replace("  ", "&nbsp;&nbsp;") for field in line] for line in lines]
         return "\n".join(f"| {' | '.join(line)} |" for line in fields)
 
