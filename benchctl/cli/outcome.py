@@ -25,6 +25,7 @@ from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.table import Column, Table
+from benchctl.report.texts import texts_of
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 from benchctl.units import count_of
 from benchctl.untrusted.text import visible_line
@@ -210,13 +211,7 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_short: bool = Fal
         if table is not None:
             console.print()
             console.print(table)
-    sections = [
-        (title, [f"* {line}" for line in lines]) for title, lines in experiment_tables.bonus_notes(analysis)
-    ]
-    sections.append(("What follows", [f"* {each.sentence} [{each.code}]" for each in analysis.findings]))
-    sections.append(("Where the time went", time_tables.time_lines(analysis)))
-    sections.append(("Notes", experiment_tables.footnote_lines(analysis)))
-    for title, lines in sections:
+    for _, title, lines in texts_of(analysis):
         if lines:
             console.print()
             console.print(title, style="bold")

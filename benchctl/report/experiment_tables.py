@@ -1,14 +1,13 @@
-"""Tables and notes of an analyzed experiment. ms and % exist from here on, not before."""
+"""Tables of an analyzed experiment, and the notes that they number. ms and % exist from here on, not before."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import Section
-from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
@@ -21,7 +20,6 @@ from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
 from benchctl.units import (
     count_of,
-    first_of,
     four_digits,
     ms_from_ns,
     p_value,
@@ -147,18 +145,6 @@ def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     for warning in chain(analysis.warnings, *(run.warnings for run in analysis.runs)):
         met.setdefault(warning_kind(warning), warning)
     return by_severity(met.values())
-
-
-def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
-    """``[1] code: message (which runs)``."""
-    lines = []
-    for number, note in enumerate(footnotes(analysis), start=1):
-        run_ids = [
-            run.record.run_id for run in analysis.runs if warning_kind(note) in map(warning_kind, run.warnings)
-        ]
-        runs = first_of(run_ids, 3)
-        lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({runs})" if runs else ""))
-    return lines
 
 
 def runs_table(analysis: AnalyzedExperiment) -> Table:
@@ -389,13 +375,3 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
             "p": metric.p_value,
         },
     ]
-
-
-def bonus_notes(analysis: AnalyzedExperiment) -> Iterator[tuple[str, list[str]]]:
-    """The verdict of each context as a title and its sentences; nothing where no ways of backfill are compared."""
-    if analysis.bonus is None:
-        return
-    for verdict in analysis.bonus.verdicts:
-        yield f"Backfill of bonus tokens, {context_in_words(verdict)}", verdict_sentences(verdict)
-    if analysis.bonus.missing:
-        yield "Backfill of bonus tokens, missing", list(analysis.bonus.missing)

@@ -1,7 +1,6 @@
 """Tables of times: percentiles of latencies, single forward passes, their launches, and ways of backfill; in ms."""
 
 from collections.abc import Iterable, Sequence
-from math import ceil
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
@@ -12,30 +11,7 @@ from benchctl.profile.choices import Mode
 from benchctl.report.experiment_tables import blocks_that_count
 from benchctl.report.table import Column, Table
 from benchctl.steptime.speculation_law import Estimate
-from benchctl.units import SECONDS_PER_MINUTE, UNKNOWN, four_digits, ms_from_ns, percentage, s_from_ns, three_digits
-
-
-def time_lines(analysis: AnalyzedExperiment) -> list[str]:
-    """The time of the runs by its parts, and the load that would be worth it; none where starts took
-    less than half of it, or less than a minute.
-    """
-    times, profile = [run.record.times for run in analysis.runs], analysis.profile
-    total_s = _lasting_s((each.launch_ns, each.stop_ns) for each in times)
-    start_s = _lasting_s((each.launch_ns, each.ready_ns) for each in times)
-    load_s = _lasting_s((each.first_send_ns, each.last_token_ns) for each in times)
-    if profile is None or not load_s or start_s < max(SECONDS_PER_MINUTE, total_s / 2):
-        return []
-    number = profile.workload.num_prompts
-    longer, rest_s = ceil(number * start_s / load_s), total_s - start_s - load_s
-    return [
-        f"{total_s:.0f} s: {start_s:.0f} s starting servers, {load_s:.0f} s under load, {rest_s:.0f} s the rest",
-        f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts",
-    ]
-
-
-def _lasting_s(spans: Iterable[tuple[int | None, int | None]]) -> float:
-    """Seconds of all spans whose ends are both known."""
-    return sum(s_from_ns(end - begin) for begin, end in spans if begin is not None and end is not None)
+from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
 
 
 def interval_text(interval: Interval) -> str:

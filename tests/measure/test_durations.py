@@ -14,7 +14,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes
 from benchctl.records.stores import store_duration, stored_durations
-from benchctl.report.time_tables import time_lines
+from benchctl.report.texts import time_lines
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)

@@ -446,7 +446,8 @@ def _titled(line: str, text: str) -> str:
 def _print(verdict: PageVerdict, *, show_all: bool) -> None:
     """Print the answer of each comparison; of a single one, and in all detail of every one, also its tables."""
     console, is_one = text_console(), len(verdict.all) == 1
-    common = [] if is_one else _common_lines(verdict.comparisons)
+    answers = {one.sides: list(answer_lines(one.comparison)) for one in verdict.all if one.comparison is not None}
+    common = [] if is_one else _common_lines(verdict.comparisons, list(answers.values()))
     if not is_one or verdict.sentence != verdict.all[0].sentence:
         say_verdict(f"{verdict.word}: {verdict.sentence}", "bold")
         console.print(*common, "", sep="\n")
@@ -459,7 +460,7 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
             console.print(f"{one.word}: {one.problem}")
             continue
         say_verdict(verdict_sentence(one.comparison), "bold" if is_one else "")
-        for line in answer_lines(one.comparison):
+        for line in answers[one.sides]:
             if line not in common and (is_one or show_all or line.startswith(("changed", "cause"))):
                 console.print(f"{'' if is_one else '  '}{line}")
         if is_one or show_all:
@@ -469,9 +470,8 @@ def _print(verdict: PageVerdict, *, show_all: bool) -> None:
         console.print("\n".join([*noise, "tables and warnings: --all, or name one variant as DIR:VARIANT"]))
 
 
-def _common_lines(comparisons: Sequence[Comparison]) -> list[str]:
+def _common_lines(comparisons: Sequence[Comparison], answers: Sequence[Sequence[str]]) -> list[str]:
     """The change of all comparisons together, and the lines that their answers share."""
-    answers = [list(answer_lines(each)) for each in comparisons]
     shared = [line for line in answers[0] if all(line in lines for lines in answers)] if answers else []
     return [f"changed: {change_in_words(d for each in comparisons for d in each.allowed)}", *shared]
 

@@ -33,6 +33,7 @@ from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_figures, write_report
 from benchctl.report.model_tables import acceptance_table
 from benchctl.report.table import Table, table_of
+from benchctl.report.texts import texts_of
 from benchctl.report.verdicts import directory_verdict
 from benchctl.units import count_of, folded, megabytes
 from benchctl.untrusted.text import visible_line
@@ -94,17 +95,15 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
     if len(verdict.all) == len(verdict.comparisons) == 1:
         lines += [Text(folded(line, width)) for line in answer_lines(verdict.comparisons[0])]
     yield "verdicts", Group(experiment_tables.headline(analysis), *([""] if lines else []), *lines)
-    findings = [f"{each.sentence} [{each.code}]" for each in analysis.findings]
+    *texts, notes = texts_of(analysis)
     runs = ("runs", *_runs(analysis, show_all=show_all))
     parts: list[tuple[str, Table | str | None, list[str]]] = [
         ("cost", experiment_tables.sweep_table(analysis), []),
         ("passes", time_tables.passes_table(analysis), []),
         ("launches", time_tables.launch_table(analysis), []),
-        *(("backfill", *each) for each in experiment_tables.bonus_notes(analysis)),
-        ("findings", "What follows", findings),
-        ("durations", "Where the time went", time_tables.time_lines(analysis)),
+        *texts,
         ("cells", experiment_tables.cells_table(analysis), []),
-        ("notes", "Notes", experiment_tables.footnote_lines(analysis)),
+        notes,
         ("drafts", acceptance_table({label: each for label, each in drafts.items() if each is not None}), []),
         ("ladder", experiment_tables.ladder_table(analysis), []),
         ("nodes", experiment_tables.nodes_table(analysis.nodes), []),
@@ -115,8 +114,7 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
         if isinstance(top, Table):
             yield name, Group(top.drawn(width, is_all=show_all), *rest)
         elif rest:
-            sign = "" if name == "notes" else "* "  # notes have numbers
-            yield name, Group(Text(top or "", style="bold"), *(f"{sign}{visible_line(line)}" for line in rest))
+            yield name, Group(Text(top or "", style="bold"), *map(visible_line, rest))
 
 
 def _runs(analysis: AnalyzedExperiment, *, show_all: bool) -> tuple[Table, list[str]]:
