@@ -129,7 +129,13 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
 
 def package_versions() -> dict[str, str]:
     packages = ((name, next(iter(importlib.metadata.distributions(name=name)), None)) for name in _PACKAGES)
-    return {name: package.version for name, package in packages if package is not None}
+    return {name: _version(package) for name, package in packages if package is not None}
+
+
+def _version(package: importlib.metadata.Distribution) -> str:
+    """The version line of the metadata: ``Distribution.version`` parses the whole description, which is slow."""
+    match = re.search(r"^Version: *(\S+)", package.read_text("METADATA") or "", re.MULTILINE)
+    return package.version if match is None else match[1]
 
 
 def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None:
