@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.compare.noise_words import NOISY_SCATTER_FRAC
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
 from benchctl.analysis.metrics.run import arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
@@ -29,9 +30,8 @@ FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
 _MORE_FLOPS_FRAC: Final = 0.01
 """Fewer more FLOPs are the same: the slowdown has another cause, and nothing is to be explained by them."""
-NOISY_SCATTER_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
-"""The baseline is noisy if its scatter is at least three percent and twice that of the others."""
+"""The baseline is noisy if its scatter is that of a noisy machine and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
 _ONE_TOKEN: Final = 1 + 1e-9
 
