@@ -154,12 +154,9 @@ def _files_in(directory: Path) -> list[Path]:
     if exports:
         require_files([path.with_name(AIPERF_RECORDS) for path in exports], within=directory)
         return exports
-    paths = sorted(
-        # Suffix of a second copy that vLLM writes for a dashboard
-        path
-        for path in directory.iterdir()
-        if path.suffix in _SUFFIXES and not path.name.endswith(".pytorch.json")
-    )
+    files = (path for path in directory.iterdir() if path.suffix in _SUFFIXES)
+    # vLLM writes a second copy for a dashboard
+    paths = sorted(path for path in files if not path.name.endswith(".pytorch.json"))
     require_files(paths, within=directory)
     return paths
 

@@ -106,7 +106,11 @@ def interruptible(also: Iterable[signal.Signals] = ()) -> Iterator[None]:
     That is for code without a loop, and ``also`` for coroutines inside. Only the first signal does, also where a
     coroutine inside took it: later ones would interrupt the clean-up.
     """
-    with _installed(_Handler(lambda: signal.default_int_handler(signal.SIGINT, None)), also):
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with _installed(_Handler(interrupt), also):
         yield
 
 

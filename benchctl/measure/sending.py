@@ -235,7 +235,7 @@ def _own_limit(load: LoadSummary) -> LoadError | None:
 def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
     """Seconds to wait for the end of a server whose requests failed with these errors."""
     if error_kinds & {"connect-refused", "connect-timeout", "connect-failed"}:
-        # The same for one that refuses connections: it was asked to end, and ends when it has drained
+        # A server that refuses connections was asked to end, and ends when it has drained
         return 8.0
     return _CRASH_WAIT_S if error_kinds & _BROKEN_OFF else 0.0
 

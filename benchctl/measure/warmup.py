@@ -40,12 +40,9 @@ def warmup_bursts(
         covers_shapes = not is_virtual(profile.engine.kind) and profile.workload.num_warmups > 0
     if requests and covers_shapes:
         size = largest_batch(requests, profile, settings)
-        bursts += shape_bursts(
-            # Prompt tokens per step if the profile does not set it: the smallest default of servers
-            requests,
-            size,
-            getattr(settings.server, "max_num_batched_tokens", None) or 2048,
-        )
+        # Where the profile does not set it, the smallest default of servers
+        tokens_per_step = getattr(settings.server, "max_num_batched_tokens", None) or 2048
+        bursts += shape_bursts(requests, size, tokens_per_step)
     return tuple(bursts)
 
 

@@ -98,7 +98,7 @@ def _best_rows(num_arms: int, num_rows: int) -> list[Order]:
         rows = [*whole, *stream.sample(others, num_rows - len(whole))]
         return [tuple((symbol + shift) % num_arms for symbol in row) for row in rows]
 
-    # Of the rows that a plan has beyond whole cycles; the best of them leaves positions three apart at most
+    # The best of so many leaves positions three apart at most
     return min((shuffled() for _ in range(200)), key=lambda rows: _imbalance(rows, {0}))
 
 

@@ -284,15 +284,12 @@ class _Server:
 
 
 def kv_capacity_tokens(
-    # Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default
-    deployment: Deployment,
-    memory_share: float = 0.9,
-    *,
-    draft: Deployment | None = None,
+    deployment: Deployment, memory_share: float = 0.9, *, draft: Deployment | None = None
 ) -> float:
     """Tokens of key-value cache beside the weights; 0 where the weights alone do not fit.
 
-    (share x memory x devices - weights) / bytes of a token, without activations and graphs. A ``draft`` model
+    (share x memory x devices - weights) / bytes of a token, without activations and graphs. The share is what
+    vLLM and SGLang take of a device's memory by default. A ``draft`` model
     on the same devices has weights of its own, and keys and values of each token too. Raises UsageError for
     hardware whose memory is unknown.
     """

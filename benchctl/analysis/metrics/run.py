@@ -106,9 +106,9 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,
         **gpu_metrics(
-            # A device of these warnings has no samples for all of the load
             run.gpu,
             span,
+            # A device of these warnings has no samples for all of the load
             are_whole={GPU_LOST, GPU_UNREADABLE}.isdisjoint(warning.code for warning in run.record.warnings),
         ),
         "server_cpu_cores": mean_of_known(
@@ -129,9 +129,8 @@ def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] 
     num_cores, used = host.num_cores or 0, list[float]()
     for run in runs:
         span, of_workers = load_window_ns(run), busy_cores(run.client)
-        of_load = (
-            sum(of_workers.values()) if len(of_workers) > 1 else 0.0
-        )  # one worker is the sampled client itself
+        # One worker is the sampled client itself
+        of_load = sum(of_workers.values()) if len(of_workers) > 1 else 0.0
         used += [
             sample.host_cpu_frac * num_cores
             - (sample.server_cpu_cores or 0)

@@ -204,10 +204,7 @@ def _expected_counts(
     """Expected counts: with drafts of a server with bonus tokens, each sequence to its own end."""
     totals, decoded = lengths.totals(), [max(output - 1, 0) for _, output in lengths.sequences]
     if accepted is not None:
-        from benchctl.steptime.speculation_law import (
-            steps_by_length,  # numpy, needed for drafts alone
-            survival,  # numpy, needed for drafts alone
-        )
+        from benchctl.steptime.speculation_law import steps_by_length, survival  # numpy, needed for drafts alone
 
         steps = steps_by_length(max(decoded), accepted, bonus=True)
         num_steps = sum(steps[tokens] for tokens in decoded)

@@ -100,7 +100,7 @@ def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemo
     options = own_options(settings, VllmLenvmOptions)
     shape = shape_for(settings.model)
     devices, max_tokens = options.tensor_parallel_size, max_model_len_of(settings)
-    stored = 4 if options.dtype == "float32" else None
+    stored = 4 if options.dtype == "float32" else None  # bytes of an element
     element = stored or 2
     max_slots = options.max_num_seqs or default_max_num_seqs(device)
     value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)

@@ -174,7 +174,7 @@ def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSp
     """
     usable = sorted(os.sched_getaffinity(0))
     if option == "auto":
-        # Cores of a machine on which a server hardly misses the one that is reserved
+        # On so many cores a server hardly misses those that are reserved
         option = num_processes if num_processes * 8 <= len(usable) else 0
     count = min(option, len(usable) - 1)
     if count < 1:

@@ -26,15 +26,11 @@ from benchctl.untrusted.http import fetch
 
 
 def host_samples(
-    # Interval between lists of the server's processes: each reads the state of all processes of the machine
-    processes: Callable[[], list[psutil.Process]],
-    hz: float,
-    stopped: Event,
-    scan_s: float = 5.0,
+    processes: Callable[[], list[psutil.Process]], hz: float, stopped: Event, scan_s: float = 5.0
 ) -> Iterator[HostSample]:
     """Samples at ``hz`` until ``stopped`` is set; the first has no rates.
 
-    ``processes`` lists those of the server, every ``scan_s``.
+    ``processes`` lists those of the server, every ``scan_s``: it reads the state of all processes of the machine.
     """
     client = psutil.Process()
     members = processes()

@@ -35,7 +35,7 @@ _SAMPLE_PASSES: Final = 4
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured models and device."""
     shape, value_shape, hardware = served_models(config)
-    row_bytes = shape.vocab * 4
+    row_bytes = shape.vocab * 4  # probabilities in float32
     forward_ns = _forward(shape, hardware)
 
     def step(batch: StepBatch) -> StepCost:
