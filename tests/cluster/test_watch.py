@@ -178,7 +178,7 @@ def watching(*args, cwd, term="xterm-256color", **streams):
     finally:
         with suppress(ProcessLookupError):
             running.send_signal(signal.SIGINT)
-        running.wait(timeout=30)
+        running.wait(timeout=60)
         if running.stdout is not None:
             running.stdout.close()
 
@@ -227,7 +227,7 @@ def test_without_a_terminal_there_is_a_line_only_when_something_changed(tmp_path
         plant_block(results, 0, num_ended=6, failure=OUT_OF_MEMORY)
         plant_block(results, 1, num_ended=6)
         *others, last = watch.stdout.readlines()
-        assert watch.wait(timeout=30) == 5
+        assert watch.wait(timeout=60) == 5
     assert first.startswith("blocks: 2 waiting; 0 of 12 runs ended; nothing is measured now")
     assert second.startswith("blocks: 1 running, 1 waiting; 1 of 12 runs ended; about ")
     assert any(line.startswith("failed: 00") and "out-of-memory" in line for line in others)
@@ -269,7 +269,7 @@ def test_a_terminal_gets_one_picture_that_is_drawn_over_and_its_cursor_back_and_
         shown = read_until(ours, lambda shown: shown.count(b"\x1b[2K") >= 24)  # later ones replace the first
         watch.send_signal(signal.SIGINT)
         shown += read_until(ours, lambda shown: b"\x1b[?25h" in shown)
-        assert watch.wait(timeout=30) == 130
+        assert watch.wait(timeout=60) == 130
     assert {file: file.stat().st_mtime_ns for file in results.path.rglob("*")} == before
     text = shown.decode()
     assert "\\x1b" not in text  # what rich draws arrives as it is

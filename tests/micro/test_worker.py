@@ -165,7 +165,7 @@ def test_an_interpreter_without_torch_is_named_with_the_remedy():
             "with exit code 3; the end of its log .*libcuda is broken",
         ),
         ("echo hello", EngineUnavailableError, r"answers b'hello', which no worker says; name a Python"),
-        ("echo $$ > pid; exec sleep 600", RunError, "has not answered for 1 s"),
+        ("echo $$ > pid; exec sleep 600", RunError, "has not answered for 2 s"),
     ],
     ids=["absent", "ends", "no interpreter", "stuck"],
 )
@@ -174,7 +174,7 @@ def test_a_program_that_is_no_worker_is_named_with_what_it_says_and_is_ended(tmp
     if script is not None:
         python.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n")
         python.chmod(0o755)
-    started = started_worker(WorkerSettings(python=str(python), start_limit_s=1.0))
+    started = started_worker(WorkerSettings(python=str(python), start_limit_s=2.0))
     with pytest.raises(error, match=message), started:
         pass
     if (tmp_path / "pid").exists():

@@ -277,7 +277,7 @@ def test_a_runaway_of_a_server_that_dies_at_once_is_ended_although_nobody_saw_it
     how = launch(tmp_path, "--runaway", "--die-saying", "farewell")
     with ServerProcess(how) as server:
         runaway = wait_until("a runaway", lambda: runaway_of(how.raw_log))
-        asyncio.run(asyncio.wait_for(server.died(), 10))
+        asyncio.run(asyncio.wait_for(server.died(), 60))
         assert is_alive(runaway)
     assert not is_alive(runaway)
 
@@ -311,7 +311,7 @@ def test_a_supervisor_that_is_killed_takes_the_server_along_and_the_log_is_writt
     with up(how) as server:
         leader = psutil.Process(server.pid)
         psutil.Process(server._process.supervisor_pid).kill()
-        asyncio.run(asyncio.wait_for(server.died(), 10))
+        asyncio.run(asyncio.wait_for(server.died(), 60))
         with pytest.raises(ServerDiedError, match="supervises the server was ended by SIGKILL in mid-run"):
             server.check_alive()
     assert not is_alive(leader)

@@ -198,7 +198,7 @@ def saying(tmp_path, program, **options):
 
 def died(how):
     with ServerProcess(how) as server:
-        asyncio.run(asyncio.wait_for(server.died(), 10))
+        asyncio.run(asyncio.wait_for(server.died(), 60))
     return server
 
 
