@@ -1,7 +1,7 @@
 """Requests for the simulator's core, and its server as a real process."""
 
 import json
-import socket
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ import httpx
 from support.waiting import wait_until
 
 from benchctl.guided.params import GuidanceParams
+from benchctl.measure.server.process import choose_port
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Message
 from benchctl.records.schema import StepRecord
@@ -133,10 +134,9 @@ def question_request(index: int, question: str, *, n: int, seed: int, **fields: 
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free port below the range of outgoing connections, one of which could take it, and below that of runs."""
+    first = random.SystemRandom().randrange(10_000, 19_000)
+    return choose_port(None, range(first, first + 1000))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class SimServer:
     def health(self) -> int | None:
         """The status of the health check; None before the server listens."""
         assert self.process.poll() is None, "the server ended before it was ready"
-        with suppress(httpx.ConnectError):
+        with suppress(httpx.NetworkError):
             return self.client.get("/health").status_code
         return None
 
