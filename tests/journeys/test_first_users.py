@@ -122,8 +122,7 @@ class SlowWhenGreedy(OpenAIServer):
 
 
 OF_A_BUSY_MACHINE = re.compile(
-    r"arrival-times-unreliable|client-bunching|client-cpu|event-loop-stalls|sends-delayed|server-coalescing|"
-    r"slots-idle|times-bounded|between bounds|^estimator|noisy|What follows|stands? out|position or drift|"
+    r"server-coalescing|between bounds|^estimator|noisy|What follows|stands? out|position or drift|"
     r"per block \(|^(?:warning|note): | with --all$|^$"
 )
 """Words of lines that only some runs print: what a machine was busy with, and what chance makes of few blocks."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from support.nvml import FakeNvml
-from support.servers.paced_engine import OF_THE_PACE, PacedEngine, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.stubborn_engine import processes_of
 from support.steps import records_of
 
@@ -36,6 +36,10 @@ def measure(tmp_path, requests, *flags, engine=PacedEngine, progress=None, **cha
     loaded = load_run(directory)
     assert loaded.record == record
     return loaded
+
+
+OF_THE_PACE = {"client-bunching", "times-bounded", "underfilled-batch"}
+"""Warnings about a server with long pauses between steps, and about a busy machine."""
 
 
 def told(record):

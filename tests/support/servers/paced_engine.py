@@ -25,8 +25,6 @@ from benchctl.records.record import Call, PlannedRun, PreparedRequest, RequestRe
 from benchctl.records.schema import StepRecord
 
 SERVER = Path(__file__).parent / "programs" / "paced_server.py"
-OF_THE_PACE = frozenset({"client-bunching", "sim-lag", "times-bounded", "underfilled-batch"})
-"""Warnings about a server with long pauses between steps, and about a busy machine."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ OF_A_BUSY_MACHINE = frozenset(
         "sends-delayed", "sends-unlike-poisson", "slots-idle", "times-bounded",
     }
 )  # fmt: skip
-"""Warnings that a machine can cause in any run, and that functions of their own are tested for."""
+"""Warnings that a machine can cause in any run, and for which functions of their own are tested."""
 RECEIVED_BYTES = 1 << 20
 
 
