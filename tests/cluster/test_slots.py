@@ -166,10 +166,12 @@ class Handing:
 
 
 def test_the_lowest_blocks_come_first_and_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once(
-    monkeypatch,
+    tmp_path, monkeypatch
 ):
-    killed = "os.kill(os.getpid(), 9)"
-    handing = Handing(monkeypatch, {0: ["import time; time.sleep(0.6)"], 1: [killed, "0"], 2: [killed]}).run()
+    killed, last = "os.kill(os.getpid(), 9)", tmp_path / "the last process has begun"
+    waits = f"import time\nwhile not os.path.exists({str(last)!r}): time.sleep(0.01)"
+    codes = {0: [waits], 1: [killed, "0"], 2: [killed, f"open({str(last)!r}, 'w'); {killed}"]}
+    handing = Handing(monkeypatch, codes).run()
     assert handing.started == [(0, 0), (1, 1), (1, 1), (2, 1), (2, 1)], "block 0 keeps its slot for long"
     assert [(process.block, process.poll()) for process in handing.blocks.given_up] == [(2, -9)]
     killed = [f"block {block}: its process was killed by SIGKILL; b{block}.log" for block in (1, 2, 2)]
