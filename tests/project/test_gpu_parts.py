@@ -109,12 +109,12 @@ def test_clocks_and_throttle_reasons_of_a_part_are_told_or_not_known(tmp_path, m
     runs = runs_in(tmp_path)
     unread = part("print(1)")
     assert "Clocks and power: not known" in runs.section(unread, runs.run(unread, 100))
-    read = tmp_path / "readings"
-    trial = part(f"import os, time\nwhile not os.path.exists({str(read)!r}): time.sleep(0.05)\ntime.sleep(0.2)")
+    written = tmp_path / "both readings are written"
+    trial = part(f"import os, time\nwhile not os.path.exists({str(written)!r}): time.sleep(0.05)")
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\necho '345, 2619, 75.10, 30, 0, 512, 0x0000000000000001'\n"
-        f"echo '1980, 2619, 690.00, 61, 99, 9000, 0x0000000000000004'\n: > '{read}'\nsleep 30\n"
+        f"echo '1980, 2619, 690.00, 61, 99, 9000, 0x0000000000000004'\n: > '{written}'\nsleep 30\n"
     )
     program.chmod(0o755)
     section = runs.section(trial, runs.run(trial, 100))
