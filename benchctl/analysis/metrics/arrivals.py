@@ -308,11 +308,12 @@ def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None"
     holds the remainder and does not count.
     """
     _, limits_ns = _gaps_and_limits(requests, steps)
+    least_ns = min(limits_ns, default=0.0)
     sizes: Counter[int] = Counter()
     for request in requests if limits_ns else ():
         for choice in request.choices if is_completed(request) else ():
             gaps_ns = map(sub, choice.chunk_ns[1:], choice.chunk_ns)
-            ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= min(limits_ns))]
+            ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= least_ns)]
             sizes.update(map(sub, ends[1:], ends))
     # Fewer writes show no choice
     if sizes.total() < 10:
