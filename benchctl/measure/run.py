@@ -66,6 +66,7 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
     A failed run is a record with state ``failed``. Raises UsageError when no run of this profile can succeed,
     and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
     """
+    gc.freeze()  # what exists now is not searched at the end
     run = MeasuredRun(context.profile, planned, directory, engine=context.engine, node=this_node())
     try:
         with run.begun():
@@ -77,6 +78,7 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
         return run.record
     finally:
         gc.collect()  # a run leaves cycles with an event loop in them, half a megabyte that nothing else would free
+        gc.unfreeze()
 
 
 def decline_run(

@@ -101,7 +101,7 @@ class Supervised:
                 self._supervisor.stdin.write(f"{line}\n".encode())
 
     def _await(self, *names: str, limit_s: float = _ANSWER_S) -> None:
-        """Wait for an event with one of these names, or for the end of the supervisor."""
+        """Wait for an event with one of these names if there are any, or for the end of the supervisor."""
         deadline = time.monotonic() + limit_s
         while not (self._is_over or self._events.keys() & set(names)) and time.monotonic() < deadline:
             self._take_events(deadline - time.monotonic())
@@ -121,11 +121,10 @@ class Supervised:
                 self._events |= json.loads(line)
 
     def _end_supervisor(self) -> None:
-        try:
-            self._supervisor.wait(_ANSWER_S)
-        except subprocess.TimeoutExpired:
+        self._await()  # its output ends with it
+        if not self._is_over:
             self._supervisor.kill()
-            self._supervisor.wait()
+        self._supervisor.wait()
         for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None:
                 pipe.close()

@@ -161,10 +161,7 @@ class Supervisor:
     def _next_command(self) -> str | None:
         """The next line from benchctl; empty where a process ends before it comes, None when benchctl is gone."""
         if b"\n" not in self._commands:
-            readable, _, _ = select.select([0, self._woken], [], [])
-            if self._woken in readable:
-                os.read(self._woken, _READ_BYTES)
-            if 0 not in readable:
+            if not self._wait(0):
                 return ""
             piece = os.read(0, _READ_BYTES)
             if not piece:
@@ -172,6 +169,13 @@ class Supervisor:
             self._commands += piece
         line, _, self._commands = self._commands.partition(b"\n")
         return line.decode()
+
+    def _wait(self, *files: int, limit_s: float | None = None) -> bool:
+        """Wait for one of ``files``, or for the end of a process; True if it is one of ``files``."""
+        readable, _, _ = select.select([*files, self._woken], [], [], limit_s)
+        if self._woken in readable:
+            os.read(self._woken, _READ_BYTES)
+        return not set(files).isdisjoint(readable)
 
     def _reap(self) -> bool:
         """Take leave of processes that have ended; False when none is left."""
@@ -193,11 +197,11 @@ class Supervisor:
         deadline = time.monotonic() + grace_s
         _signal_family(signal.SIGTERM)
         while self._reap() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+            self._wait(limit_s=_POLL_S)
         deadline = time.monotonic() + 5.0
         while self._reap() and time.monotonic() < deadline:
             _signal_family(signal.SIGKILL)
-            time.sleep(_POLL_S)
+            self._wait(limit_s=_POLL_S)
         survivors = family() if self._reap() else []
         for inode, path in segments().items():
             if inode in self._segments - self._older_segments:
@@ -228,3 +232,4 @@ def finish_log(raw_log: Path, log: Path, sent: Mapping[str, str], *, keeps_raw_l
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))  # last, so that nothing there stands for the standard library
     Supervisor(Launched(**json.loads(sys.stdin.buffer.readline()))).run()
+    os._exit(0)  # at once: benchctl waits for it
