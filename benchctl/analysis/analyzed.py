@@ -27,7 +27,8 @@ from benchctl.analysis.experiment.summary import (
     summarise_cells,
 )
 from benchctl.analysis.findings import Finding, collect_findings
-from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.chunks import latencies_ns
+from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval

@@ -25,11 +25,11 @@ from benchctl import __version__
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.experiment.summary import RunSummary
+from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import (
     e2el_ns,
     is_completed,
     itls_ns,
-    latencies_ns,
     measured,
     percentiles,
     standard_deviation,

@@ -11,12 +11,12 @@ other file of that name; a column that is null in every run, such as the p99 of 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     e2el_ns,
     is_completed,
     itls_ns,
-    latencies_ns,
     measured,
     ms_or_none,
     standard_deviation,

@@ -15,9 +15,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.metrics.arrivals import bunching_warnings
 from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
-from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, engine_for
 from benchctl.errors import KEPT, OWN_LIMITS, BenchctlError, RunError, as_run_error, is_of_the_system
 from benchctl.load.exchange import LoadSummary
@@ -228,6 +226,12 @@ class MeasuredRun:
 
     def judge_client(self, loaded: LoadedRun) -> None:
         """Warn of what the client itself did to the times that it took."""
+        from benchctl.analysis.metrics.arrivals import bunching_warnings  # noqa: PLC0415 - numpy, after the load
+        from benchctl.analysis.validity.client import (  # noqa: PLC0415 - as above
+            client_suspect_warnings,
+            client_warnings,
+        )
+
         arrival = self.profile.workload.arrival
         self.warn(
             *client_suspect_warnings(loaded, arrival),

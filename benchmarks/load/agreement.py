@@ -32,7 +32,8 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.metrics.latency import is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.chunks import latencies_ns
+from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.measure.redaction import server_env

@@ -16,7 +16,8 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 from support.peaks import cpu_peaks
 from support.results.builders import BASELINE, GUIDED, PROFILE_YAML, edit_requests, edit_run, write_results
 
-from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, num_simultaneous
+from benchctl.analysis.metrics.chunks import latencies_ns
+from benchctl.analysis.metrics.latency import itls_ns, num_simultaneous
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records import files
 from benchctl.records.columns import read_steps

@@ -5,27 +5,25 @@ The metrics that this moves too far are unknown. Bursts are told from what a ser
 """
 
 import math
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, pairwise
-from operator import attrgetter, sub
-from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import msgspec
+import numpy as np
 
+from benchctl.analysis.metrics.chunks import UNKNOWN_NS, Chunks, chunks_of
 from benchctl.analysis.metrics.client import by_worker
 from benchctl.analysis.metrics.latency import (
     is_completed,
     itls_ns,
-    latencies_ns,
     latency_metrics,
     measured,
     num_simultaneous,
 )
+from benchctl.records.columns import Flags, Floats, Integers
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import ChoiceRecord, RequestRecord
+from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.units import NS_PER_MS
 
@@ -49,44 +47,69 @@ every chunk counts as a write of its own."""
 CHUNKS_EXAMINED: Final = 50_000
 """Number of chunks that is enough, of choices from the whole load."""
 
-_Workers: TypeAlias = Sequence[Sequence[ClientSample]]
-"""The samples of each process, in order of time."""
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reads:
+    """The reads that brought chunks with kernel timestamps, one choice after the other."""
 
-class _Read(NamedTuple):
-    """The chunks of one choice that one read brought."""
-
-    stamp_ns: int
-    late_ns: int
+    is_last: Flags
+    """The last read of its choice."""
+    choice_of: Integers
+    """The position of its choice among those of the chunks."""
+    starts: Integers
+    """The number of the first chunk that it brought."""
+    num_chunks: Integers
+    stamp_ns: Integers
+    late_ns: Integers
     """Time from the arrival of its newest bytes to the read."""
-    num_chunks: int
-    before_ns: int
+    before_ns: Integers
     """Time of the previous read, or of the send."""
-    pace_ns: float
+    pace_ns: Floats
     """Time per chunk since then; 0 for the first read, which has no pace."""
 
     @property
-    def away_ns(self) -> float:
+    def away_ns(self) -> Floats:
         """Time for which the client was away if each chunk was a write of its own, at a steady pace."""
         return self.pace_ns * (self.num_chunks - 1)
 
+    def lag_ns(self, samples: Iterable[ClientSample]) -> Integers:
+        """Longest lag that any process measured within a period of each read, or in its last sample."""
+        read_ns = self.stamp_ns + self.late_ns
+        longest_ns = np.zeros(len(read_ns), np.int64)
+        for own in by_worker(samples).values():
+            t_ns = np.array([sample.t_ns for sample in own], np.int64)
+            lags_ns = np.array([*(sample.loop_lag_ns for sample in own), 0], np.int64)
+            first = np.minimum(np.searchsorted(t_ns, read_ns - BEAT_NS), len(own) - 1)
+            # A sample covers the time since the previous
+            behind = np.minimum(np.searchsorted(t_ns, read_ns + BEAT_NS) + 1, len(own))
+            spans = np.stack([first, behind], axis=1).ravel()
+            if len(spans):
+                longest_ns = np.maximum(longest_ns, np.maximum.reduceat(lags_ns, spans)[::2])
+        return longest_ns
 
-def _reads(request: RequestRecord, choice: ChoiceRecord) -> Iterator[_Read]:
-    """Each read that brought chunks of a choice with kernel timestamps."""
-    before_ns, is_first = choice.chunk_ns[0] if request.sent_ns is None else request.sent_ns, True
-    chunks = zip(choice.chunk_ns, choice.chunk_late_ns or (), strict=True)
-    for stamp_ns, group in groupby(chunks, lambda chunk: chunk[0]):
-        late = [late_ns for _, late_ns in group]
-        yield _Read(
-            stamp_ns, late[-1], len(late), before_ns, 0.0 if is_first else (stamp_ns - before_ns) / len(late)
-        )
-        before_ns, is_first = stamp_ns + late[-1], False
+
+def _reads_of(chunks: Chunks) -> _Reads:
+    t_ns, late_ns, sizes = chunks.t_ns, chunks.late_ns, chunks.sizes
+    is_start = np.diff(t_ns, prepend=UNKNOWN_NS) != 0
+    is_start[chunks.starts] = True
+    starts = np.flatnonzero(is_start)
+    num_chunks = np.diff(starts, append=len(t_ns))
+    choice_of = np.repeat(np.arange(len(sizes)), sizes)[starts]
+    is_first = np.diff(choice_of, prepend=-1) > 0
+    stamp_ns, read_late_ns = t_ns[starts], late_ns[starts + num_chunks - 1]
+    sent_ns = chunks.sent_ns[chunks.request_of][choice_of]
+    before_ns = np.where(sent_ns == UNKNOWN_NS, stamp_ns, sent_ns)
+    before_ns[1:][~is_first[1:]] = (stamp_ns + read_late_ns)[:-1][~is_first[1:]]
+    pace_ns = np.where(is_first, 0.0, (stamp_ns - before_ns) / num_chunks)
+    columns = (starts, num_chunks, stamp_ns, read_late_ns, before_ns, pace_ns)
+    is_stamped, is_last = late_ns[starts] != UNKNOWN_NS, np.diff(choice_of, append=len(sizes)) > 0
+    return _Reads(*(column[is_stamped] for column in (is_last, choice_of, *columns)))
 
 
-def earliest_arrivals(
-    requests: Sequence[RequestRecord], samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
-) -> list[RequestRecord]:
-    """The requests with each chunk at its earliest possible arrival; the same objects where every time is exact.
+def errors_ns(
+    chunks: Chunks, samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
+) -> Integers:
+    """By how much the time of each chunk may be too late.
 
     The recorded time of the chunks of the newest write in each read is their own, and so are all if the client
     cannot have been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that
@@ -94,91 +117,62 @@ def earliest_arrivals(
     second) only the previous read bounds the error. Chunks without a kernel timestamp count as exact;
     ``validity/client`` judges them.
     """
-    if not num_simultaneous(requests):  # no read brought two chunks of a choice: each timestamp is exact
-        return list(requests)
-    workers = list(by_worker(samples).values())
-    num_written = num_chunks_per_write(requests, samples, chunks_examined=chunks_examined)
-    earliest = []
-    for request in requests:
-        choices = tuple(_at_earliest(request, choice, num_written, workers) for choice in request.choices)
-        is_exact = choices == request.choices
-        earliest.append(request if is_exact else msgspec.structs.replace(request, choices=choices))
-    return earliest
+    wrong_ns = np.zeros(len(chunks.t_ns), np.int64)
+    if (chunks.gaps_ns(chunks.t_ns, chunks.t_ns) != 0).all():
+        return wrong_ns  # no read brought two chunks of a choice: each timestamp is exact
+    reads = _reads_of(chunks)
+    num_older = np.maximum(reads.num_chunks - _num_per_write(reads, samples, chunks_examined), 0)
+    most_ns = np.maximum(reads.stamp_ns - reads.before_ns, 0)
+    is_late = reads.late_ns > LATE_READ_NS
+    if samples:
+        lag_ns = reads.lag_ns(samples)
+        is_late = (is_late | (lag_ns > IN_TIME_NS)) & (lag_ns + BEAT_NS >= reads.away_ns)
+        most_ns = np.minimum(most_ns, lag_ns + BEAT_NS)
+    of_reads = np.where(is_late, most_ns, 0)
+    for number in range(num_older.max(initial=0)):
+        has_older = num_older > number
+        wrong_ns[reads.starts[has_older] + number] = of_reads[has_older]
+    return wrong_ns
 
 
-def possible_errors_ns(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
+def possible_errors_ns(chunks: Chunks, samples: Sequence[ClientSample]) -> Integers:
     """By how much each arrival may be too late, in a row, of the choices of which not all are exact."""
-    errors_ns: list[int] = []
-    for request, early in zip(requests, earliest_arrivals(requests, samples), strict=True):
-        for choice, early_choice in zip(request.choices, early.choices, strict=True):
-            if early_choice is not choice:
-                errors_ns += map(sub, choice.chunk_ns, early_choice.chunk_ns)
-    return errors_ns
+    wrong_ns = errors_ns(chunks, samples)
+    if not wrong_ns.any():
+        return wrong_ns[:0]
+    return wrong_ns[np.repeat(np.maximum.reduceat(wrong_ns, chunks.starts) > 0, chunks.sizes)]
 
 
-def num_chunks_per_write(
-    requests: Iterable[RequestRecord], samples: Iterable[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
-) -> int:
+def num_chunks_per_write(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> int:
     """Number of chunks of a choice that the server writes at once: the most that nine of ten prompt reads brought.
 
     1 if these are too few, or without samples.
     """
-    workers = list(by_worker(samples).values())
-    stamped = [(request, choice) for request in requests for choice in request.choices if choice.chunk_late_ns]
-    if not workers or not any(len(set(choice.chunk_ns)) < len(choice.chunk_ns) for _, choice in stamped):
-        return 1
-    every = max(1, sum(len(choice.chunk_ns) for _, choice in stamped) // chunks_examined)
-    num_reads, sizes = 0, []
-    for request, choice in stamped[::every]:
-        reads = list(_reads(request, choice))
-        whole = reads[:-1] or reads  # the last write holds the remainder
-        num_reads += len(whole)
-        sizes += [read.num_chunks for read in whole if _is_prompt(read, workers)]
-    if len(sizes) < max(MIN_READS, MIN_AT_ONCE_FRAC * num_reads):
-        return 1
-    return sorted(sizes)[math.ceil(WRITE_SHARE * len(sizes)) - 1]
+    chunks = chunks_of(requests)
+    return _num_per_write(_reads_of(chunks), samples, CHUNKS_EXAMINED)
 
 
-def _is_prompt(read: _Read, workers: _Workers) -> bool:
-    """True if the read is likely to have brought a single write.
+def _num_per_write(reads: _Reads, samples: Sequence[ClientSample], chunks_examined: int) -> int:
+    if not samples or not (reads.num_chunks > 1).any():
+        return 1
+    _, order = np.unique(reads.choice_of, return_inverse=True)
+    every = max(1, int(reads.num_chunks.sum()) // chunks_examined)
+    is_only = reads.is_last & (np.diff(order, prepend=-1) > 0)
+    is_whole = (order % every == 0) & (is_only | ~reads.is_last)  # the last write holds the remainder
+    sizes = np.sort(reads.num_chunks[is_whole & _is_prompt(reads, samples)])
+    if len(sizes) < max(MIN_READS, MIN_AT_ONCE_FRAC * is_whole.sum()):
+        return 1
+    return int(sizes[math.ceil(WRITE_SHARE * len(sizes)) - 1])
+
+
+def _is_prompt(reads: _Reads, samples: Sequence[ClientSample]) -> Flags:
+    """True for each read that is likely to have brought a single write.
 
     A client that was away for several writes reads the newest at any time since its arrival, in half of the cases
     later than half of the pace; and its measured lag is then at least half of the time that it was away.
     """
-    if read.late_ns > max(LATE_READ_NS, read.pace_ns / 2):
-        return False
-    return _lag_around(read, workers) <= max(IN_TIME_NS, read.away_ns / 2)
-
-
-def _at_earliest(request: RequestRecord, choice: ChoiceRecord, num_written: int, workers: _Workers) -> ChoiceRecord:
-    """The choice with the older writes of each read as long before its timestamp as they may have come."""
-    if not choice.chunk_late_ns or len(set(choice.chunk_ns)) == len(choice.chunk_ns):
-        return choice
-    errors: list[int] = []
-    for read in _reads(request, choice):
-        num_older, error_ns = max(read.num_chunks - num_written, 0), 0
-        most_ns = max(read.stamp_ns - read.before_ns, 0)
-        if num_older and not workers:
-            error_ns = most_ns if read.late_ns > LATE_READ_NS else 0
-        elif num_older:
-            lag_ns = _lag_around(read, workers)
-            is_late = read.late_ns > LATE_READ_NS or lag_ns > IN_TIME_NS
-            error_ns = min(most_ns, lag_ns + BEAT_NS) if is_late and lag_ns + BEAT_NS >= read.away_ns else 0
-        errors += [error_ns] * num_older + [0] * (read.num_chunks - num_older)
-    if not any(errors):
-        return choice
-    return msgspec.structs.replace(choice, chunk_ns=tuple(map(sub, choice.chunk_ns, errors)))
-
-
-def _lag_around(read: _Read, workers: _Workers) -> int:
-    """Longest lag that any process measured within a period of the read, or in its last sample."""
-    read_ns, time_of = read.stamp_ns + read.late_ns, attrgetter("t_ns")
-    longest_ns = 0
-    for own in workers:
-        first = min(bisect_left(own, read_ns - BEAT_NS, key=time_of), len(own) - 1)
-        last = bisect_left(own, read_ns + BEAT_NS, key=time_of)  # a sample covers the time since the previous
-        longest_ns = max(longest_ns, *(sample.loop_lag_ns for sample in own[first : last + 1]))
-    return longest_ns
+    is_in_time: Flags = reads.late_ns <= np.maximum(LATE_READ_NS, reads.pace_ns / 2)
+    return is_in_time & (reads.lag_ns(samples) <= np.maximum(IN_TIME_NS, reads.away_ns / 2))
 
 
 MAX_SHIFT_FRAC: Final = 0.01
@@ -197,7 +191,9 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     completed = [request for request in measured(run.requests) if is_completed(request)]
     if run.record.is_simulated or not num_simultaneous(completed):
         return {}
-    latencies = early = latencies_ns(completed)
+    chunks = chunks_of(completed)
+    t_ns = chunks.t_ns
+    latencies = early = chunks.latencies_ns(t_ns)
     low, high = dict(latencies), dict(latencies)
     if run.record.is_virtual:
         recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
@@ -205,12 +201,14 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
             return {}
         low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
     else:
-        earliest = earliest_arrivals(completed, run.client)
-        if earliest == completed:
+        earliest_ns = t_ns - errors_ns(chunks, run.client)
+        if (earliest_ns == t_ns).all():
             return {}
-        early = latencies_ns(earliest)
+        early = chunks.latencies_ns(earliest_ns)
         low["ttft"], high["tpot"] = early["ttft"], early["tpot"]  # after an earlier first token
-        low["itl"], high["itl"] = _shortest_and_longest_gaps(completed, earliest)
+        # A gap is longer if its first chunk came earlier than recorded, and shorter if its second did
+        low["itl"] = np.maximum(chunks.gaps_ns(earliest_ns, t_ns), 0).tolist()
+        high["itl"] = chunks.gaps_ns(t_ns, earliest_ns).tolist()
     values, lowest, highest = (latency_metrics(each, len(completed)) for each in (latencies, low, high))
     # the mean gap is moved by errors of first chunks alone, because neighbouring gaps compensate
     lowest["itl_ms"], highest["itl_ms"] = values["itl_ms"], latency_metrics({"itl": early["itl"]}, 1)["itl_ms"]
@@ -230,21 +228,6 @@ def _evened(request: RequestRecord) -> list[float]:
         for (before_ns, _), (time_ns, size) in pairwise([(0, 0), *writes])
         for _ in range(size)
     ]
-
-
-def _shortest_and_longest_gaps(
-    requests: Sequence[RequestRecord], earliest: Sequence[RequestRecord]
-) -> tuple[list[int], list[int]]:
-    """A gap is longer if its first chunk came earlier than recorded, and shorter if its second did."""
-    shortest: list[int] = []
-    longest: list[int] = []
-    recorded, early = (
-        [choice.chunk_ns for each in side for choice in each.choices] for side in (requests, earliest)
-    )
-    for recorded_ns, earliest_ns in zip(recorded, early, strict=True):
-        shortest += [max(gap_ns, 0) for gap_ns in map(sub, earliest_ns[1:], recorded_ns)]
-        longest += map(sub, recorded_ns[1:], earliest_ns)
-    return shortest, longest
 
 
 CLIENT_BUNCHING: Final = "client-bunching"
@@ -275,30 +258,30 @@ def num_bunched(metric: str, runs: Iterable[LoadedRun]) -> int:
     return sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
 
 
-def count_gaps(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> tuple[int, int]:
+def count_gaps(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> tuple[int, int]:
     """The numbers of short gaps between successive chunks of a choice, and of all."""
-    gaps_ns, limits_ns = _gaps_and_limits(requests, steps)
-    pairs = zip(gaps_ns, limits_ns, strict=True)
-    return sum(gap < limit for of_request, limit in pairs for gap in of_request), sum(map(len, gaps_ns))
+    chunks = chunks_of([request for request in requests if is_completed(request)])
+    gaps_ns = chunks.gaps_ns(chunks.t_ns, chunks.t_ns)
+    return int((gaps_ns < _limits_ns(chunks, steps)).sum()), len(gaps_ns)
 
 
-def _gaps_and_limits(
-    requests: Iterable[RequestRecord], steps: "StepColumns | None"
-) -> tuple[list[Sequence[int]], list[float]]:
-    """The gaps of each completed request, in ns, and the duration below which they are short.
+def _limits_ns(chunks: Chunks, steps: "StepColumns | None") -> Floats:
+    """For each gap the duration below which it is short.
 
     That is a fraction of the expected time per chunk. With steps it is a quick step (the tenth percentile), because
     no choice gets two chunks within one step. Without it is the mean gap of the request, which includes all its
     bursts, but at most the median of these means over the requests, because the mean of a single delayed request is
     not its pace.
     """
-    gaps_ns = [gaps for request in requests if is_completed(request) and (gaps := itls_ns(request))]
-    paces_ns = [sum(gaps) / len(gaps) for gaps in gaps_ns]
-    most_ns = median(paces_ns) if paces_ns else 0.0
+    gaps_ns = chunks.gaps_ns(chunks.t_ns, chunks.t_ns)
     if steps:
-        most_ns = float(sorted(steps.dur_ns.tolist())[len(steps) // 10])
-        paces_ns = [most_ns] * len(gaps_ns)
-    return list(gaps_ns), [SHORT_FRAC * min(pace, most_ns) for pace in paces_ns]
+        return np.full(len(gaps_ns), SHORT_FRAC * np.sort(steps.dur_ns)[len(steps) // 10])
+    request_of = chunks.of_gaps(np.repeat(chunks.request_of, chunks.sizes))
+    counts = np.bincount(request_of, minlength=len(chunks.requests))
+    paces_ns = np.bincount(request_of, gaps_ns, len(chunks.requests)) / np.maximum(counts, 1)
+    most_ns = np.median(paces_ns[counts > 0]) if len(gaps_ns) else 0.0
+    limits_ns: Floats = SHORT_FRAC * np.minimum(paces_ns, most_ns)[request_of]
+    return limits_ns
 
 
 def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> int | None:
@@ -307,20 +290,18 @@ def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None"
     Chunks that follow each other within a tenth of the time per chunk arrive at once. The last write of each choice
     holds the remainder and does not count.
     """
-    _, limits_ns = _gaps_and_limits(requests, steps)
-    least_ns = min(limits_ns, default=0.0)
-    sizes: Counter[int] = Counter()
-    for request in requests if limits_ns else ():
-        for choice in request.choices if is_completed(request) else ():
-            gaps_ns = map(sub, choice.chunk_ns[1:], choice.chunk_ns)
-            ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= least_ns)]
-            sizes.update(map(sub, ends[1:], ends))
+    chunks = chunks_of([request for request in requests if is_completed(request)])
+    limits_ns = _limits_ns(chunks, steps)
+    is_start = np.diff(chunks.t_ns, prepend=UNKNOWN_NS) >= limits_ns.min(initial=math.inf)
+    is_start[chunks.starts] = True
+    starts = np.flatnonzero(is_start)
+    sizes, is_last = np.diff(starts), np.isin(starts[1:], chunks.starts)
+    counts = np.bincount(sizes[~is_last])
     # Fewer writes show no choice
-    if sizes.total() < 10:
+    if counts.sum() < 10:
         return None
-    size, count = sizes.most_common(1)[0]
     # The same number in so many of the writes is the server's choice
-    return size if count >= 0.8 * sizes.total() else None
+    return int(counts.argmax()) if counts.max() >= 0.8 * counts.sum() else None
 
 
 def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
@@ -336,9 +317,7 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
         return None
     if any(choice.chunk_tokens is None for choice in choices):
         return None
-    import numpy as np  # noqa: PLC0415 - importing takes longer than judging a short load without steps
-
-    chunk_ns = np.array([t_ns for choice in choices for t_ns in choice.chunk_ns], dtype=np.int64)
+    chunk_ns = chunks_of(requests).t_ns
     chunk_tokens = [tokens for choice in choices for tokens in choice.chunk_tokens or ()]
     arrived = np.sort(np.repeat(chunk_ns, np.array(chunk_tokens, dtype=np.int64)))
     made = np.sort(np.repeat(steps.start_ns + steps.dur_ns, counts.astype(np.int64)))
@@ -374,7 +353,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     cause = (
         "The client read most of them promptly, so the server sent them in bursts: free processors for the server"
     )
-    num_late = sum(error_ns > 0 for error_ns in possible_errors_ns(requests, run.client))
+    num_late = int((errors_ns(chunks_of(requests), run.client) > 0).sum())
     if 2 * num_late > num_short:
         cause = "Most of them waited for the client to read: free processors for the client"
     message = (

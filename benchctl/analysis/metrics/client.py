@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Final
 
+import numpy as np
+
 from benchctl.analysis.metrics.latency import (
     known_values,
     ms_or_none,
@@ -27,6 +29,7 @@ from benchctl.analysis.metrics.latency import (
     send_lag_ns,
 )
 from benchctl.profile.arrival import Arrival
+from benchctl.records.columns import exact_sum
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
@@ -158,26 +161,26 @@ def _integrated(requests: Sequence[RequestRecord], num_slots: int) -> tuple[int,
     earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
     several has none left, show in the number of open requests.
     """
-    begin_ns, end_ns = min(map(_due_ns, requests)), max(map(_left_ns, requests))
-    # time, and changes of the requests that are open, that remain to be sent, whose own slot is known to be empty
-    changes = [(begin_ns, 0, len(requests), 0), (end_ns, 0, 0, 0)]
-    for request in requests:
-        changes.append((_left_ns(request), 1, -1, 0 if request.slot_free_ns is None else -1))
-        if request.slot_free_ns is not None:
-            changes.append((request.slot_free_ns, 0, 0, 1))
-        if request.done_ns is not None and request.done_ns < end_ns:
-            changes.append((request.done_ns, -1, 0, 0))
-    changes.sort()
-    idle_ns = slot_time_ns = num_open = num_remaining = num_waiting = 0
-    before_ns = changes[0][0]
-    for t_ns, to_open, to_remaining, to_waiting in changes:
-        idle_ns += (t_ns - before_ns) * min(num_remaining, max(num_waiting, num_slots - num_open))
-        slot_time_ns += (t_ns - before_ns) * min(num_slots, num_open + num_remaining)
-        before_ns = t_ns
-        num_open += to_open
-        num_remaining += to_remaining
-        num_waiting += to_waiting
-    return idle_ns, slot_time_ns
+    left_ns = np.array([_left_ns(request) for request in requests], np.int64)
+    free_ns = np.array(known_values(request.slot_free_ns for request in requests), np.int64)
+    done_ns = np.array(known_values(request.done_ns for request in requests), np.int64)
+    has_waited = np.array([request.slot_free_ns is not None for request in requests])
+    begin_ns, end_ns = min(map(_due_ns, requests)), left_ns.max()
+    done_ns = done_ns[done_ns < end_ns]
+    # Changes of the requests that are open, that remain to be sent, whose own slot is known to be empty
+    t_ns = np.concatenate([[begin_ns], left_ns, free_ns, done_ns])
+    order = np.argsort(t_ns)
+    none_free, none_done = np.zeros_like(free_ns), np.zeros_like(done_ns)
+    to_open = np.concatenate([[0], np.ones_like(left_ns), none_free, none_done - 1])
+    to_remaining = np.concatenate([[len(requests)], -np.ones_like(left_ns), none_free, none_done])
+    to_waiting = np.concatenate([[0], -has_waited.astype(np.int64), none_free + 1, none_done])
+    num_open, num_remaining, num_waiting = (
+        each[order].cumsum()[:-1] for each in (to_open, to_remaining, to_waiting)
+    )
+    spans_ns = np.diff(t_ns[order])
+    num_idle = np.minimum(num_remaining, np.maximum(num_waiting, num_slots - num_open))
+    num_usable = np.minimum(num_slots, num_open + num_remaining)
+    return exact_sum(spans_ns, num_idle), exact_sum(spans_ns, num_usable)
 
 
 def _due_ns(request: RequestRecord) -> int:

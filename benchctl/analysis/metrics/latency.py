@@ -120,16 +120,6 @@ def num_simultaneous(requests: Iterable[RequestRecord]) -> int:
     return sum(sum(map(eq, chunk_ns[1:], chunk_ns)) for chunk_ns in choices)
 
 
-def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
-    """All durations of these requests, pooled by latency."""
-    return {
-        "ttft": known_values(ttft_ns(request) for request in requests),
-        "tpot": [value for request in requests for value in tpots_ns(request)],
-        "itl": itls_ns(*requests),
-        "e2el": known_values(e2el_ns(request) for request in requests),
-    }
-
-
 def send_lag_ns(request: RequestRecord) -> int | None:
     """Delay of the send: send minus schedule."""
     return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns

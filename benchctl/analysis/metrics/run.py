@@ -16,13 +16,14 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
+from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
+    e2el_ns,
     is_completed,
     known_values,
     last_token_ns,
-    latencies_ns,
     latency_metrics,
     mean_of_known,
     measured,
@@ -33,6 +34,8 @@ from benchctl.analysis.metrics.latency import (
     smallest_sample,
     standard_deviation,
     total,
+    tpots_ns,
+    ttft_ns,
 )
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.metrics.table import METRICS
@@ -264,7 +267,11 @@ def is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
     """True for a completed request whose every limited duration is known and within its limit."""
     if not is_completed(record):
         return False
-    durations = latencies_ns((record,))
+    durations: dict[str, Sequence[float]] = {
+        "ttft": known_values([ttft_ns(record)]),
+        "tpot": tpots_ns(record),
+        "e2el": known_values([e2el_ns(record)]),
+    }
     return all(
         (durations[name] or name == "tpot") and all(ms_from_ns(value) <= limit for value in durations[name])
         for name, limit in limits_ms.items()

@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.metrics.arrivals import possible_errors_ns, uncertain_metrics
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.client import (
     MAX_SEND_LAG_NS,
     Sends,
@@ -19,13 +20,16 @@ from benchctl.analysis.metrics.client import (
     sends_of,
     slot_occupancy,
 )
-from benchctl.analysis.metrics.latency import itls_ns, known_values, measured, percentiles, smallest_sample
+from benchctl.analysis.metrics.latency import known_values, measured, percentiles, smallest_sample
 from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.records.warning_codes import warnings_of
 from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, milliseconds, ms_from_ns, s_from_ns
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 MIN_LOAD_NS: Final = NS_PER_S
 """In a shorter load one hiccup of the machine is a hundredth."""
@@ -171,13 +175,12 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
     """Most arrival times may be wrong. The requests say how long a load was: a stalled loop takes few samples."""
     if not samples or load_ns < MIN_LOAD_NS:
         return None
-    gaps_ns = itls_ns(*requests)
-    allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
-    choices = [choice for request in requests for choice in request.choices]
-    num_chunks = sum(len(choice.chunk_ns) for choice in choices)
-    num_unstamped = sum(len(choice.chunk_ns) for choice in choices if choice.chunk_late_ns is None)
-    errors_ns = possible_errors_ns(requests, samples)
-    num_wrong = _count_above(errors_ns, allowed_ns)
+    chunks = chunks_of(requests)
+    gaps_ns, num_chunks = chunks.gaps_ns(chunks.t_ns, chunks.t_ns), len(chunks.t_ns)
+    allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * float(gaps_ns.mean()) if len(gaps_ns) else 0.0)
+    num_unstamped = sum(len(choice.chunk_ns) for choice in chunks.choices if choice.chunk_late_ns is None)
+    errors_ns = possible_errors_ns(chunks, samples)
+    num_wrong = int((errors_ns > allowed_ns).sum())
     reasons = []
     if _is_habit(num_unstamped, num_chunks) and _is_stalled(samples, allowed_ns + TIMER_NS):
         reasons.append(
@@ -308,7 +311,7 @@ def _is_habit(count: int, total: int) -> bool:
     return count >= MIN_HABIT and count > HABIT_FRAC * total
 
 
-def _p99_ms(values_ns: Sequence[float]) -> str:
+def _p99_ms(values_ns: "ArrayLike") -> str:
     return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of any number of values
 
 

@@ -12,7 +12,8 @@ from support.results.builders import (
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.metrics.arrivals import BEAT_NS, earliest_arrivals
+from benchctl.analysis.metrics.arrivals import BEAT_NS, errors_ns
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.measure.run import RunContext, measure_run
@@ -271,13 +272,7 @@ def test_a_simulation_says_how_long_a_cap_held_requests_on_its_own_clock_and_not
 
 def errors_of(requests, samples, **options):
     """By how much the time of each chunk may be too late, of all choices in a row; in ms."""
-    pairs = zip(requests, earliest_arrivals(requests, samples, **options), strict=True)
-    return [
-        (recorded_ns - earliest_ns) / NS_PER_MS
-        for record, early in pairs
-        for i, choice in enumerate(record.choices)
-        for recorded_ns, earliest_ns in zip(choice.chunk_ns, early.choices[i].chunk_ns, strict=True)
-    ]
+    return (errors_ns(chunks_of(requests), samples, **options) / NS_PER_MS).tolist()
 
 
 @pytest.mark.parametrize(

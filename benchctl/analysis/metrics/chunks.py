@@ -1,0 +1,104 @@
+"""The chunks of many requests as columns: durations, reads and gaps of all of them without a loop over tokens."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchctl.analysis.metrics.latency import choice_tokens
+from benchctl.records.columns import Floats, Integers
+from benchctl.records.record import ChoiceRecord, RequestRecord
+
+UNKNOWN_NS = -1
+"""Stands for a time that a request or chunk does not have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """The chunks of ``requests``, one choice after the other; choices without chunks are left out."""
+
+    requests: Sequence[RequestRecord]
+    choices: Sequence[ChoiceRecord]
+    request_of: Integers
+    """The position of each choice's request in ``requests``."""
+    starts: Integers
+    """The number of the first chunk of each choice."""
+    t_ns: Integers
+    """Arrival of each chunk."""
+
+    @property
+    def sizes(self) -> Integers:
+        """Number of chunks of each choice."""
+        return np.diff(self.starts, append=len(self.t_ns))
+
+    @property
+    def sent_ns(self) -> Integers:
+        """The send of each request."""
+        sends = (UNKNOWN_NS if request.sent_ns is None else request.sent_ns for request in self.requests)
+        return np.fromiter(sends, np.int64, len(self.requests))
+
+    @property
+    def late_ns(self) -> Integers:
+        """Time from the arrival of each chunk until it was read."""
+        late_ns = array("q")
+        for choice in self.choices:
+            late_ns.extend(choice.chunk_late_ns or (UNKNOWN_NS,) * len(choice.chunk_ns))
+        return np.array(late_ns, np.int64)
+
+    def of_gaps(self, values: Integers) -> Integers:
+        """Of one value for each chunk those of the chunks that follow another one of their choice."""
+        has_gap = np.ones(len(values), np.bool_)
+        has_gap[self.starts] = False
+        return values[has_gap]
+
+    def gaps_ns(self, t_ns: Integers, before_ns: Integers) -> Integers:
+        """Time of each chunk in ``t_ns`` since the chunk before it in ``before_ns``, but for first chunks."""
+        gaps_ns = t_ns.copy()
+        gaps_ns[1:] -= before_ns[:-1]
+        return self.of_gaps(gaps_ns)
+
+    def latencies_ns(self, t_ns: Integers) -> dict[str, Sequence[float]]:
+        """All durations, pooled by latency, with chunks that arrived at ``t_ns``."""
+        first_ns, last_ns, sent_ns = t_ns[self.starts], t_ns[self.starts + self.sizes - 1], self.sent_ns
+        of_request = np.flatnonzero(np.diff(self.request_of, prepend=-1))
+        ttft_ns = np.full(len(self.requests), UNKNOWN_NS)
+        end_ns = ttft_ns.copy()
+        if len(of_request):
+            answered = self.request_of[of_request]
+            ttft_ns[answered] = np.minimum.reduceat(first_ns, of_request)
+            end_ns[answered] = np.maximum.reduceat(last_ns, of_request)
+        for i, request in enumerate(self.requests):
+            if request.stamps == "whole":
+                end_ns[i] = UNKNOWN_NS if request.done_ns is None else request.done_ns
+        owners = map(self.requests.__getitem__, self.request_of.tolist())
+        tokens = np.array([choice_tokens(*pair) or 0 for pair in zip(owners, self.choices, strict=True)], np.int64)
+        has_pace = tokens > 1
+        return {
+            "ttft": _packed((ttft_ns - sent_ns)[(ttft_ns >= 0) & (sent_ns >= 0)]),
+            "tpot": _packed((last_ns - first_ns)[has_pace] / (tokens[has_pace] - 1)),
+            "itl": _packed(self.gaps_ns(t_ns, t_ns)),
+            "e2el": _packed((end_ns - sent_ns)[(end_ns >= 0) & (sent_ns >= 0)]),
+        }
+
+
+def chunks_of(requests: Sequence[RequestRecord]) -> Chunks:
+    """The chunks of all choices of ``requests``."""
+    pairs = [(i, choice) for i, request in enumerate(requests) for choice in request.choices if choice.chunk_ns]
+    t_ns, starts, choices = array("q"), array("q"), [choice for _, choice in pairs]
+    for choice in choices:
+        starts.append(len(t_ns))
+        t_ns.extend(choice.chunk_ns)
+    numbers = np.array([i for i, _ in pairs], np.int64)
+    return Chunks(requests, choices, numbers, np.array(starts, np.int64), np.array(t_ns, np.int64))
+
+
+def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
+    """All durations of these requests, pooled by latency."""
+    chunks = chunks_of(requests)
+    return chunks.latencies_ns(chunks.t_ns)
+
+
+def _packed(values: Integers | Floats) -> Sequence[float]:
+    """The values in 64 bits each, as Python's own numbers."""
+    return array(values.dtype.kind.replace("i", "q").replace("f", "d"), values.tobytes())
