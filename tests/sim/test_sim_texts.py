@@ -90,7 +90,7 @@ def test_centered_exp_changes_lengths_as_published_a_larger_scale_never_shortens
         assert guided_length_ratio(guidance) == 1.0
 
 
-@given(st.text())
+@given(st.text() | st.text(" \n\ta5.'s猫"))
 def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     assert "".join(tokenize(text)) == text
     assert count_tokens(text) == len(tokenize(text))
