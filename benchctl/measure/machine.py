@@ -93,7 +93,7 @@ def usable_cores() -> str:
 
 
 _PACKAGES: Final = (
-    "aiohttp", "httpx", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
+    "httptools", "httpx", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
     "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
 )  # fmt: skip
 """Packages whose version can change a number: those of the client, and engines in the same environment."""

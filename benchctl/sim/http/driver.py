@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, chain
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+import msgspec
 
 from benchctl.records.files import JsonlWriter
 from benchctl.sim.core import Core, Phase
@@ -136,9 +136,9 @@ class Driver:
         for reply in touched:
             reply.flush()
 
-    def collect(self) -> Iterator[Metric]:
-        """The state of this moment as Prometheus' metrics under vLLM's names."""
-        engine, counters = self.core.engine, self.counters
+    def metrics_page(self) -> Iterator[str]:
+        """The lines of a page with the state of this moment: Prometheus' metrics under vLLM's names."""
+        engine, counters, model = self.core.engine, self.counters, self._config.model
         scheduler, blocks = engine.scheduler, engine.block_manager
         for name, text, value in (
             ("vllm:num_requests_running", "Sequences in the batch.", scheduler.num_running),
@@ -149,9 +149,8 @@ class Driver:
             ("benchctl_sim:phase_wall_seconds", "Wall time this phase should have taken.", self.phase_wall_s),
             ("benchctl_sim:abandoned_phases", "Announced schedules given up.", self.core.num_abandoned_phases),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-            gauge.add_metric([self._config.model], value)
-            yield gauge
+            yield from _family("gauge", name, text)
+            yield _sample(name, value, model_name=model)
         totals: dict[str, int] = {
             "prompt_tokens": counters.num_prompt_tokens,
             "generation_tokens": counters.num_generation_tokens,
@@ -165,20 +164,29 @@ class Driver:
                 "spec_decode_num_draft_tokens": counters.num_draft_tokens,
                 "spec_decode_num_accepted_tokens": counters.num_accepted.total(),
             }
-            positions = {str(position): count for position, count in counters.num_accepted.items()}
-            yield self._counter("spec_decode_num_accepted_tokens_per_pos", positions, "position")
+            yield from self._counters("spec_decode_num_accepted_tokens_per_pos", counters.num_accepted, "position")
         for name, total in totals.items():
-            yield self._counter(name, {"": total})
-        yield self._counter("request_success", counters.num_ended, "finished_reason")
+            yield from _family("counter", f"vllm:{name}_total", f"{name} since the start.")
+            yield _sample(f"vllm:{name}_total", total, model_name=model)
+        yield from self._counters("request_success", counters.num_ended, "finished_reason")
         for name, histogram in counters.latencies.items():
-            yield histogram.family(name, self._config.model)
+            yield from _family("histogram", f"vllm:{name}_seconds", f"{name}, virtual seconds")
+            yield from histogram.samples(f"vllm:{name}_seconds", model)
 
-    def _counter(self, name: str, parts: Mapping[str, int], *label: str) -> Metric:
-        """A counter, or with a ``label`` one for each of its values."""
-        family = CounterMetricFamily(f"vllm:{name}", f"{name} since the start.", labels=["model_name", *label])
+    def _counters(self, name: str, parts: Mapping[Any, int], label: str) -> Iterator[str]:
+        """A counter for each value of a label."""
+        yield from _family("counter", f"vllm:{name}_total", f"{name} since the start.")
         for value, part in parts.items():
-            family.add_metric([self._config.model, value][: 1 + len(label)], part)
-        return family
+            yield _sample(f"vllm:{name}_total", part, **{"model_name": self._config.model, label: str(value)})
+
+
+def _family(kind: str, name: str, text: str) -> Iterator[str]:
+    yield from (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
+
+
+def _sample(name: str, value: float, **labels: str) -> str:
+    pairs = ",".join(f"{label}={msgspec.json.encode(labels[label]).decode()}" for label in sorted(labels))
+    return f"{name}{{{pairs}}} {float(value)}"
 
 
 async def _sleep(duration_s: float, *, is_coarse: bool) -> None:
@@ -196,7 +204,8 @@ async def _sleep(duration_s: float, *, is_coarse: bool) -> None:
 class Histogram:
     """Counts of values up to each bound, in seconds of virtual time.
 
-    Not prometheus_client's own: that takes one value at a time, and a step has as many token times as rows.
+    Not prometheus_client's own: that takes one value at a time, and a step has as many token times as rows. It
+    takes longer to import, too, than its page to write.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -208,11 +217,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    def family(self, name: str, model: str) -> HistogramMetricFamily:
-        buckets = list(zip((*map(repr, self._bounds), "+Inf"), accumulate(self._counts), strict=True))
-        family = HistogramMetricFamily(f"vllm:{name}_seconds", f"{name}, virtual seconds", labels=["model_name"])
-        family.add_metric([model], buckets, self._sum)
-        return family
+    def samples(self, name: str, model: str) -> Iterator[str]:
+        for bound, count in zip((*self._bounds, "+Inf"), accumulate(self._counts), strict=True):
+            yield _sample(f"{name}_bucket", count, le=str(bound), model_name=model)
+        yield _sample(f"{name}_count", sum(self._counts), model_name=model)
+        yield _sample(f"{name}_sum", self._sum, model_name=model)
 
 
 class Counters:
