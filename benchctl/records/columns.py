@@ -2,20 +2,18 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from itertools import chain, repeat
 from multiprocessing.connection import Connection, Pipe
 from operator import attrgetter
 from pathlib import Path
-from struct import Struct
-from types import GenericAlias
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -23,7 +21,7 @@ import numpy.typing as npt
 
 from benchctl.errors import RecordError
 from benchctl.records.files import damaged_line, line_blocks, records_in
-from benchctl.records.schema import MOST_SECTIONS, Clock, Count, DurationNs, StepPhase, StepRecord
+from benchctl.records.schema import Clock, StepPhase, StepRecord
 from benchctl.untrusted.files import DECODING_ERRORS, is_file
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -44,6 +42,9 @@ _NUMBERS: Final = ("start_ns", "dur_ns", "num_seqs", "is_warmup")
 _NUMBERS_OF: Final = attrgetter(*_NUMBERS, *OPTIONAL)
 _MOST_COLUMNS: Final = 1 << 10
 """Sections and other values of the steps of a log: each is a column of all its steps."""
+_MOST_FORMS: Final = 1 << 8
+_SPACED: Final = bytes.maketrans(b":,\n", b"   ")
+_NO_NUMBER: Final = bytes(set(range(256)) - set(b"0123456789:,\n"))
 _LONG_BYTES: Final = 64 << 20
 """Logs that take several times as long to read as a process takes to start."""
 _SECOND_PROCESS: Final = f"import gc; gc.disable(); from {__name__} import answer_reader; answer_reader()"
@@ -170,20 +171,18 @@ def read_steps(path: Path, *, within: Path) -> Steps:
 
     No link leads to the file from ``within``. A missing file has no steps.
     """
-    decoder, read_uniform = msgspec.json.Decoder(StepRecord), _uniform_reader(frozenset())
-    blocks, names, num_lines = [], set[str](), 0
-    damage = None
+    decoder, blocks = msgspec.json.Decoder(StepRecord), list[_Arrays]()
+    names, num_lines, damage = set[str](), 0, None
     try:
         for lines in line_blocks(path, within=within):
             num_here = int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("\n")))  # a faster ``count``
-            arrays = read_uniform(lines, num_here)
-            if arrays is None:
+            try:
+                arrays = _read_forms(lines, num_here, decoder.decode)
+            except DECODING_ERRORS:
                 records, damage = records_in(lines, decoder, path, num_lines)
                 arrays = _arrays_of(records)
-                names |= arrays.keys()
-                with suppress(ValueError):  # of sections that no struct can have
-                    read_uniform = _uniform_reader(frozenset(names))
             blocks.append(arrays)
+            names |= arrays.keys()
             num_lines += num_here
             if len(names) > _MOST_COLUMNS:
                 raise damaged_line(path, num_lines, f"the steps so far have {len(names)} different sections")
@@ -252,53 +251,78 @@ def answer_reader() -> None:
             connection.send(read_steps(**connection.recv()))
 
 
-@lru_cache(maxsize=32)
-def _uniform_reader(names: frozenset[str]) -> Callable[[bytes, int], _Arrays | None]:
-    """A reader of lines whose steps have no other values than these, in half the time that their records take.
+class _Form(NamedTuple):
+    """What the lines of a log have in common that differ in their digits alone."""
 
-    It takes the number of lines beside them, and returns None for any other lines, such as damaged ones.
-    ValueError where no struct can have these sections: of a quote in a name, or of more than a step may have.
+    names: tuple[str, ...]
+    """The columns of the numbers in a line, in their order; empty for one that is no column."""
+    others: _Arrays
+    """The value of each column whose values are words."""
+    template: bytes
+    """A line with ``%d`` in place of each number."""
+
+
+_FORMS: Final[dict[bytes, _Form]] = {}
+"""The forms of lines read so far by their text without digits."""
+
+
+def _form_of(line: bytes, decode: Callable[[bytes], StepRecord]) -> _Form:
+    """The form of a line.
+
+    Raises one of ``DECODING_ERRORS`` where it is no step, or has digits that are not of whole numbers.
     """
-    optional = [name for name in OPTIONAL if name in names]
-    num_positions = sum(name.startswith(POSITION_PREFIX) for name in names)
-    sections = sorted(name.removeprefix(SECTION_PREFIX) for name in names if name.startswith(SECTION_PREFIX))
-    if len(sections) > MOST_SECTIONS:
-        raise ValueError(f"no step has {len(sections)} sections")
-    # Not searched by the garbage collector; what a step does not have is -1 from the start.
-    closed = partial(msgspec.defstruct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True)
-    keys = {f"s{i}": name for i, name in enumerate(sections)}
-    section_type = closed("Sections", [(key, DurationNs, -1) for key in keys], rename=keys)
-    types = {field.name: field.type for field in msgspec.structs.fields(StepRecord)}
-    step_fields: list[Any] = [
-        *((name, types[name]) for name in ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")),
-        ("is_warmup", bool, False),
-        *((name, get_args(types[name])[0], -1) for name in optional),  # the type beside None
-        (_ACCEPTED, GenericAlias(tuple, (Count,) * num_positions), (-1,) * num_positions),
-        ("sections_ns", section_type, section_type()),
-    ]
-    decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(closed("Step", step_fields)).decode_lines
-    columns = _names(optional, num_positions, sections)
-    numbers_of, pack = attrgetter(*_NUMBERS, *optional), Struct(f"{len(columns)}q").pack
+    others, numbers = _arrays_of([decode(line)]), dict[str, Any]()
+    for name, value in msgspec.json.decode(line).items():
+        if name == "sections_ns":
+            numbers |= {SECTION_PREFIX + section: duration for section, duration in value.items()}
+        elif name == _ACCEPTED:
+            numbers |= {f"{POSITION_PREFIX}{i}": count for i, count in enumerate(value or (), start=1)}
+        elif type(value) is int:
+            numbers[name] = value
+    if _numbers_in(line).tolist() != list(numbers.values()):
+        raise ValueError("not all digits are those of whole numbers")
+    names = tuple(name if others.pop(name, None) is not None else "" for name in numbers)
+    return _Form(names, others, re.sub(rb"\d+", b"%d", line.replace(b"%", b"%%")))
 
-    def read(lines: bytes, num_lines: int) -> _Arrays | None:
-        steps = []
-        with suppress(*DECODING_ERRORS):
-            steps = decode(lines)
-        if not steps or len(steps) != num_lines:
-            return None
-        rows = [
-            pack(
-                CLOCKS.index(step.clock),
-                PHASES.index(step.phase),
-                *numbers_of(step),
-                *step.accepted_by_position,
-                *msgspec.structs.astuple(step.sections_ns),
-            )
-            for step in steps
-        ]
-        return _columns(columns, np.frombuffer(b"".join(rows), np.int64))
 
-    return read
+def _numbers_in(lines: bytes) -> Integers:
+    """Every run of digits between punctuation."""
+    return np.fromstring(lines.translate(_SPACED, _NO_NUMBER), np.int64, sep=" ")
+
+
+def _read_forms(lines: bytes, num_lines: int, decode: Callable[[bytes], StepRecord]) -> _Arrays:
+    """The values of the steps in some lines by name, in half the time that their records take.
+
+    Lines that differ in their digits alone are understood once. Raises one of ``DECODING_ERRORS`` for any others
+    than whole lines of steps, each of which has its numbers within the limits of its record.
+    """
+    shapes = lines.translate(None, b"0123456789")
+    *shape_of, rest = shapes[: shapes.index(b"\n") + 1].split(b"\n")
+    if shapes == (shape_of[0] + b"\n") * num_lines:
+        shape_of *= num_lines
+    else:
+        *shape_of, rest = shapes.split(b"\n")
+    if rest:
+        raise ValueError("the last line is cut off")
+    if len(_FORMS) > _MOST_FORMS:
+        _FORMS.clear()
+    indexes = {shape: index for index, shape in enumerate(dict.fromkeys(shape_of))}
+    for shape in indexes.keys() - _FORMS.keys():
+        _FORMS[shape] = _form_of(lines.split(b"\n")[shape_of.index(shape)], decode)
+    forms = [_FORMS[shape] for shape in indexes]
+    form_of = np.fromiter(map(indexes.__getitem__, shape_of), np.intp, num_lines)
+    numbers, widths = _numbers_in(lines), np.array([len(form.names) for form in forms])[form_of]
+    if len(numbers) != widths.sum():
+        raise ValueError("a line has more numbers than its form, or fewer")
+    begins, arrays = widths.cumsum() - widths, dict[str, Integers]()
+    for index, form in enumerate(forms):
+        steps = np.flatnonzero(form_of == index)
+        values = numbers[begins[steps, None] + np.arange(len(form.names))]
+        decode(form.template % tuple(values.max(axis=0).tolist()))  # none is above its limit if these are not
+        for name, column in (*zip(form.names, values.T, strict=True), *form.others.items()):
+            arrays.setdefault(name, np.full(num_lines, -1, np.int64))[steps] = column
+    arrays.pop("", None)
+    return {name: _narrowed(values) for name, values in arrays.items()}
 
 
 def _arrays_of(records: Sequence[StepRecord]) -> _Arrays:
@@ -318,24 +342,17 @@ def _arrays_of(records: Sequence[StepRecord]) -> _Arrays:
         for record, draft in zip(records, drafts, strict=True)
     ]
     numbers = [-1 if number is None else number for number in chain.from_iterable(rows)]
-    arrays = _columns(_names(OPTIONAL, num_positions, sections), np.array(numbers, np.int64))
+    positions = (f"{POSITION_PREFIX}{number}" for number in range(1, num_positions + 1))
+    names = ["clock", "phase", *_NUMBERS, *OPTIONAL, *positions, *(SECTION_PREFIX + name for name in sections)]
+    columns = np.array(numbers, np.int64).reshape(-1, len(names)).T
+    arrays = {name: _narrowed(values) for name, values in zip(names, columns, strict=True)}
     return {name: values for name, values in arrays.items() if name not in OPTIONAL or (values >= 0).any()}
 
 
-def _names(optional: Sequence[str], num_positions: int, sections: Sequence[str]) -> list[str]:
-    """The names of the numbers of a step in their order."""
-    positions = (f"{POSITION_PREFIX}{number}" for number in range(1, num_positions + 1))
-    return ["clock", "phase", *_NUMBERS, *optional, *positions, *(SECTION_PREFIX + name for name in sections)]
-
-
-def _columns(names: Sequence[str], numbers: Integers) -> _Arrays:
-    """The columns of these names from the numbers of one step after the other, each in as few bytes as it needs."""
-    columns = np.ascontiguousarray(numbers.reshape(-1, len(names)).T)
-    limits = -1 - np.maximum(columns.max(axis=1, initial=0), -1 - columns.min(axis=1, initial=0))
-    return {
-        name: values.astype(np.min_scalar_type(limit))
-        for name, values, limit in zip(names, columns, limits, strict=True)
-    }
+def _narrowed(values: Integers) -> npt.NDArray[Any]:
+    """The values in as few bytes as they need."""
+    least = min(-1 - int(values.max(initial=0)), int(values.min(initial=0)))
+    return values.astype(np.min_scalar_type(least))
 
 
 def _separated(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[StepColumns, StepColumns]:
@@ -345,5 +362,5 @@ def _separated(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[StepCo
         pieces = [block.get(name, np.full(len(block["dur_ns"]), -1, dtype=np.int8)) for block in blocks]
         arrays[name] = np.concatenate(pieces)
     is_warmup = arrays.pop("is_warmup") == 1
-    load = {name: values[~is_warmup] for name, values in arrays.items()}
+    load = {name: values[~is_warmup] for name, values in arrays.items()} if is_warmup.any() else arrays
     return columns_with(load), columns_with({name: values[is_warmup] for name, values in arrays.items()})

@@ -21,7 +21,7 @@ from benchctl.untrusted.files import (
     replace_file,
 )
 
-_BLOCK_BYTES: Final = 1 << 19
+_BLOCK_BYTES: Final = 1 << 20
 """Records take many times the memory of their lines."""
 
 
@@ -152,7 +152,7 @@ def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iter
 
 
 def line_blocks(path: Path, *, within: Path) -> Iterator[bytes]:
-    """Whole lines of a file, half a megabyte at a time. Raises RecordError when it cannot be read."""
+    """Whole lines of a file, a megabyte at a time. Raises RecordError when it cannot be read."""
     with suppress(FileNotFoundError), _told_by_path(path), open_file(path, within=within) as file:
         while lines := file.read(_BLOCK_BYTES) + file.readline(LINE_BYTES + 1):
             yield lines
