@@ -11,7 +11,6 @@ other file of that name; a column that is null in every run, such as the p99 of 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     e2el_ns,
@@ -34,7 +33,8 @@ _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "t
 
 def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
     """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
-    from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
+    from benchctl.analysis.metrics.chunks import latencies_ns  # noqa: PLC0415 - numpy; a load's schedule needs none
+    from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - as above
 
     metrics = run_metrics(run, arrival)
     requests = measured(run.requests)

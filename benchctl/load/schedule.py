@@ -34,6 +34,11 @@ _MOST_PREPARED: Final = 1024
 """Requests that are bytes ahead of their time, or wait for a slot after it ..."""
 _MOST_PREPARED_BYTES: Final = 8 << 20
 """... and their bytes: long prompts are not all in memory twice."""
+_MOST_ENDED: Final = 4096
+"""Answers that wait to be recorded, beyond which no further request is prepared: a client that cannot keep up with
+its server sends less, instead of keeping all that it received."""
+_TURN_NS: Final = NS_PER_MS // 2
+"""How long requests are prepared and answers recorded before the sockets are read again."""
 _WAVE_GAP_NS: Final = 2 * NS_PER_MS
 """Answers that end within this of each other are one wave: all its slots are filled before one is decoded ..."""
 _MOST_DELAY_NS: Final = 50 * NS_PER_MS
@@ -311,8 +316,10 @@ class Load:
         self._prepared.append(exchange)
 
     def _can_prepare(self) -> bool:
-        if self._is_exhausted or not self._prepared:
-            return not self._is_exhausted
+        if self._is_exhausted or len(self._ended) > _MOST_ENDED:
+            return False
+        if not self._prepared:
+            return True
         most = min(self._max_concurrency or _MOST_PREPARED, _MOST_PREPARED)
         return len(self._prepared) < most and self._num_prepared_bytes < _MOST_PREPARED_BYTES
 
@@ -323,12 +330,15 @@ class Load:
             if self._is_wave() and (self._prepared or self._is_exhausted):
                 await asyncio.sleep(0.001)
                 continue
+            end_ns = time.monotonic_ns() + _TURN_NS
             try:
-                self._prepare_some()
+                self._prepare_until(end_ns)
             except Exception as error:  # noqa: BLE001 - any error ends the load
                 self._fail(error)
                 self._is_exhausted = True
             await self._record_one()
+            while self._ended and time.monotonic_ns() < end_ns:
+                await self._record_one()
             self._has_changed.set()
             await asyncio.sleep(0)
 
@@ -340,9 +350,7 @@ class Load:
         is_growing = now_ns - self._ended[-1].done_ns < _WAVE_GAP_NS
         return is_growing and now_ns - self._ended[0].done_ns < _MOST_DELAY_NS
 
-    def _prepare_some(self) -> None:
-        # Requests are prepared for this long before the sockets are read again
-        end_ns = time.monotonic_ns() + 500_000
+    def _prepare_until(self, end_ns: int) -> None:
         while self._can_prepare() and time.monotonic_ns() < end_ns:
             self._prepare_one()
             if self._does_refill:

@@ -12,6 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median_low
@@ -181,16 +182,22 @@ _ESTIMATE: Final = Estimate()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSet:
-    """A request set, and the exact bytes of its JSON Lines whose sha256 identifies it."""
+    """A request set, identified by the sha256 of the exact bytes of its JSON Lines."""
 
     requests: tuple[PreparedRequest, ...]
-    content: bytes
     sha256: str
     dataset: str
     """The true source, for example ``gsm8k/test`` or ``generated``."""
     warnings: tuple[ResultWarning, ...] = ()
     lengths_from: str | None = None
     """Result directory in which the natural lengths were measured."""
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of its JSON Lines."""
+        content = BytesIO()  # its bytes are not copied
+        content.writelines(encode(request) + b"\n" for request in self.requests)
+        return content.getvalue()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,11 +278,12 @@ def prepare_requests(
             )
             cut = ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY)
             warnings = (*warnings, cut)
-    content = b"".join(encode(request) + b"\n" for request in requests)
+    digest = hashlib.sha256()
+    for request in requests:
+        digest.update(encode(request) + b"\n")
     return PreparedSet(
         requests=requests,
-        content=content,
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=digest.hexdigest(),
         dataset=dataset,
         warnings=warnings,
         lengths_from=None if lengths_from is None else str(lengths_from),
