@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import COMMANDS, load_command
 from benchctl.cluster.progress import Progress
-from benchctl.profile.choices import MAX_SEED, Section, flag_of
+from benchctl.profile.bounds import MAX_SEED
+from benchctl.profile.choices import Section, flag_of
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.errors import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS

@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-from benchctl.cli.failures import drop_output, note_interrupt, report_failure, steady_streams, widen_help
+from benchctl.cli.failures import drop_output, note_interrupt, report_failure, steady_streams
 from benchctl.errors import INTERRUPTED_CODE
 
 _NEW_OBJECTS = 200_000
@@ -40,7 +40,6 @@ def _run() -> int:
     """The exit code of the command that the command line names."""
     try:
         steady_streams()
-        widen_help()
         threading.excepthook = _report_failure_of_thread
         from benchctl.cli.app import app
 

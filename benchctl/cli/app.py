@@ -112,7 +112,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "commands.workloads:app",
         "Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
     ),
-    "profiles": Entry(_SET_UP, "commands.setup:profiles", "List, show and validate profiles."),
+    "profiles": Entry(_SET_UP, "commands.profiles:app", "List, show and validate profiles."),
     "engines": Entry(
         _SET_UP, "commands.setup:engines", "Install engines, each into an environment of its own, and list them."
     ),
@@ -123,7 +123,33 @@ COMMANDS: Final[dict[str, Entry]] = {
 }
 
 
-class LazyGroup(TyperGroup):
+class Command(TyperCommand):
+    """Begins without pydantic where it has no option that needs it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its arguments and options."""
+        return _with_plain_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """Lists its commands in sections, each with the whole first paragraph of its help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        return _with_plain_flags(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as of Typer
+        """Write the sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            section = getattr(command, "rich_help_panel", None) or "Commands"
+            sections.setdefault(section, []).append((name, (command.help or "").partition("\n\n")[0]))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+
+class LazyGroup(Group):
     """Lists the commands of the table, and imports the one that is called."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -139,6 +165,14 @@ class LazyGroup(TyperGroup):
         return name, listed if name is None else load_command(name), rest
 
 
+def _with_plain_flags(params: list[Any]) -> list[Any]:
+    """Typer's own flags, such as --help, are False where they are not given: it imports pydantic to read a None."""
+    for each in params:
+        if not each.expose_value and each.default is None:
+            each.default = False
+    return params
+
+
 def load_command(name: str) -> Any:
     """The command of that name, or the group, with its arguments and options."""
     module, _, attribute = COMMANDS[name].target.partition(":")
@@ -146,6 +180,10 @@ def load_command(name: str) -> Any:
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(add_completion=False)
         command.command(name)(function)
+    command.info.cls = Group
+    for each in command.registered_commands:
+        each.cls = Command if each.cls is TyperCommand else each.cls
+    command.rich_markup_mode = None
     return typer.main.get_command(command)
 
 
@@ -159,7 +197,8 @@ app = typer.Typer(
     "Exit codes: 0 ok, 1 regression or failed gate, 2 usage or a limit of the machine, 3 inconclusive, 4 not "
     "comparable or invalid, 5 a run failed, 70 a mistake of benchctl, 130 interrupted.",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # importing rich takes longer than all else of --help
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 

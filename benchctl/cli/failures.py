@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -34,8 +33,6 @@ _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
 _DRAWING: Final = re.compile(r"(\x1b\[(?:[0-9;]*[mA]|2K|\?25[lh])|\r)")
 """What libraries that draw send to a terminal: colours, one line up, the return of a bar, a line erased, and the
 cursor hidden or shown."""
-_HELP_WIDTH: Final = "TERMINAL_WIDTH"
-"""The variable that typer reads."""
 _LEAST_WIDTH: Final = 40
 """A narrower terminal breaks lines by itself."""
 _PIPE_WIDTH: Final = 120
@@ -100,14 +97,6 @@ def steady_streams() -> None:
     sys.stdout, sys.stderr = _Shown(1, encodings[0]), _Shown(2, encodings[1])
 
 
-def widen_help() -> None:
-    """Let typer print help no narrower than can be read, and ignore a width that is not a number."""
-    if shutil.get_terminal_size().columns < _LEAST_WIDTH:
-        os.environ[_HELP_WIDTH] = str(_LEAST_WIDTH)
-    elif not os.environ.get(_HELP_WIDTH, "1").isdecimal():
-        del os.environ[_HELP_WIDTH]
-
-
 def width_of(stream: TextIO) -> int:
     """The number in COLUMNS, or of the columns of the terminal; 120 in a pipe or a file."""
     number = os.environ.get("COLUMNS", "")
@@ -150,11 +139,10 @@ def report_failure(error: BaseException) -> int:
     if isinstance(cause, SystemExit) and (not cause.code or _COMPLETION in os.environ):
         return UsageError.exit_code if cause.code else 0
     if hasattr(cause, "format_message"):  # what Typer finds wrong with the command line
-        from typer.rich_utils import rich_format_error
-
-        rich_format_error(cause)  # type: ignore[arg-type]  # the class is private
-        return UsageError.exit_code
-    if isinstance(cause, BenchctlError):
+        written = io.StringIO()
+        cause.show(written)  # type: ignore[attr-defined]  # the class is private
+        lines, code = [written.getvalue().strip().replace("Error: ", "benchctl: ")], UsageError.exit_code
+    elif isinstance(cause, BenchctlError):
         lines, code = _lines_of(cause), cause.exit_code
     else:
         lines, code = _internal(cause), _INTERNAL_ERROR

@@ -19,7 +19,7 @@ import typer
 from benchctl.cli.screen import warn
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import ProfileError, UsageError
-from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
+from benchctl.profile.bounds import MAX_BLOCKS, MAX_SEED
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.files import preset_files, profile_files
 

@@ -4,8 +4,8 @@ from pydantic import Field, model_validator
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import EngineUnavailableError
+from benchctl.profile.bounds import MAX_TOKENS
 from benchctl.profile.choices import (
-    MAX_TOKENS,
     Concurrency,
     DataType,
     ForwardPass,

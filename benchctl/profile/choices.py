@@ -13,12 +13,21 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 
+from benchctl.profile.bounds import (
+    LEAST,
+    MAX_CONCURRENCY,
+    MAX_CONTEXT,
+    MAX_DEVICES,
+    MAX_DRAFT_TOKENS,
+    MAX_OUTPUTS,
+    MAX_THREADS,
+    MAX_TOKENS,
+    MOST,
+)
 from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
 DEFAULT_THRESHOLD: Final = 0.01
 """The smallest change that counts where nobody says another."""
-DEFAULT_MODEL: Final = "qwen2.5-7b"
-"""Model of a profile that names none."""
 NO_REQUESTS: Final = "none"
 """Name of the dataset without prompts."""
 DATASETS: Final = {
@@ -42,32 +51,6 @@ else:  # the same names for pydantic, which lists them in its errors
     DatasetName = Literal[tuple(DATASETS)]
 
 
-PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-"""Parameters of sampling that depend on the tokens so far, and that few requests have."""
-
-
-MAX_OUTPUTS: Final = 1_000_000
-"""Answers to all requests of a run."""
-MAX_TOKENS: Final = 1_000_000
-"""Tokens of one prompt or answer."""
-MAX_CONTEXT: Final = 1 << 24
-"""Tokens of prompt and answer together, and tokens of one step."""
-MAX_CONCURRENCY: Final = 65_536
-"""Requests open at the same time, and sequences in one batch."""
-MAX_DRAFT_TOKENS: Final = 256
-MAX_DEVICES: Final = 4096
-MAX_THREADS: Final = 4096
-MAX_WARMUPS: Final = 10_000
-MAX_BLOCKS: Final = 10_000
-"""Complete replicates of an experiment."""
-MAX_SEED: Final = 2**63 - 1
-MAX_LAYERS: Final = 1000
-MAX_TOTAL_TOKENS: Final = 10**15
-"""Tokens of all answers together."""
-
-
-LEAST, MOST = 1e-6, 1e6
-"""Rates, factors and durations lie between, so that no time computed from them overflows."""
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
 """A name that is a part of a path as well."""
 

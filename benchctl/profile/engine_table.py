@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from benchctl.profile.choices import PENALTIES, ServerOptions
+from benchctl.profile.bounds import PENALTIES
+
+if TYPE_CHECKING:
+    from benchctl.profile.choices import ServerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +358,7 @@ ENGINES: Final[dict[str, EngineSpec]] = {spec.kind: spec for spec in _SPECS}
 """The engines by the names that they have in profiles."""
 
 
-def options_class(kind: str) -> type[ServerOptions]:
+def options_class(kind: str) -> "type[ServerOptions]":
     """The class of a kind's options; KeyError for an unknown kind."""
     options: type[ServerOptions] = load_name(ENGINES[kind].options)
     return options

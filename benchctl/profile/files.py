@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.choices import DEFAULT_MODEL
+from benchctl.profile.bounds import DEFAULT_MODEL
 from benchctl.profile.engine_table import ENGINES, guiding_kinds
 from benchctl.profile.yaml import (
     Document,

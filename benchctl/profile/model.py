@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.guided.params import CONSTRAINTS, MODES, PARAMETERS
 from benchctl.profile.arrival import Arrival
-from benchctl.profile.choices import (
+from benchctl.profile.bounds import (
     DEFAULT_MODEL,
     MAX_BLOCKS,
     MAX_OUTPUTS,
@@ -17,8 +17,10 @@ from benchctl.profile.choices import (
     MAX_TOKENS,
     MAX_WARMUPS,
     MOST,
-    NAME_PATTERN,
     PENALTIES,
+)
+from benchctl.profile.choices import (
+    NAME_PATTERN,
     DatasetName,
     Penalty,
     Probability,

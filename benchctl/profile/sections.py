@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import DEFAULT_THRESHOLD, MAX_DEVICES, Seconds, Section, ThreadCount, check_rules
+from benchctl.profile.bounds import MAX_DEVICES
+from benchctl.profile.choices import DEFAULT_THRESHOLD, Seconds, Section, ThreadCount, check_rules
 from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, fraction
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from benchctl.engines.sim.options import SimOptions
-from benchctl.profile.choices import DEFAULT_MODEL, ContextLength
+from benchctl.profile.bounds import DEFAULT_MODEL
+from benchctl.profile.choices import ContextLength
 
 MAX_MODEL_LEN: Final = 32768
 

@@ -420,19 +420,46 @@ def test_result_directories_are_completed_from_the_parent_that_the_environment_n
     assert offered == ["elsewhere/x/latest", "elsewhere/x/of-elsewhere"]
 
 
-@pytest.mark.parametrize("words", [None, "benchctl sp"])
-def test_help_and_names_of_commands_import_no_command(words: str | None) -> None:
+SCIENCE = {"numpy", "scipy", "vl_convert"}
+NETWORK = {"httpx", "aiohttp"}
+NOT_IMPORTED: dict[str, tuple[list[str], str | None, set[str]]] = {
+    "help": (
+        ["--help"],
+        None,
+        {
+            "benchctl.cli.conduct",
+            "benchctl.cli.screen",
+            "msgspec",
+            "psutil",
+            "pydantic",
+            "rich",
+            *SCIENCE,
+            *NETWORK,
+        },
+    ),
+    "completion": (
+        ["--help"],
+        "benchctl sp",
+        {"benchctl.cli.conduct", "benchctl.cli.screen", "msgspec", *SCIENCE, *NETWORK},
+    ),
+    "help of run": (["run", "--help"], None, {"rich.markdown", "rich.traceback"}),
+    "profiles": (["profiles", "list"], None, {"pydantic", "psutil", *SCIENCE, *NETWORK}),
+    "profile": (["profiles", "show", "ci-smoke"], None, {*SCIENCE, *NETWORK}),
+}
+"""Words of commands, words to complete, and modules that would make the command begin late."""
+
+
+@pytest.mark.parametrize("name", NOT_IMPORTED)
+def test_a_command_imports_nothing_large_that_it_does_not_use(name: str) -> None:
+    command, words, heavy = NOT_IMPORTED[name]
     completing = {"_BENCHCTL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "1"} if words else {}
     code = (
         "import sys\nfrom benchctl.cli.app import app\n"
-        "try:\n    app(['--help'], prog_name='benchctl')\n"
+        f"try:\n    app({command}, prog_name='benchctl')\n"
         "finally:\n    print('loaded', *sys.modules)\n"
     )
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, env={**os.environ, **completing}, capture_output=True, text=True, check=False)
     loaded = set(done.stdout.partition("loaded ")[2].split())
     assert "benchctl.cli.app" in loaded, done.stderr
-    heavy = {"numpy", "scipy", "vl_convert", "httpx", "aiohttp", "msgspec"} | (
-        set() if words else {"pydantic", "psutil"}
-    )
-    assert not loaded & {"benchctl.cli.conduct", "benchctl.cli.screen", *heavy}
+    assert not loaded & heavy

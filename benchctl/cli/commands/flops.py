@@ -28,13 +28,7 @@ from benchctl.costs.roofline import guided_floor
 from benchctl.costs.run_work import RunLengths, RunTotals, StepLogCounts
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.profile.choices import (
-    MAX_CONCURRENCY,
-    MAX_CONTEXT,
-    MAX_DRAFT_TOKENS,
-    MAX_OUTPUTS,
-    MAX_TOTAL_TOKENS,
-)
+from benchctl.profile.bounds import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DRAFT_TOKENS, MAX_OUTPUTS, MAX_TOTAL_TOKENS
 from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Column, Table, table_of
 from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S, four_digits, signed_three_digits

@@ -28,7 +28,8 @@ from benchctl.measure.machine import shortfalls
 from benchctl.measure.sending import create_load_directory, load_server
 from benchctl.measure.tokens import prepare_counted, tokenizer_for
 from benchctl.profile.arrival import Arrival
-from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
+from benchctl.profile.bounds import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS
+from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, dialects
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings

@@ -49,17 +49,8 @@ from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.micro.experiment import MicroOutcome, forward_profile, grid_of_points, measure_forward, resume_forward
 from benchctl.micro.peaks import best_of_each, data_sheet_peaks, measure_roofline, name_of, unit_of
-from benchctl.profile.choices import (
-    MAX_BLOCKS,
-    MAX_OUTPUTS,
-    MAX_SEED,
-    MAX_THREADS,
-    MODES,
-    PHASES,
-    DataType,
-    KvLayout,
-    Mode,
-)
+from benchctl.profile.bounds import MAX_BLOCKS, MAX_OUTPUTS, MAX_SEED, MAX_THREADS
+from benchctl.profile.choices import MODES, PHASES, DataType, KvLayout, Mode
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory

@@ -19,7 +19,7 @@ from benchctl.engines.tiny_models.make import (
 )
 from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 from benchctl.errors import UsageError
-from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
+from benchctl.profile.bounds import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
 from benchctl.units import megabytes
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

@@ -2,7 +2,6 @@
 
 ``benchctl doctor``: check this machine, with a remedy for each problem.
 ``benchctl engines``: install engines, each into an environment of its own, and list them.
-``benchctl profiles``: list, show and validate profiles.
 """
 
 import shlex
@@ -21,25 +20,21 @@ from benchctl.cli.failures import spelled
 from benchctl.cli.options import (
     RESULTS,
     AsJson,
-    EnginePreset,
     Overrides,
     check_names,
     complete_engine,
-    complete_profile,
     refuse_first,
 )
 from benchctl.cli.screen import say, tell, text_console
-from benchctl.cluster.slurm import slurm_check
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import INSTALLABLE, device_here, engines_directory, install_engine, recipe_for
-from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
+from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.measure.builds import checkout_of, make_build
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.machine import engine_checks, inspect_machine
-from benchctl.measure.on_file import tokens_of_start
 from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, PLAIN_DIALECT, is_virtual
-from benchctl.profile.files import display_path, grouped_profiles, preset_files
+from benchctl.profile.files import preset_files
 from benchctl.profile.init import (
     VALUES,
     Change,
@@ -50,9 +45,9 @@ from benchctl.profile.init import (
     new_name,
     new_profile,
 )
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.report.table import table_of
 from benchctl.units import count_of
 from benchctl.untrusted.text import visible_line
@@ -89,7 +84,6 @@ engines = typer.Typer(
     help="Install engines, each into an environment of its own, and list them.",
     no_args_is_help=True,
 )
-profiles = typer.Typer(add_completion=False, no_args_is_help=True, help="List, show and validate profiles.")
 
 
 def init(
@@ -223,6 +217,8 @@ def _completed(
         checkouts = [checkout_of(repository, commit) for commit in new.values]
         paths = [str(make_build(checkout, commands, of_build)) for checkout in checkouts]
         new = replace(new, commits=new.values, values=tuple(paths))
+    from benchctl.measure.on_file import tokens_of_start
+
     text = new_profile(new, tokens_of_start(new.kind, new.model or ""))
     with spelled(_WORDS):
         profile = parse_profile(f"{text}name: {new.name}\n", "")
@@ -386,6 +382,8 @@ def doctor(
     refuse_first({no_profile: overrides and profile is None})
     needed, preset = dict(map(_needed_engine, engine or ())), engine[0] if engine else None
     planned = None if profile is None else load_profile(profile, engine=preset, overrides=overrides or [])
+    from benchctl.cluster.slurm import slurm_check
+
     checks = (*inspect_machine(output_dir, needed, planned, needs_gpu=gpu), slurm_check())
     missing = [check for check in checks if check.is_obstacle]
     document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
@@ -495,52 +493,3 @@ def list_engines(
         f"directory: {directory} (set BENCHCTL_ENGINES_DIR for another)",
         as_json=as_json,
     )
-
-
-@profiles.command("list")
-def list_known() -> None:
-    """List the profiles and engine presets that can be used by name."""
-    headings = ("profile", "description", "file")
-    groups = grouped_profiles()
-    rows: list[tuple[str, ...]] = []
-    for group, entries in groups.items():
-        rows.append((group,))
-        rows += [(f"  {entry.name}", entry.description, display_path(entry.path)) for entry in entries]
-    console = text_console()
-    table = table_of(headings, rows, left=headings, extra=("file",))
-    console.print(table.drawn(console.width, lambda text: Text(text, style="bold" if text in groups else "")))
-    console.print(f"engine presets: {', '.join(preset_files())}")
-
-
-@profiles.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="Name or path of a profile.", autocompletion=complete_profile)],
-    engine: EnginePreset = None,
-    overrides: Overrides = None,
-) -> None:
-    """Print a complete profile as YAML, with inherited values and defaults."""
-    print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
-
-
-@profiles.command("validate")
-def validate(
-    names: Annotated[
-        list[str],
-        typer.Argument(help="Names or paths of profiles.", metavar="NAME...", autocompletion=complete_profile),
-    ],
-    engine: EnginePreset = None,
-    overrides: Overrides = None,
-) -> None:
-    """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
-    errors: list[str] = []
-    for name in names:
-        try:
-            profile = load_profile(name, engine=engine, overrides=overrides or [])
-            check_names(profile)
-            num_runs = len(plan_runs(profile).runs)
-            plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
-            say(f"ok {name}: {plan} on {profile.engine.kind}")
-        except ProfileError as error:
-            errors.append(str(error))
-    if errors:
-        raise ProfileError("\n".join(errors))

@@ -49,7 +49,7 @@ from benchctl.measure.capacity import (
 from benchctl.measure.directory import Origin, renamed_when_complete
 from benchctl.measure.experiment import create_simulation
 from benchctl.measure.virtual import simulate_recorded, simulate_run, simulated_runs
-from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.profile.bounds import MAX_BLOCKS, MAX_THREADS
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile

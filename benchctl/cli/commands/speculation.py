@@ -14,7 +14,7 @@ from benchctl.cli.screen import drawable, tell, uncollected
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.profile.choices import (
+from benchctl.profile.bounds import (
     MAX_CONCURRENCY,
     MAX_CONTEXT,
     MAX_DEVICES,

@@ -16,7 +16,7 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.tables import TableDefaults
-from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
+from benchctl.profile.bounds import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import draw_fit

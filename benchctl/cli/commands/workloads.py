@@ -13,7 +13,8 @@ from benchctl.cli.screen import bar, print_json, say, text_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
-from benchctl.profile.choices import DATASETS, MAX_CONCURRENCY, MAX_DEVICES
+from benchctl.profile.bounds import MAX_CONCURRENCY, MAX_DEVICES
+from benchctl.profile.choices import DATASETS
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
 from benchctl.steptime.model import read_model

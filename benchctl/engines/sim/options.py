@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from benchctl.guided.params import REVISIONS_THAT_SKIP
+from benchctl.profile.bounds import MOST
 from benchctl.profile.choices import (
-    MOST,
     BlockCount,
     BlockTokens,
     Concurrency,
