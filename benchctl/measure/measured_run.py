@@ -11,6 +11,7 @@ import platform
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -125,13 +126,17 @@ class MeasuredRun:
         return None
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the record, on disk at once."""
-        self.record = msgspec.structs.replace(self.record, **redacted_tree(changes, self.redactor))
+        """Change fields of the record, on disk at once with what was noted before."""
+        self.note(**changes)
         self.directory.write(self.record)
+
+    def note(self, **changes: Any) -> None:
+        """Change fields of the record, on disk with its next update: to write it takes milliseconds."""
+        self.record = msgspec.structs.replace(self.record, **redacted_tree(changes, self.redactor))
 
     def time(self, **times: int | None) -> None:
         """Note when phases began."""
-        self.update(times=msgspec.structs.replace(self.record.times, **times))
+        self.note(times=msgspec.structs.replace(self.record.times, **times))
 
     def warn(self, *warnings: ResultWarning) -> None:
         """Attach warnings; those that name no place are about this run. One whose code says so makes it suspect."""
@@ -147,7 +152,7 @@ class MeasuredRun:
     def count_redactions(self, counts: Mapping[str, int]) -> None:
         """Add to the number of secrets that were replaced, by what they are."""
         if counts:
-            self.update(redactions=dict((Counter(self.record.redactions) + Counter(counts)).most_common()))
+            self.note(redactions=dict((Counter(self.record.redactions) + Counter(counts)).most_common()))
 
     def note_configuration(self, reported: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
         """Record what a server reports of itself beside what it will be sent."""
@@ -192,7 +197,7 @@ class MeasuredRun:
         if self.has_no_answer:
             return self.conclude()
         self.count()
-        loaded = load_run(self.directory)
+        loaded = replace(load_run(self.directory), record=self.record)
         self.warn(
             *failed_checks(loaded, reconcile(loaded, self.profile, self.settings, requests, self.profile.stop)),
             *value_model_warnings(loaded),
@@ -254,12 +259,12 @@ class MeasuredRun:
         return f"{load.num_failed} of {load.num_sent} requests failed{of_several} ({load.first_error})"
 
     def count(self) -> None:
-        """Record the counts of the load."""
+        """Note the counts of the load."""
         load = self.load
         times = msgspec.structs.replace(
             self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
         )
-        self.update(
+        self.note(
             times=times,
             num_sent=load.num_sent,
             num_completed=load.num_sent - load.num_failed,

@@ -107,7 +107,7 @@ async def _serve_and_measure(run: MeasuredRun, context: RunContext, seed: int) -
     )
     env = server_env(os.environ, engine.env(settings, site), settings.request.variables)
     with _devices_of(run, env.get(VARIABLE)) as gpu:
-        run.update(node=this_node(() if gpu is None else gpu.described(), engine.build(settings)))
+        run.note(node=this_node(() if gpu is None else gpu.described(), engine.build(settings)))
         empty = gpu if engine.is_launched else None  # one that we attach to is on its devices all the time
         if empty is not None:
             run.warn(*foreign_processes(empty, "before the server was started"))
@@ -140,7 +140,7 @@ def _server(
     if not engine.is_launched:
         return AttachedServer(engine.base_url(settings, site.port), health_path, timeouts.ready_s)
     argv = engine.argv(settings, site)
-    run.update(
+    run.note(
         argv=redacted_argv(argv, run.redactor), env=recorded_env(env, engine.env(settings, site), run.redactor)
     )
     return ServerProcess(
@@ -176,6 +176,7 @@ async def _measure_server(
     try:
         with server, process_on(None if cores is None else cores.client):
             run.time(launch_ns=server.launch_ns)
+            run.update()  # a start may take long
             async with StreamClient(engine.base_url(run.settings, site.port), profile.timeouts) as client:
                 ready_ns = await server.wait_ready(client.control)
                 stall_s = profile.timeouts.stall_s
@@ -206,6 +207,7 @@ async def _measure_server(
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)
         run.count_redactions(server.redactions)
+        run.update()  # steps may take long to read, and memory to return
 
 
 async def _first_generation(
