@@ -10,6 +10,7 @@ import time
 import pytest
 from support.servers.paced_engine import PacedEngine, call, most_at_once, request, running, send
 
+from benchctl.load import schedule
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import Exchange
 from benchctl.load.process import allow_many_open_files, steady_interpreter
@@ -135,6 +136,19 @@ def test_a_record_that_cannot_be_kept_ends_the_load_and_what_is_in_flight_and_is
     assert kinds == [None, "cancelled"]
     gc.collect()
     assert caplog.messages == []
+
+
+def test_a_client_that_records_slowly_sends_less_instead_of_keeping_all_answers(how, monkeypatch):
+    monkeypatch.setattr(schedule, "_MOST_ENDED", 4)
+    num_alive = []
+
+    def record_slowly(_record):
+        time.sleep(0.002)
+        num_alive.append(sum(isinstance(each, Exchange) for each in gc.get_objects()))
+
+    requests = [request(i, max_tokens=1, gap_ms=0) for i in range(150)]
+    drive(how, {"kind": "closed-loop", "max_concurrency": 8}, requests, on_record=record_slowly)
+    assert (len(num_alive), max(num_alive) < 50) == (150, True)
 
 
 def test_a_load_lets_go_of_each_request_that_has_ended(how):
