@@ -84,13 +84,16 @@ class Chunks:
 
 def chunks_of(requests: Sequence[RequestRecord]) -> Chunks:
     """The chunks of all choices of ``requests``."""
-    pairs = [(i, choice) for i, request in enumerate(requests) for choice in request.choices if choice.chunk_ns]
-    t_ns, starts, choices = array("q"), array("q"), [choice for _, choice in pairs]
-    for choice in choices:
-        starts.append(len(t_ns))
-        t_ns.extend(choice.chunk_ns)
-    numbers = np.array([i for i, _ in pairs], np.int64)
-    return Chunks(requests, choices, numbers, np.array(starts, np.int64), np.array(t_ns, np.int64))
+    t_ns, starts, request_of = array("q"), array("q"), array("q")
+    choices: list[ChoiceRecord] = []
+    for i, request in enumerate(requests):
+        for choice in request.choices:
+            if choice.chunk_ns:
+                choices.append(choice)
+                request_of.append(i)
+                starts.append(len(t_ns))
+                t_ns.extend(choice.chunk_ns)
+    return Chunks(requests, choices, *(np.array(column, np.int64) for column in (request_of, starts, t_ns)))
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:

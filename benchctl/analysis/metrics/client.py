@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -29,11 +30,12 @@ from benchctl.analysis.metrics.latency import (
     send_lag_ns,
 )
 from benchctl.profile.arrival import Arrival
-from benchctl.records.columns import exact_sum
+from benchctl.records.columns import Flags, Integers, exact_sum
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
 
+_UNKNOWN_NS: Final = -1
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
 """An event loop's timer fires up to 1 ms late, because it waits for whole milliseconds; another 1 ms is tolerated
 for a busy processor."""
@@ -138,42 +140,46 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
     slots = arrival.max_concurrency
     if arrival.is_open_loop or slots is None or arrival.launch_rate_limit is not None:
         return None
-    refills = [request for request in requests if request.slot_free_ns is not None]
-    if not requests or (not refills and len(requests) > slots):
+    has_slot_times = any(request.slot_free_ns is not None for request in requests)
+    if not requests or (not has_slot_times and len(requests) > slots):
         return None
-    num_slots = min(slots, len(requests))
-    idle_ns, slot_time_ns = _integrated(requests, num_slots)
+    scheduled_ns, free_ns, sent_ns, done_ns, connected_ns = (
+        np.array([_UNKNOWN_NS if time_ns is None else time_ns for time_ns in map(attrgetter(name), requests)])
+        for name in ("scheduled_ns", "slot_free_ns", "sent_ns", "done_ns", "connected_ns")
+    )
+    num_slots, is_refill = min(slots, len(requests)), free_ns != _UNKNOWN_NS
+    # The earliest possible send: when its slot was free, or the load due
+    due_ns = np.where(is_refill, free_ns, scheduled_ns)
+    # A request that was never sent held its slot until it failed, so it has no gap
+    left_ns = np.where(sent_ns == _UNKNOWN_NS, due_ns, sent_ns)
+    idle_ns, slot_time_ns = _integrated(due_ns, left_ns, is_refill, done_ns, num_slots)
+    connecting_ns = np.maximum(np.minimum(np.maximum(connected_ns, 0), left_ns) - due_ns, 0)
     return SlotOccupancy(
         num_slots=num_slots,
         slot_time_ns=slot_time_ns,
         idle_ns=idle_ns,
-        gaps_ns=tuple(_left_ns(request) - _due_ns(request) for request in refills),
-        connecting_ns=tuple(
-            max(min(request.connected_ns or 0, _left_ns(request)) - _due_ns(request), 0) for request in refills
-        ),
+        gaps_ns=tuple((left_ns - due_ns)[is_refill].tolist()),
+        connecting_ns=tuple(connecting_ns[is_refill].tolist()),
     )
 
 
-def _integrated(requests: Sequence[RequestRecord], num_slots: int) -> tuple[int, int]:
+def _integrated(
+    due_ns: Integers, left_ns: Integers, is_refill: Flags, done_ns: Integers, num_slots: int
+) -> tuple[int, int]:
     """Idle time, and all time of slots, in ns, from the scheduled start of the load until its last request left.
 
     A request counts as open until it was read completely, which a late client does late; a slot that is free
     earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
     several has none left, show in the number of open requests.
     """
-    left_ns = np.array([_left_ns(request) for request in requests], np.int64)
-    free_ns = np.array(known_values(request.slot_free_ns for request in requests), np.int64)
-    done_ns = np.array(known_values(request.done_ns for request in requests), np.int64)
-    has_waited = np.array([request.slot_free_ns is not None for request in requests])
-    begin_ns, end_ns = min(map(_due_ns, requests)), left_ns.max()
-    done_ns = done_ns[done_ns < end_ns]
+    free_ns, done_ns = due_ns[is_refill], done_ns[(done_ns != _UNKNOWN_NS) & (done_ns < left_ns.max())]
     # Changes of the requests that are open, that remain to be sent, whose own slot is known to be empty
-    t_ns = np.concatenate([[begin_ns], left_ns, free_ns, done_ns])
+    t_ns = np.concatenate([[due_ns.min()], left_ns, free_ns, done_ns])
     order = np.argsort(t_ns)
     none_free, none_done = np.zeros_like(free_ns), np.zeros_like(done_ns)
     to_open = np.concatenate([[0], np.ones_like(left_ns), none_free, none_done - 1])
-    to_remaining = np.concatenate([[len(requests)], -np.ones_like(left_ns), none_free, none_done])
-    to_waiting = np.concatenate([[0], -has_waited.astype(np.int64), none_free + 1, none_done])
+    to_remaining = np.concatenate([[len(left_ns)], -np.ones_like(left_ns), none_free, none_done])
+    to_waiting = np.concatenate([[0], -is_refill.astype(np.int64), none_free + 1, none_done])
     num_open, num_remaining, num_waiting = (
         each[order].cumsum()[:-1] for each in (to_open, to_remaining, to_waiting)
     )
@@ -181,16 +187,6 @@ def _integrated(requests: Sequence[RequestRecord], num_slots: int) -> tuple[int,
     num_idle = np.minimum(num_remaining, np.maximum(num_waiting, num_slots - num_open))
     num_usable = np.minimum(num_slots, num_open + num_remaining)
     return exact_sum(spans_ns, num_idle), exact_sum(spans_ns, num_usable)
-
-
-def _due_ns(request: RequestRecord) -> int:
-    """Earliest possible send: when its slot was free, or the load due."""
-    return request.scheduled_ns if request.slot_free_ns is None else request.slot_free_ns
-
-
-def _left_ns(request: RequestRecord) -> int:
-    """Time of the send; a request that was never sent held its slot until it failed, so it has no gap."""
-    return _due_ns(request) if request.sent_ns is None else request.sent_ns
 
 
 def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
@@ -212,9 +208,10 @@ class OfferedLoad:
 
 def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
     """The load on the client's clock; None if all requests are sent at one moment, or with a launch rate limit."""
-    occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
+    occupancy = slot_occupancy(requests, arrival)
     if occupancy is not None and occupancy.mean_open is not None:
         return OfferedLoad(planned=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
+    sends = sends_of(requests, arrival)
     if not sends.planned_rate or sends.sent_rate is None:
         return None
     return OfferedLoad(planned=sends.planned_rate, met=sends.sent_rate, unit="requests/s")

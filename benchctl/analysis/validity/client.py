@@ -76,15 +76,15 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     if run.record.is_virtual:
         return ()
     requests = measured(run.requests)
-    occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
+    occupancy = slot_occupancy(requests, arrival)
     done_ns = known_values(request.done_ns for request in requests)
     load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
-    idle_frac = None if occupancy is None else occupancy.idle_frac
+    sends = sends_of(requests, arrival) if occupancy is None or occupancy.idle_frac is None else None
     return warnings_of(
         {
             "slots-idle": _idle_slots(occupancy, load_ns),
-            "sends-delayed": _delayed_sends(sends, load_ns) if idle_frac is None else None,
-            "rate-missed": _missed_rate(sends) if idle_frac is None else None,
+            "sends-delayed": None if sends is None else _delayed_sends(sends, load_ns),
+            "rate-missed": None if sends is None else _missed_rate(sends),
             "arrival-times-unreliable": _late_reads(requests, run.client, load_ns),
             "client-cpu": _busy_processes(run.client),
         }
@@ -94,7 +94,7 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
 def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
     """Warnings that leave the run as it is."""
     requests, is_virtual = measured(run.requests), run.record.is_virtual
-    sends = sends_of(requests, arrival)
+    sends = sends_of(requests if arrival.is_open_loop else (), arrival)  # nothing else is planned
     return warnings_of(
         {
             "times-bounded": None if is_virtual else _left_out(run),
