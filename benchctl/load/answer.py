@@ -11,6 +11,8 @@ character), and so does one by which a running count grew.
 
 import io
 from array import array
+from collections.abc import Sequence
+from operator import or_
 from typing import Any, Final
 
 import httptools
@@ -28,6 +30,8 @@ from benchctl.load.events import (
     FinishObject,
     Usage,
     decode_event,
+    decode_plain_events,
+    lone_payloads,
 )
 from benchctl.records.finish_reasons import MOST_WORD_CHARS, finish_error
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError
@@ -75,6 +79,15 @@ class _Choice:
         self.lates_ns.append(late_ns)
         self.counts.append(count)
         self.chars.append(self.text.write(text))
+
+    def add_all(
+        self, times_ns: Sequence[int], lates_ns: Sequence[int], counts: list[int], texts: list[str]
+    ) -> None:
+        self.times_ns.extend(times_ns)
+        self.lates_ns.extend(lates_ns)
+        self.counts.extend(counts)
+        self.chars.extend(map(len, texts))
+        self.text.write("".join(texts))
 
     @property
     def is_counted(self) -> bool:
@@ -155,6 +168,31 @@ class CompletionReader:
                     choice.add(t_ns, late_ns, count, text)
                 else:
                     self._take_choice(t_ns, late_ns, part, text, counted)
+
+    def feed_plain(self, times_ns: Sequence[int], lates_ns: Sequence[int], payloads: Sequence[bytes]) -> bool:
+        """Take the payloads of events if all bring output of one choice and nothing else; else take none.
+
+        They are decoded together: a tenth of the calls of ``feed``, which gives the same for them.
+        """
+        lines = b"\n".join(payloads)
+        if not self._splitter.is_between or lines.count(b"\n") >= len(payloads) or CR in lines:
+            return False
+        try:
+            parts = [event.choices[0] for event in decode_plain_events(lines)]
+        except UNREADABLE:
+            return False
+        choice = self._choices.get(parts[0].index)
+        texts = [_text(part.delta) if part.text is None else part.text for part in parts]
+        ids = [part.token_ids for part in parts]
+        if (
+            choice is None
+            or len({part.index for part in parts}) > 1
+            or not all(map(or_, map(bool, texts), map(bool, ids)))
+        ):
+            return False
+        self._is_counting = False
+        choice.add_all(times_ns, lates_ns, [_UNCOUNTED if one is None else len(one) for one in ids], texts)
+        return True
 
     def finish(self, t_ns: int, late_ns: int = 0) -> None:
         """Take the rest when the stream has ended; a last event may lack its blank line."""
@@ -321,12 +359,30 @@ class Answer:
         self._is_plain = False
         """What comes now is events, and nothing else has to be done with it."""
         self._most_bytes = 2 * LINE_BYTES + num_tokens * TOKEN_BYTES
+        self._has_whole_chunk = False
+        """True from the end of a chunk to the size of the next."""
+        self._is_between_chunks = False
+        """True when the next byte begins a chunk."""
         self._num_bytes = 0
         self._num_head_bytes = 0
         self._num_body_bytes = 0
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
         self._parser: Any = httptools.HttpResponseParser(self)
+
+    def feed_all(self, times_ns: Sequence[int], lates_ns: Sequence[int], reads: Sequence[bytes]) -> None:
+        """Take reads in a row, as ``feed`` takes each of them."""
+        first = 0
+        while first < len(reads):
+            end = first + 1
+            if self._is_between_chunks:
+                payloads = lone_payloads(reads[first:])
+                end = first + max(len(payloads), 1)
+                if payloads and self.reader.feed_plain(times_ns[first:end], lates_ns[first:end], payloads):
+                    first = end
+            for i in range(first, end):
+                self.feed(times_ns[i], lates_ns[i], reads[i])
+            first = end
 
     def feed(self, t_ns: int, late_ns: int, data: bytes) -> None:
         """Take one read of the socket: ``data``, which arrived at ``t_ns`` and was read ``late_ns`` after that."""
@@ -337,6 +393,7 @@ class Answer:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             problem = self._problem_of(error, data)
+        self._is_between_chunks = self._has_whole_chunk and data[-2:] == b"\r\n"
         if pieces := self._pieces:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
@@ -403,6 +460,12 @@ class Answer:
                 self._is_framed = True
             if header in {b"content-encoding", b"transfer-encoding"}:
                 self._codings += [coding for coding in codings if coding not in {"", "identity", "chunked"}]
+
+    def on_chunk_header(self) -> None:
+        self._has_whole_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._has_whole_chunk = True
 
     def on_message_complete(self) -> None:
         if self.status is not None:

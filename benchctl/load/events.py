@@ -4,6 +4,7 @@ The format is that of WHATWG HTML, section 9.2. What exceeds all honest sizes is
 could be of any size.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
@@ -92,6 +93,17 @@ class EventSplitter:
             if self._num_tail_bytes > TAIL_BYTES:
                 most = f"{TAIL_BYTES >> 10} KiB after [DONE]"
                 raise ExcessError("oversized-answer", f"the stream goes on for over {most}")
+
+
+def lone_payloads(reads: Iterable[bytes]) -> list[bytes]:
+    """Payloads of the first of ``reads``, as far as each is one chunk of HTTP with one event, a line of JSON."""
+    payloads = []
+    for data in reads:
+        size, _, rest = data.partition(b"\r\ndata: ")
+        if rest[:1] != b"{" or rest[-5:] != b"}\n\n\r\n" or size.lower() != b"%x" % (len(rest) + 4):
+            break
+        payloads.append(rest[:-4])
+    return payloads
 
 
 def _payload(event: bytes) -> bytes:
@@ -189,7 +201,27 @@ class Event(msgspec.Struct, gc=False):
         return self.timings.predicted_n if self.timings is not None else None
 
 
+class PlainChoice(msgspec.Struct, gc=False):
+    """A ``ChoiceEvent`` of a choice that goes on."""
+
+    index: Count = 0
+    delta: Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: None = None
+
+
+class PlainEvent(msgspec.Struct, gc=False):
+    """An ``Event`` with a part for one choice and nothing else, as nearly all are. Others do not decode as one."""
+
+    choices: Annotated[list[PlainChoice], msgspec.Meta(min_length=1, max_length=1)]
+    usage: None = None
+    timings: None = None
+    error: None = None
+
+
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of a decoder for bytes that it cannot read; the last one for thousands of nested brackets."""
 
 decode_event = msgspec.json.Decoder(Event).decode
+decode_plain_events = msgspec.json.Decoder(PlainEvent).decode_lines

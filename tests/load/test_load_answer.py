@@ -1,6 +1,7 @@
 """An answer from raw reads: HTTP in all its framings, why it ended, what is wrong with it, and other bytes."""
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -55,6 +56,57 @@ def test_bytes_behind_the_end_of_the_answer_change_nothing():
                 answer = answered(*reads)
                 assert (answer.status, answer.reader.choices()[0].text) == (200, "a ö")
                 assert error_of(answer, request()) is None
+
+
+def chunk(piece, more=0):
+    """``piece`` as a chunk of a body, whose stated size is larger by ``more``."""
+    return b"%x\r\n%s\r\n" % (len(piece) + more, piece)
+
+
+TOKEN = event(written("a", ids=[7]))
+ODD = st.one_of(
+    st.builds(written, st.sampled_from(["", "ö\n"]), index=st.integers(0, 1), ids=st.sampled_from([None, []])).map(
+        event
+    ),
+    st.builds(choice, index=st.integers(0, 1), reasoning=st.just("c")).map(event),
+    st.just(event(written("a"), usage=used(3))),
+    st.sampled_from(
+        [DONE, b": alive\n\n", b"data: {}{}\n\n", b"data: {\n\n", b"data: }\n\n", TOKEN[:9], TOKEN * 2]
+    ),
+)
+STREAM = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@given(st.lists(st.one_of(*[st.just(TOKEN)] * 3, ODD), max_size=20), st.lists(st.integers(0, 2000), max_size=3))
+@settings(deadline=None)
+def test_reads_that_are_decoded_together_give_what_each_gives_by_itself(pieces, places):
+    parts = [chunk(piece) for piece in pieces]
+    agree([STREAM, *cut(b"".join(parts) + b"0\r\n\r\n", [*itertools.accumulate(map(len, parts)), *places])])
+
+
+def test_only_whole_chunks_with_an_event_of_one_choice_are_decoded_together():
+    other = event(written("b", index=1))
+    start = [STREAM, chunk(TOKEN)]
+    agree(
+        [*start, chunk(other), chunk(b": a comment\n\n"), *[chunk(TOKEN), chunk(other)] * 3, b"0\r\n\r\n"]
+    )  # choices take turns
+    for more in (-1, 1):
+        agree([*start, chunk(TOKEN), chunk(TOKEN, more), chunk(TOKEN), b"0\r\n\r\n"])
+    agree([*start, chunk(TOKEN).replace(b"\r\ndata", b" \r\ndata"), b"0x" + chunk(TOKEN), b"0\r\n\r\n"])
+    within = b": a comment\r\n\r\n" + chunk(TOKEN)[:-2]  # the end of one chunk that looks like a chunk
+    agree([*start, chunk(within)[: -len(chunk(TOKEN))], chunk(TOKEN), chunk(TOKEN), b"0\r\n\r\n"])
+    agree([*start, chunk(TOKEN.replace(b'"choices"', b'\n"choices"')), chunk(TOKEN + TOKEN[:-2]), b"0\r\n\r\n"])
+
+
+def agree(reads):
+    """Assert that an answer is the same whether its reads are decoded together or one by one."""
+    together, times = Answer(2), range(len(reads))
+    together.feed_all(times, times, reads)
+    together.finish(len(reads))
+    each = answered(*reads, n=2)
+    assert [c.chunk_ns for c in together.reader.choices()] == [c.chunk_ns for c in each.reader.choices()]
+    assert told(together.reader) == told(each.reader)
+    assert error_of(together, request(n=2)) == error_of(each, request(n=2))
 
 
 def test_an_answer_cut_short_is_an_early_close_and_what_came_is_kept():
