@@ -94,7 +94,7 @@ def usable_cores() -> str:
 
 _PACKAGES: Final = (
     "httptools", "httpx", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
-    "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
+    "scipy", "sglang", "torch", "transformers", "uvicorn", "uvloop", "vllm",
 )  # fmt: skip
 """Packages whose version can change a number: those of the client, and engines in the same environment."""
 _COMMIT, _NO_COMMIT = "# branch.oid ", "(initial)"

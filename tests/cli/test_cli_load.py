@@ -250,7 +250,7 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
     assert "benchctl.measure.sending" in line.split()
-    unneeded = {"numpy", "scipy", "vl_convert", "aiohttp", "pynvml", "tqdm", "benchctl.engines.vllm"}
+    unneeded = {"numpy", "scipy", "vl_convert", "uvicorn", "pynvml", "tqdm", "benchctl.engines.vllm"}
     assert not unneeded & set(line.split())
 
 

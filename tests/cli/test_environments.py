@@ -421,7 +421,7 @@ def test_result_directories_are_completed_from_the_parent_that_the_environment_n
 
 
 SCIENCE = {"numpy", "scipy", "vl_convert"}
-NETWORK = {"httpx", "aiohttp"}
+NETWORK = {"httpx", "uvicorn"}
 NOT_IMPORTED: dict[str, tuple[list[str], str | None, set[str]]] = {
     "help": (
         ["--help"],

@@ -13,7 +13,7 @@ from support.guided.tensors import torch  # noqa: F401 - skips this test where t
 
 ROOT = Path(__file__).parents[2]
 ABSENT = (
-    "transformers", "safetensors", "pydantic", "msgspec", "typer", "httpx", "aiohttp", "scipy", "psutil", "pynvml",
+    "transformers", "safetensors", "pydantic", "msgspec", "typer", "httpx", "uvicorn", "scipy", "psutil", "pynvml",
     "yaml", "rich", "tokenizers", "huggingface_hub", "jinja2",
 )  # fmt: skip
 BLOCKER = f"""
