@@ -256,7 +256,7 @@ def _secrets(options: AttachOptions) -> dict[str, str]:
 
 def _key(options: AttachOptions) -> str:
     """The key of the server; empty without one."""
-    return os.environ.get(options.api_key_env or "", "")
+    return os.environ.get(options.api_key_env, "") if options.api_key_env else ""
 
 
 def _dialect(settings: VariantSettings) -> Engine:
