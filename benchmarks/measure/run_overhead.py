@@ -1,78 +1,99 @@
-"""What benchctl itself adds to one run: everything but the server's own start and the load.
+"""What benchctl adds to the loads of an experiment: where the wall time of ``benchctl run`` goes, on the simulator.
 
-Measures a few runs on the simulator and prints where their wall time went; the last line is the verdict against the
-limit of one second.
+    python -m benchmarks.measure.run_overhead [--blocks 3] [--rounds 1]
 
-    python -m benchmarks.measure.run_overhead [--runs 5]
+Three experiments as whole commands: eight requests of constant length, as many of random lengths, and the profile
+of ``scripts/demo``, whose 36 runs are 6 blocks. Of each the seconds per run by phase, the median of all runs: from
+the process of the server until it is ready, until the first request of the load (configuration and warm-up), the
+load, until the server is asked to end, and from there to the process of the next: its end, judging, writing.
+``beside`` is everything but server start, warm-up and load. ``command`` is the wall time of the whole command,
+``x loads`` its ratio to all loads alone, the least that it could take, and ``cpu_s`` the processor time of all its
+processes.
+
+The last table is the start of a server beside the least that a process needs for its libraries: an interpreter that
+imports the same ones and nothing of benchctl.
 """
 
-import statistics
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
-from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.load import parse_profile
-from benchctl.records.directory import RunDirectory
-from benchctl.records.record import PlannedRun, RunTimes
-from benchctl.units import s_from_ns
-from benchctl.workload.prepare import prepare_requests
-from benchmarks.common.harness import options
+from benchmarks.common.harness import FailedError, Figures, compared, options, write
 
-LIMIT_S = 1.0
-PROFILE = """\
-name: overhead
+BENCHCTL = [sys.executable, "-m", "benchctl"]
+SMALL = """\
 seed: 1
 engine: {kind: sim, options: {time_scale: 100.0}}
 model: qwen2.5-7b
 hardware: h100-sxm
+stop: %s
 workload:
   dataset: generated
-  num_prompts: 16
+  num_prompts: 8
   samples_per_prompt: 4
-  output_len: 256
-  arrival: {kind: closed-loop, max_concurrency: 16}
+  output_len: 96
+  arrival: {kind: closed-loop, max_concurrency: 8}
   num_warmups: 1
 variants:
   baseline: {}
+  sampled: {sampling: {top_k: 5}}
 """
+LIBRARIES = "import asyncio, uvloop, numpy, pydantic, msgspec, yaml, argparse, logging"
+MOMENTS = ("launch_ns", "ready_ns", "first_send_ns", "last_token_ns", "stop_ns")
+PHASES = ("server", "warm-up", "load", "after load")
 
 
-def between(first_ns: int | None, second_ns: int | None) -> float:
-    if first_ns is None or second_ns is None:
-        raise SystemExit("a run failed; see its run.json")
-    return s_from_ns(second_ns - first_ns)
+def spent(command: list[str]) -> Figures:
+    """Wall and processor seconds of a command with all that it starts."""
+    before, began_s = os.times(), time.perf_counter()
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = os.times()
+    if ended.returncode not in {0, 1, 3}:  # a verdict is none of our business
+        raise FailedError(ended.stderr[-300:])
+    cpu_s = sum(after[2:4]) - sum(before[2:4])
+    return {"command": time.perf_counter() - began_s, "cpu_s": cpu_s}
 
 
-def parts(wall_s: float, times: RunTimes, began_ns: int) -> dict[str, float]:
-    """Wall time of a run by phase."""
-    shown = {
-        "before launch": between(began_ns, times.launch_ns),
-        "server start": between(times.launch_ns, times.ready_ns),
-        "warm-up": between(times.ready_ns, times.first_send_ns),
-        "load": between(times.first_send_ns, times.last_token_ns),
-        "after load": between(times.last_token_ns, times.stop_ns),
-    }
-    return shown | {"stop and record": wall_s - sum(shown.values())}
+def experiment(profile: str, blocks: int) -> Figures:
+    with tempfile.TemporaryDirectory() as root:
+        path, results = Path(root) / "small.yaml", Path(root) / "results"
+        path.write_text(profile)
+        named = profile if profile == "topk-sweep" else str(path)
+        whole = spent([*BENCHCTL, "run", "--profile", named, "--blocks", str(blocks), "--output", str(results)])
+        records = [json.loads(file.read_bytes()) for file in sorted(results.glob("runs/*/run.json"))]
+    moments = [[record["times"][name] / 1e9 for name in MOMENTS] for record in records]
+    lasting = [[late - early for early, late in pairwise(of_run)] for of_run in moments]
+    between = [launch_s - stop_s for (*_, stop_s), (launch_s, *_) in pairwise(moments)]
+    row = {name: median(values) for name, values in zip(PHASES, zip(*lasting, strict=True), strict=True)}
+    loads_s = sum(of_run[2] for of_run in lasting)
+    row |= {"between": median(between), "beside": row["after load"] + median(between)}
+    return {"runs": len(records), **row, "loads": loads_s, **whole, "x loads": whole["command"] / loads_s}
+
+
+def server_start(blocks: int) -> Figures:
+    return {"seconds": experiment(SMALL % "forced", blocks)["server"]}
+
+
+def libraries() -> Figures:
+    return {"seconds": median(spent([sys.executable, "-c", LIBRARIES])["command"] for _ in range(5))}
 
 
 def main() -> None:
-    asked = options(__doc__, runs=5)
-    profile = parse_profile(PROFILE, "run_overhead.py")
-    context = RunContext(profile=profile, requests=prepare_requests(profile).requests)
-    overheads = []
-    with tempfile.TemporaryDirectory() as root:
-        for index in range(asked.runs):
-            planned = PlannedRun(index=index, run_id=f"{index:03d}", block=index, position=0, variant="baseline")
-            began, began_ns = time.perf_counter(), time.monotonic_ns()
-            record = measure_run(context, planned, RunDirectory(Path(root) / planned.run_id))
-            shown = parts(time.perf_counter() - began, record.times, began_ns)
-            overheads.append(sum(shown.values()) - shown["server start"] - shown["load"])
-            print("   ".join(f"{name} {seconds:.3f} s" for name, seconds in shown.items()))
-    median_s = statistics.median(overheads)
-    print(f"overhead of one run: median {median_s:.3f} s, most {max(overheads):.3f} s; limit {LIMIT_S:g} s")
-    sys.exit(median_s > LIMIT_S)
+    asked = options(__doc__, blocks=3, rounds=1)
+    small = {f"small, {kind}": SMALL % stop for kind, stop in (("constant", "forced"), ("random", "natural"))}
+    experiments = small | {"demo": "topk-sweep"}
+    ways = {name: partial(experiment, profile, asked.blocks) for name, profile in experiments.items()}
+    tables = [compared("seconds of a run, of all loads, and of the command", ways, rounds=asked.rounds)]
+    starts = {"libraries alone (limit)": libraries, "server": partial(server_start, asked.blocks)}
+    tables.append(compared("start of a server", starts, rounds=asked.rounds, ratios=["seconds"]))
+    write(asked.json, tables)
 
 
 if __name__ == "__main__":
