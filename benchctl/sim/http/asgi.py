@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 
 log = logging.getLogger("benchctl.sim")
 
-_MOST_BYTES: Final = 64 << 20
-"""Size of the body of a request."""
+MOST_BYTES: Final = 64 << 20
+"""Size of the body of a request; of a larger one only a part is read."""
 _KEEP_ALIVE_S: Final = 3600
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -77,11 +77,11 @@ def connections(answer: Answer) -> Callable[[], asyncio.Protocol]:
 
 
 async def _body(receive: _Receive) -> bytes | None:
-    """The body of a request; None if its client left or sends too much."""
+    """The body of a request; None if its client left."""
     body, has_more = bytearray(), True
-    while has_more:
+    while has_more and len(body) <= MOST_BYTES:
         message = await receive()
-        if message["type"] == "http.disconnect" or len(body) > _MOST_BYTES:
+        if message["type"] == "http.disconnect":
             return None
         body += message["body"]
         has_more = message["more_body"]

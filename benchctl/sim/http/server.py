@@ -28,7 +28,7 @@ from benchctl.sim.http.api import (
     count_prompt,
     request_from,
 )
-from benchctl.sim.http.asgi import Answer, HttpRequest, HttpResponse, connections
+from benchctl.sim.http.asgi import MOST_BYTES, Answer, HttpRequest, HttpResponse, connections
 from benchctl.sim.http.driver import Driver
 from benchctl.units import NS_PER_S
 
@@ -90,6 +90,8 @@ class Server:
             return _error(404, f"{request.method} {request.path}: Not Found")
         if request.method != method and (request.method, method) != ("HEAD", "GET"):
             return _error(405, f"{request.method} {request.path}: Method Not Allowed")
+        if len(request.body) > MOST_BYTES:
+            return _error(413, f"{request.path}: the body is longer than {MOST_BYTES} bytes")
         try:
             return await handler(request)
         except UsageError as error:
