@@ -18,10 +18,11 @@ from benchctl.errors import UsageError
 from benchctl.records.columns import Integers, StepColumns
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
+from benchctl.sim.counted import CountedRun
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.sim.requests import Entry, Request
 from benchctl.sim.sequences import Sequence
-from benchctl.sim.steps import NEVER_NS, StepLog, columns_of
+from benchctl.sim.steps import MOST_STEPS, NEVER_NS, StepLog, columns_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +62,12 @@ class Phase:
         self.is_warmup = load.is_warmup
         self.next_entry_ns: int | None = None
         """Time at which the next request is due; None if it waits for an end, or if none is left."""
-        self._load = load
-        self._offsets: Items[int] = load.arrival_ns if load.arrival_ns is not None else bytes(load.num_requests)
-        self._order: Items[int] = range(load.num_requests)
-        if any(later < earlier for earlier, later in pairwise(self._offsets)):
-            self._order = array("q", sorted(self._order, key=self._offsets.__getitem__))
+        self.load = load
+        self.offsets_ns: Items[int] = load.arrival_ns if load.arrival_ns is not None else bytes(load.num_requests)
+        self.order: Items[int] = range(load.num_requests)
+        """Indices of the requests in the order in which they enter."""
+        if any(later < earlier for earlier, later in pairwise(self.offsets_ns)):
+            self.order = array("q", sorted(self.order, key=self.offsets_ns.__getitem__))
         self._start_ns = 0
         self._num_entered = 0
         self._ended_ns = array("q")
@@ -78,7 +80,7 @@ class Phase:
 
     @property
     def is_over(self) -> bool:
-        return self._num_entered == self._load.num_requests and not self._open
+        return self._num_entered == self.load.num_requests and not self._open
 
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns
@@ -95,23 +97,23 @@ class Phase:
 
     def missing(self) -> str | None:
         """The next request, if it waits for no end and has not come in."""
-        if self.next_entry_ns is None or not self._load.announced:
+        if self.next_entry_ns is None or not self.load.announced:
             return None
-        index = self._order[self._num_entered]
-        return None if index in self._come_in else self._load.announced[index]
+        index = self.order[self._num_entered]
+        return None if index in self._come_in else self.load.announced[index]
 
     def enter(self, now_ns: int) -> tuple[Request, Entry] | None:
         """Let the next request in, which is due and there; None for a refused one, which has ended with that."""
-        index, planned_ns = self._order[self._num_entered], self.next_entry_ns or 0
-        limit, slot_free_ns = self._load.max_concurrency, None
+        index, planned_ns = self.order[self._num_entered], self.next_entry_ns or 0
+        limit, slot_free_ns = self.load.max_concurrency, None
         if limit is not None and self._num_entered >= limit:
             free_ns = self._ended_ns[self._num_entered - limit]
             slot_free_ns = free_ns if free_ns > planned_ns else None
-        if self._load.announced:
-            del self._waiting[self._load.announced[index]]
+        if self.load.announced:
+            del self._waiting[self.load.announced[index]]
             request = self._come_in.pop(index)
         else:
-            request = self._load.requests[index]
+            request = self.load.requests[index]
         self._num_entered += 1
         if request is None:
             self._ended_ns.append(now_ns)
@@ -131,17 +133,17 @@ class Phase:
 
     def give_up(self) -> list[Request]:
         """Leave the schedule: the requests that have come in and not entered, in order."""
-        left = [self._come_in.get(index) for index in self._order[self._num_entered :]]
-        self._num_entered = self._load.num_requests
+        left = [self._come_in.get(index) for index in self.order[self._num_entered :]]
+        self._num_entered = self.load.num_requests
         self._waiting.clear()
         self._find_next()
         return [request for request in left if request is not None]
 
     def _find_next(self) -> None:
-        limit, self.next_entry_ns = self._load.max_concurrency, None
+        limit, self.next_entry_ns = self.load.max_concurrency, None
         has_slot = limit is None or len(self._open) < limit
-        if has_slot and self._num_entered < len(self._order):
-            self.next_entry_ns = self._start_ns + self._offsets[self._order[self._num_entered]]
+        if has_slot and self._num_entered < len(self.order):
+            self.next_entry_ns = self._start_ns + self.offsets_ns[self.order[self._num_entered]]
 
 
 class Core:
@@ -324,19 +326,11 @@ def simulate(config: SimConfig, loads: Items[SimLoad], *, keeps_steps: bool = Tr
     ``keeps_steps`` all but the last are forgotten on the way (``log.num_cleared``).
     """
     engine = SimulatedEngine(config)
-    core = Core(engine)
-    ended = array("q")
-    for number, load in enumerate(loads):
-        core.announce(Phase(load))
-        while (finished := core.leap()) is not None:
-            for seq in finished:
-                times = (seq.arrival_ns, seq.first_token_ns or 0, seq.last_token_ns or 0)
-                tokens = (seq.prompt_tokens, seq.num_output, seq.num_cached)
-                ended.extend(
-                    (number, seq.entry.request_index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)
-                )
-            if not keeps_steps and len(engine.log) > (1 << 20):
-                engine.log.clear()
+    counted = CountedRun(engine, keeps_steps=keeps_steps)
+    ended = counted.ended
+    if not (engine.counts_rows and all(counted.run(Phase(load)) for load in loads)):
+        engine = SimulatedEngine(config)
+        ended = _run(Core(engine), loads, keeps_steps=keeps_steps)
     names = [field.name for field in fields(RequestColumns)]
     columns = np.frombuffer(ended, dtype=np.int64).reshape(-1, len(names)).T
     return Simulation(
@@ -348,3 +342,20 @@ def simulate(config: SimConfig, loads: Items[SimLoad], *, keeps_steps: bool = Tr
         num_queried_tokens=engine.block_manager.num_queried_tokens,
         num_hit_tokens=engine.block_manager.num_hit_tokens,
     )
+
+
+def _run(core: Core, loads: Items[SimLoad], *, keeps_steps: bool) -> "array[int]":
+    """Run phases of load; returns the values of RequestColumns, one finished choice after the other."""
+    ended = array("q")
+    for number, load in enumerate(loads):
+        core.announce(Phase(load))
+        while (finished := core.leap()) is not None:
+            for seq in finished:
+                times = (seq.arrival_ns, seq.first_token_ns or 0, seq.last_token_ns or 0)
+                tokens = (seq.prompt_tokens, seq.num_output, seq.num_cached)
+                ended.extend(
+                    (number, seq.entry.request_index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)
+                )
+            if not keeps_steps and len(core.engine.log) > MOST_STEPS:
+                core.engine.log.clear()
+    return ended

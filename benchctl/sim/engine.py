@@ -76,7 +76,7 @@ class SimulatedEngine:
             has_guidance=self._has_value_model,
             num_drafts=config.num_speculative_tokens,
         )
-        self._cost_model: Final = cost_model
+        self.cost_model: Final = cost_model
         self._is_value_model_loaded = False
         """Whether a step has scored rows, the first of which loads the value model."""
         self._prices: dict[tuple[int, int, int], tuple[DecodeCost, int, int]] = {}
@@ -97,6 +97,12 @@ class SimulatedEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._open)
+
+    @property
+    def counts_rows(self) -> bool:
+        """True if unguided rows of one choice differ in their lengths alone."""
+        knows_more = (self._noise, self._drafts, self._has_value_model, self.config.enable_prefix_caching)
+        return not (any(knows_more) or self._plans_ahead)
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request could never fit the context or the key-value memory.
@@ -200,7 +206,7 @@ class SimulatedEngine:
 
         With it the number of its sections in the log, and the time of ``rest``. One price holds for many steps.
         """
-        scheduler, cost_model = self.scheduler, self._cost_model
+        scheduler, cost_model = self.scheduler, self.cost_model
         key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1, num_guided)
         price = self._prices.get(key)
         if price is None or cost_model.reads_contexts or not price[0].holds_at(position):
@@ -231,7 +237,7 @@ class SimulatedEngine:
                 num_sampled += not seq.is_greedy
         loads = guided.scored_rows > 0 and not self._is_value_model_loaded
         self._is_value_model_loaded |= loads
-        pads, reads = self._rules.pads_batches, self._cost_model.reads_contexts
+        pads, reads = self._rules.pads_batches, self.cost_model.reads_contexts
         shortest, longest = scheduler.decode_lengths() if pads or reads else (0, 0)
         return StepBatch(
             num_seqs=num_decodes + len(prefills),
@@ -302,7 +308,7 @@ class SimulatedEngine:
         passes_ns: tuple[float, ...] = ()
         if drafts is not None:
             batch, passes_ns = drafts.describe(batch)
-        cost, factor = self._cost_model.price(batch), 1.0
+        cost, factor = self.cost_model.price(batch), 1.0
         rest_id = log.rest_id(cost.without_forwards())
         if self._noise is not None:
             factor = self._noise()

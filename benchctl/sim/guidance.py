@@ -222,16 +222,19 @@ def sampling_rows(prefills: Prefills) -> list[tuple[GuidedRow, int]]:
 
 
 class _Chunk(NamedTuple):
-    """Draws of the steps from ``begin`` on: their counts, and every scored row and step, a row after the other."""
+    """Uniform numbers of the rows, in the order of the table, in the steps from ``begin`` on."""
+
+    begin: int
+    uniform: Floats
+
+
+class _Piece(NamedTuple):
+    """Steps of a chunk from ``begin`` on: their counts, and every scored row and step, a row after the other."""
 
     begin: int
     counts: GuidedCounts
     rows: Integers
     steps: Integers
-
-    @property
-    def end(self) -> int:
-        return self.begin + len(self.counts.scored_rows)
 
 
 class AggregateRows(GuidedRows):
@@ -239,8 +242,8 @@ class AggregateRows(GuidedRows):
 
     One stream serves all rows, which makes the draws of a row depend on the rows beside it, though no
     distribution. A chunk of steps ends when a row joins, leaves or runs out of choices; the draws left over are
-    dropped. The table has a column for each row that may be scored; the last moves into the place of one that
-    leaves.
+    dropped. Of a chunk only the steps that are asked for are scored, piece by piece. The table has a column for
+    each row that may be scored; the last moves into the place of one that leaves.
     """
 
     def __init__(self, config: SimConfig) -> None:
@@ -254,6 +257,7 @@ class AggregateRows(GuidedRows):
         self._repeats: list[tuple[int, int, Sequence]] = []
         """Heap of the steps from which a row has no choice; rows that left stay in it."""
         self._chunk: _Chunk | None = None
+        self._piece: _Piece | None = None
         self._num_next = _FIRST_STEPS
 
     def join(self, seq: Sequence) -> None:
@@ -297,9 +301,11 @@ class AggregateRows(GuidedRows):
 
     def counts_of(self, step: int, num_steps: int) -> GuidedCounts:
         """Counts of the steps from ``step`` on, ``num_steps`` or as many as the chunk has left."""
-        chunk = self._chunk_at(step)
-        begin = step - chunk.begin
-        return GuidedCounts(*(column[begin : begin + num_steps] for column in chunk.counts))
+        self._follow(step)
+        begin, uniform = self._chunk_at(step)
+        columns, table = uniform[:, step - begin :][:, :num_steps], self._table[:, : len(self._active)]
+        self._piece = _score(columns, table, step, self.config.revision)
+        return self._piece.counts
 
     def _draw_of(self, seq: Sequence) -> Callable[[], float]:  # noqa: ARG002 - one stream for all
         return self._random.random
@@ -307,10 +313,9 @@ class AggregateRows(GuidedRows):
     def _chunk_at(self, step: int) -> _Chunk:
         """The chunk that this step belongs to, drawn where the last one is over."""
         chunk = self._chunk
-        if chunk is not None and step < chunk.end:
+        if chunk is not None and step < chunk.begin + chunk.uniform.shape[1]:
             return chunk
         self._num_next = _FIRST_STEPS if chunk is None else min(2 * self._num_next, _MOST_STEPS)
-        self._settle(step)
         while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2] not in self._slots):
             seq = heapq.heappop(self._repeats)[2]
             row = seq.guided
@@ -320,17 +325,22 @@ class AggregateRows(GuidedRows):
         num_steps = max(1, min(self._num_next, _MOST_DRAWS // max(num_active, 1)))
         if self._repeats:
             num_steps = min(num_steps, self._repeats[0][0] - step)
-        self._chunk = _draw(self._random, self._table[:, :num_active], step, num_steps, self.config.revision)
+        self._chunk = _Chunk(step, self._random.random((num_active, num_steps)))
         return self._chunk
 
     def _settle(self, step: int) -> None:
-        """End the chunk before ``step``: what was scored until then has been followed."""
-        chunk = self._chunk
-        if chunk is not None:
-            is_past = chunk.steps < step - chunk.begin
-            rows = chunk.rows[is_past]
-            self._table[_FOLLOWED, rows] = self._table[_LEAD, rows] + chunk.begin + chunk.steps[is_past]
-            self._chunk = None
+        """End the chunk before ``step``."""
+        self._follow(step)
+        self._chunk = None
+
+    def _follow(self, step: int) -> None:
+        """End the piece before ``step``: what was scored until then has been followed."""
+        piece = self._piece
+        if piece is not None:
+            is_past = piece.steps < step - piece.begin
+            rows = piece.rows[is_past]
+            self._table[_FOLLOWED, rows] = self._table[_LEAD, rows] + piece.begin + piece.steps[is_past]
+            self._piece = None
 
     def _vacate(self, seq: Sequence) -> None:
         slot, last = self._slots.pop(seq), self._active.pop()
@@ -354,13 +364,13 @@ def scoring_threshold(law: CandidateLaw) -> float:
     return low
 
 
-def _draw(random: np.random.Generator, table: Floats, begin: int, num_steps: int, revision: str) -> _Chunk:
-    """Score the rows in each of ``num_steps`` steps.
+def _score(uniform: Floats, table: Floats, begin: int, revision: str) -> _Piece:
+    """Score the rows of the table in a step for each column of ``uniform``.
 
     A row is scored where its uniform number is below its threshold, independently of all else, as
     ``GuidedRow`` does it; the sums over the rows so have the distribution that single rows give them.
     """
-    uniform = random.random((table.shape[1], num_steps))
+    num_steps = uniform.shape[1]
     hits = np.flatnonzero(uniform < table[_THRESHOLD][:, None])
     row, step = np.divmod(hits, num_steps)
     candidates = _candidates(uniform.ravel()[hits], *(column[row] for column in table[_BOUND:]))
@@ -382,7 +392,7 @@ def _draw(random: np.random.Generator, table: Floats, begin: int, num_steps: int
         value_extend_tokens=_sums(step, end - previous - prompt, num_steps),
         fused=np.where((scored > 0) & (revision != "V1"), is_fused, -1),
     )
-    return _Chunk(begin, counts, row, step)
+    return _Piece(begin, counts, row, step)
 
 
 def _candidates(uniform: Floats, bound: Floats, temperature: Floats, top_k: Floats) -> Floats:

@@ -108,29 +108,34 @@ class CountedRequests(Items[Request]):
         *,
         template: Request | None = None,
     ) -> None:
-        self._sampling = SamplingParams() if template is None else template.sampling
-        self._guidance = None if template is None else template.guidance
-        self._prompt_tokens = array("q", prompt_tokens)
-        self._output_tokens = array("q", output_tokens)
+        self.sampling = SamplingParams() if template is None else template.sampling
+        self.guidance = None if template is None else template.guidance
+        self.prompt_tokens = array("q", prompt_tokens)
+        self.output_tokens = array("q", output_tokens)
         self._prefix = prefix
-        if len(self._prompt_tokens) != len(self._output_tokens):
+        if len(self.prompt_tokens) != len(self.output_tokens):
             raise UsageError(
-                f"{len(self._prompt_tokens)} prompt lengths for {len(self._output_tokens)} output lengths; "
+                f"{len(self.prompt_tokens)} prompt lengths for {len(self.output_tokens)} output lengths; "
                 "give one of each for every request"
             )
 
+    @property
+    def have_tokens(self) -> bool:
+        """True if each has a prompt and an answer of one token at least."""
+        return all(min(lengths, default=1) > 0 for lengths in (self.prompt_tokens, self.output_tokens))
+
     def __len__(self) -> int:
-        return len(self._prompt_tokens)
+        return len(self.prompt_tokens)
 
     def __getitem__(self, index: Any) -> Any:
         return Request(
             request_id=f"{self._prefix}{index}",
-            prompt=_prompt(self._prompt_tokens[index]),
-            max_tokens=self._output_tokens[index],
+            prompt=_prompt(self.prompt_tokens[index]),
+            max_tokens=self.output_tokens[index],
             seed=index,
             ignore_eos=True,
-            sampling=self._sampling,
-            guidance=self._guidance,
+            sampling=self.sampling,
+            guidance=self.guidance,
         )
 
 

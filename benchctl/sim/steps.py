@@ -9,8 +9,10 @@ arrays where many steps lie ahead, or with a factor of its own for each step.
 """
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate, cycle, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -33,6 +35,7 @@ from benchctl.sim.costs.cost_model import (
     DecodeCost,
     GuidedCounts,
     GuidedStep,
+    Lines,
     NoiseSource,
     StepCost,
 )
@@ -46,6 +49,8 @@ _DRAFT_SECTIONS: Final = ("draft", "backfill")
 _PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
 NEVER_NS: Final = 1 << 62
 """Later than any virtual time."""
+MOST_STEPS: Final = 1 << 20
+"""Steps after which a log is cleared whose steps are not kept."""
 _SHORTEST: Final = 96
 """Steps from which arrays are faster than a loop; measured, and of no influence on results."""
 _LONGEST: Final = 8192
@@ -305,46 +310,48 @@ def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Prog
     """Run steps and append the columns of each to a log; an end before the bounds of the course means nothing."""
     if noise is not None:
         return _walk_with_noise(course, log, noise)
-    left_ns = course.until_ns - course.now_ns
-    if course.num_steps >= _SHORTEST and left_ns >= _SHORTEST * course.fixed_ns:
+    num_likely = course.num_steps
+    if num_likely > 1 and course.until_ns != NEVER_NS:
         first_ns = course.fixed_ns + course.cost.forward_at(course.position)
-        num_likely = min(course.num_steps, 1 + left_ns // max(first_ns, 1))
-        if num_likely >= _SHORTEST:
-            forwards_ns = _forwards_ns(course, min(num_likely, _LONGEST))
-            return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
-    return walk_steps(course, log)
+        num_likely = min(num_likely, 1 + max(course.until_ns - course.now_ns, 0) // max(first_ns, 1))
+    if num_likely >= _SHORTEST:
+        forwards_ns = _forwards_ns(course, min(num_likely, _LONGEST))
+        return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
+    return walk_steps(course, log, num_likely)
 
 
-def walk_steps(course: Course, log: StepLog) -> Progress:
-    """Step by step, in local variables."""
-    cost, fixed_ns, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
-    (intercept, per_token), (other, per_token_other) = (*cost.lines, cost.lines[0])[:2]
+def walk_steps(course: Course, log: StepLog, num_steps: int = 1 << 40) -> Progress:
+    """The same for ``num_steps`` at most, in lists."""
+    cost, fixed_ns, x, slope, now_ns, until_ns, most, step, kv_used, needs, num_blocks = course
     fixed_ns += cost.forward_ns
-    append_ns, append_blocks = log.dur_ns.append, log.kv_used.append
-    size = len(needs)
-    remainder = step % size
-    count = 0
-    while True:
-        forward_ns = intercept + per_token * x
-        other_ns = other + per_token_other * x
-        if other_ns > forward_ns:  # noqa: PLR1730 - a call of max takes as long as the rest of the step
-            forward_ns = other_ns
-        dur_ns = fixed_ns + round(forward_ns)
-        append_ns(dur_ns)
-        append_blocks(kv_used)
-        now_ns += dur_ns
-        count += 1
-        if count == num_steps or now_ns >= until_ns:
-            break
-        x += slope
-        remainder += 1
-        if remainder == size:
-            remainder = 0
-        if needed := needs[remainder]:
-            if kv_used + needed > num_blocks:
-                break
-            kv_used += needed
-    return count, now_ns, kv_used
+    positions = range(x, x + min(most, num_steps) * slope, slope)
+    lines = _leading(cost.lines, positions[0], positions[-1])
+    (intercept, per_token), (other, per_token_other) = lines[0], lines[-1]
+    if len(lines) == 1:
+        durations = [fixed_ns + round(intercept + per_token * x) for x in positions]
+    else:
+        durations = [
+            fixed_ns + round(max(intercept + per_token * x, other + per_token_other * x)) for x in positions
+        ]
+    next_step = (step + 1) % len(needs)
+    new_blocks = islice(cycle([*needs[next_step:], *needs[:next_step]]), len(positions) - 1)
+    used, ends_ns = list(accumulate(new_blocks, initial=kv_used)), list(accumulate(durations, initial=now_ns))
+    num_run = len(positions)
+    if used[-1] > num_blocks or ends_ns[-2] >= until_ns:
+        num_run = min(bisect_right(used, num_blocks, 1), bisect_left(ends_ns, until_ns, 1, num_run))
+    log.dur_ns.extend(durations[:num_run])
+    log.kv_used.extend(used[:num_run])
+    return num_run, ends_ns[num_run], used[num_run - 1]
+
+
+def _leading(lines: Lines, begin: int, end: int) -> Lines:
+    """The one line that is the highest by more than rounding from ``begin`` to ``end``, or all of them."""
+    if len(lines) > 1:
+        (intercept, per_token), (other, per_token_other) = lines
+        least, most = sorted(intercept - other + (per_token - per_token_other) * x for x in (begin, end))
+        if least > 1 or most < -1:
+            return lines[:1] if least > 1 else lines[1:]
+    return lines
 
 
 def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
@@ -375,7 +382,7 @@ def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress
     """Append the steps of these durations that are within the bounds of the course."""
     num_steps = len(dur_ns)
     ends_ns = course.now_ns + np.cumsum(dur_ns)
-    new_blocks = np.resize(np.roll(np.array(course.needs), -(course.step % len(course.needs))), num_steps)
+    new_blocks = np.array(course.needs)[np.arange(course.step, course.step + num_steps) % len(course.needs)]
     new_blocks[0] = 0  # the scheduler gave out the blocks of the first step
     kv_used = course.kv_used + np.cumsum(new_blocks)
     in_time = int(np.searchsorted(ends_ns, course.until_ns)) + 1

@@ -1,6 +1,7 @@
 """Laws of a simulation: what goes in comes out, leaps change nothing, and drafts yield what their law says."""
 
 from collections import Counter
+from dataclasses import fields
 from statistics import fmean
 from typing import Any
 
@@ -206,6 +207,39 @@ def test_blocks_in_use_are_those_of_the_contexts(sizes: list[tuple[int, int, int
     for step in simulate(SimConfig(block_size=block_size, num_kv_blocks=10_000), [load]).steps:
         room = step.kv_used_blocks * block_size
         assert room - step.num_seqs * block_size < step.context_tokens <= room
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=30),
+    st.none() | st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from(["lenvm-h100", "roofline"]),
+    st.sampled_from([30, 500]),
+    st.integers(1, 8),
+)
+def test_counted_requests_run_as_the_engine_runs_requests_of_their_lengths(
+    sizes: list[tuple[int, int, int]],
+    limit: int | None,
+    is_sampled: bool,
+    cost_model: str,
+    num_blocks: int,
+    max_num_seqs: int,
+) -> None:
+    options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 40, "num_kv_blocks": num_blocks}
+    config = SimConfig(cost_model=cost_model, block_size=4, **options)
+    template = request_of("t", sampling=SamplingParams(temperature=float(is_sampled)))
+    prompts, outputs, arrivals_ms = zip(*sizes, strict=True)
+    counted = CountedRequests(prompts, outputs, template=template)
+    arrival_ns = [at * MS for at in arrivals_ms]
+    few = CountedRequests(prompts[:5], outputs[:5], template=template)
+    logs = []
+    for kind in (lambda requests: requests, tuple):
+        load = SimLoad(requests=kind(counted), arrival_ns=arrival_ns, max_concurrency=limit)
+        simulation = simulate(config, [SimLoad(requests=kind(few), is_warmup=True), load])
+        columns = [getattr(simulation.requests, field.name).tolist() for field in fields(simulation.requests)]
+        logs.append(([encode(step) for step in simulation.steps], columns, simulation.num_preemptions))
+    assert logs[0] == logs[1]
 
 
 DRAFTING: dict[str, Any] = {"num_speculative_tokens": 3, "acceptance": (0.8,), "draft_cost": 0.05}

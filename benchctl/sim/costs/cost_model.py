@@ -141,6 +141,10 @@ class GuidedCounts(NamedTuple):
     fused: Integers
 
 
+Lines: TypeAlias = tuple[tuple[float, float], ...]
+"""Intercept and slope of each of one line or two."""
+
+
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     """The price of decode steps of one batch, as long as its rows stay: all that changes is its context.
 
@@ -154,8 +158,8 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
 
     rest: StepCost
     """Every section but model_forward, which is 0 here."""
-    lines: tuple[tuple[float, float], ...]
-    """Intercept and slope of one line or two, in ns and ns per token."""
+    lines: Lines
+    """In ns and ns per token."""
     forward_ns: int = 0
     since: int = 0
     until: int | None = None
@@ -204,6 +208,10 @@ class CostModel:
     then called for each."""
     decodes_guided: bool = False
     """Whether ``decode`` has a price for guided rows, too, once the value model is loaded."""
+    forward_ns: Callable[[int, int, int, int], int] | None = None
+    """model_forward of an unguided step with prompts, of its new tokens, the positions that they see, the rows that
+    sample, and the sum of the contexts. None where the other sections are not those of so many decoding rows, or
+    where prices of ``decode`` do not hold for all contexts."""
     reads_contexts: bool = False
     """Whether ``step`` and ``decode`` need the shortest and the longest context of the decoding rows."""
     rules: ServerRules = field(default_factory=ServerRules)

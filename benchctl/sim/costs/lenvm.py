@@ -71,7 +71,8 @@ def cost_model(config: SimConfig) -> CostModel:
     schedule_ns = _SCHEDULE_NS + (0 if config.overlap_schedule else _SCHEDULE_NOT_OVERLAPPED_NS)
 
     def step(batch: StepBatch) -> StepCost:
-        forward_ns = forward.time_ns(batch)
+        tokens = batch.num_prefill_tokens + batch.num_decode_tokens
+        forward_ns = forward.time_ns(tokens, batch.attended_positions, batch.num_sampling, batch.context_tokens)
         if batch.guided.wanted_rows and guided is not None and batch.is_greedy is False:
             return guided.cost(batch, schedule_ns, forward_ns)
         return unguided_rest(batch.is_greedy, forward_ns)
@@ -105,7 +106,7 @@ def cost_model(config: SimConfig) -> CostModel:
             sample=_SAMPLE_NS,
         )
 
-    return CostModel(step=step, decode=decode, decodes_guided=guided is not None)
+    return CostModel(step=step, decode=decode, decodes_guided=guided is not None, forward_ns=forward.time_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +133,9 @@ class _Forward:
             kv_ns=shape.kv_bytes_per_token() * memory_ns,
         )
 
-    def time_ns(self, batch: StepBatch) -> int:
-        compute_ns = (
-            self.token_ns * (batch.num_prefill_tokens + batch.num_decode_tokens)
-            + self.position_ns * batch.attended_positions
-            + self.head_ns * batch.num_sampling
-        )
-        return self.launch_ns + round(max(compute_ns, self.weights_ns) + self.kv_ns * batch.context_tokens)
+    def time_ns(self, tokens: int, positions: int, num_sampling: int, context: int) -> int:
+        compute_ns = self.token_ns * tokens + self.position_ns * positions + self.head_ns * num_sampling
+        return self.launch_ns + round(max(compute_ns, self.weights_ns) + self.kv_ns * context)
 
     def decode_lines(self, batch: StepBatch) -> tuple[tuple[float, float], ...]:
         """Bound by memory, and by compute: a decoding row attends to its whole context."""

@@ -36,7 +36,7 @@ def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured models and device."""
     shape, value_shape, hardware = served_models(config)
     row_bytes = shape.vocab * 4  # probabilities in float32
-    forward_ns = _forward(shape, hardware)
+    forward_ns, forward_with_prompts_ns = _forwards(shape, hardware)
 
     def step(batch: StepBatch) -> StepCost:
         return with_sampler(batch, forward_ns(batch))
@@ -68,11 +68,13 @@ def cost_model(config: SimConfig) -> CostModel:
             value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
         )
 
-    return CostModel(step=step, decode=decode)
+    return CostModel(step=step, decode=decode, forward_ns=forward_with_prompts_ns)
 
 
-def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:
-    """model_forward of a batch, with what does not depend on it computed once."""
+def _forwards(
+    shape: ModelShape, hardware: Hardware
+) -> tuple[Callable[[StepBatch], int], Callable[[int, int, int, int], int]]:
+    """model_forward of a batch, and that of counts (``CostModel``); what depends on neither is computed once."""
     token, position, head, decode_position = (
         forward_flops(shape, *counts, decode_positions=decodes)
         for *counts, decodes in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
@@ -80,15 +82,21 @@ def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int
     kv_bytes = shape.kv_bytes_per_token()
     weight_bytes = lru_cache(maxsize=1 << 14)(partial(forward_bytes, shape, 0))
 
+    def with_prompts_ns(
+        tokens: int, positions: int, num_sampling: int, context: int, of_position: float = position
+    ) -> int:
+        flops = tokens * token + positions * of_position + num_sampling * head
+        num_bytes = (context + tokens) * kv_bytes + weight_bytes(tokens)
+        return roofline_ns(flops, num_bytes, hardware, shape.precision)
+
     def forward_ns(batch: StepBatch) -> int:
         tokens = batch.num_prefill_tokens + batch.num_decode_tokens
         # The batch has one count of positions: those of a step with a prompt are taken as the prompt's.
         of_position = position if batch.num_prefill_tokens else decode_position
-        flops = tokens * token + batch.attended_positions * of_position + batch.num_sampling * head
-        num_bytes = (batch.context_tokens + tokens) * kv_bytes + weight_bytes(tokens)
-        return roofline_ns(flops, num_bytes, hardware, shape.precision)
+        counts = (tokens, batch.attended_positions, batch.num_sampling, batch.context_tokens)
+        return with_prompts_ns(*counts, of_position)
 
-    return forward_ns
+    return forward_ns, with_prompts_ns
 
 
 def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tuple[tuple[float, float], ...]:
