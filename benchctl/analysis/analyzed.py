@@ -33,11 +33,12 @@ from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.validity.machines import gpu_names, machines_of
-from benchctl.analysis.validity.usable import integrity_warnings
+from benchctl.analysis.validity.usable import alteration_warnings
 from benchctl.costs.hardware import hardware_or_none
+from benchctl.errors import InvalidDataError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
-from benchctl.records.directory import ResultDirectory, cell_name
+from benchctl.records.directory import cell_name
 from benchctl.records.loaded import LoadedResults, load_results
 from benchctl.records.record import PlannedRun
 from benchctl.records.schema import ResultWarning
@@ -248,7 +249,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
 def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExperiment:
     """Analyse an experiment that is loaded already."""
     results = experiment.results
-    manifest, directory = results.manifest, ResultDirectory(results.path)
+    manifest = results.manifest
     runs = tuple(RunSummary(run, experiment) for run in results.runs)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = baseline_pairs(experiment, confidence)
@@ -268,7 +269,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         nodes=nodes_of_variants(pairs),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
-            *integrity_warnings(directory),
+            *_integrity_warnings(experiment),
             *manifest.warnings,
             *experiment.warnings,
             *experiment.block_warnings,
@@ -276,6 +277,14 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         ),
         damage=tuple(dict.fromkeys(damage)),
     )
+
+
+def _integrity_warnings(experiment: Experiment) -> tuple[ResultWarning, ...]:
+    """Warnings about alterations of a result directory; none if its plan cannot be read."""
+    try:
+        return alteration_warnings(experiment.path, experiment.verified)
+    except InvalidDataError:  # reading the directory reports it as damage
+        return ()
 
 
 def _work_of(paired: ArmPair) -> Split | str:

@@ -222,7 +222,9 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     """
     results, records, alterations = ResultDirectory(path), dict[str, RunRecord](), list[Alteration]()
     manifest, digests = results.manifest(), None
-    for run in results.runs():
+    runs = results.runs()
+    folders = {run.path.name: run.path.relative_to(path).as_posix() for run in runs}
+    for run in runs:
         with suppress(InvalidDataError):
             records[run.path.name] = run.read()
     try:
@@ -233,7 +235,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     recorded = {} if digests is None else digests.files
     expected = dict(recorded)
     for run_id, record in records.items():
-        expected |= {f"{results.run_folder(run_id)}/{name}": digest for name, digest in record.files.items()}
+        expected |= {f"{folders[run_id]}/{name}": digest for name, digest in record.files.items()}
     altered, hashed_bytes = _altered_files(path, expected, is_fresh=is_fresh)
     alterations += altered
     if digests is not None:
@@ -255,7 +257,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         alterations=tuple(alterations),
         manifest=manifest,
         digests=digests,
-        unrecorded=tuple(run_id for run_id in records if f"{results.run_folder(run_id)}/run.json" not in recorded),
+        unrecorded=tuple(run_id for run_id in records if f"{folders[run_id]}/run.json" not in recorded),
         uncovered=tuple(uncovered),
         num_files=len(expected),
         hashed_bytes=hashed_bytes,

@@ -47,6 +47,7 @@ from benchctl.profile.files import did_you_mean
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.records.warning_codes import by_severity
+from benchctl.untrusted.files import is_there
 from benchctl.untrusted.text import visible_line
 
 
@@ -326,7 +327,11 @@ def _require_comparable(
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)
     patterns = (*shared, *options.allow)
     refused = refused_differences(differences, patterns)
-    altered = require_intact(a.results, b.results, refused, allow_altered=options.allow_altered)
+    experiments = [a] if a.path.resolve() == b.path.resolve() else [a, b]
+    verified = {
+        one.path: one.verified for one in experiments if is_there(one.path / "manifest.json", within=one.path)
+    }
+    altered = require_intact(verified, refused, allow_altered=options.allow_altered)
     return altered, require_comparable(differences, patterns)
 
 

@@ -1,6 +1,7 @@
 """A measured experiment in memory: its records, its profile, its arms, and all that is derived from single runs."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -35,6 +36,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import arm_label, arm_order, cell_name
+from benchctl.records.integrity import Verification, verify_directory
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import PlannedRun, RunRecord
@@ -83,7 +85,7 @@ def _derive_once(derive: Callable[["Experiment", LoadedRun], T]) -> Callable[["E
 
     @wraps(derive)
     def derive_once(self: "Experiment", run: LoadedRun) -> T:
-        values: dict[str, T] = self._derived.setdefault(derive.__name__, {})
+        values: dict[str, T] = self._derived[derive.__name__]
         run_id = run.record.run_id
         if run_id not in values:
             values[run_id] = derive(self, run)
@@ -105,7 +107,7 @@ class Experiment:
     warnings: tuple[ResultWarning, ...] = ()
     allow_suspect: bool = False
     """Suspect runs count as well."""
-    _derived: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _derived: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict), repr=False)
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
@@ -124,6 +126,11 @@ class Experiment:
                 f"{self.profile_problem}"
             )
         return self.profile_or_none
+
+    @cached_property
+    def verified(self) -> Verification:
+        """Its files beside their digests. Raises RecordError where plan or manifest cannot be read."""
+        return verify_directory(self.path)
 
     @property
     def estimator(self) -> Estimator:
@@ -177,14 +184,23 @@ class Experiment:
 
         ``of_few``: with percentiles of too few requests, which are only shown.
         """
-        if column in CLIENT_COLUMNS and self.usability(run).client_excluded is not None:
-            return None
         is_metric = column in METRICS and not of_few
-        return self.metrics(run)[column] if is_metric else number_of(self.row(run)[column])
+        return self.counted_metrics(run)[column] if is_metric else self.counted_columns(run)[column]
 
+    @_derive_once
+    def counted_columns(self, run: LoadedRun) -> Metrics:
+        """The numbers of a run in all columns, as ``counted`` has them with percentiles of too few requests."""
+        return self._without_excluded(run, {name: number_of(value) for name, value in self.row(run).items()})
+
+    @_derive_once
     def counted_metrics(self, run: LoadedRun) -> Metrics:
         """The metrics of a run, None for those that do not count."""
-        return {name: self.counted(run, name) for name in METRICS}
+        return self._without_excluded(run, self.metrics(run))
+
+    def _without_excluded(self, run: LoadedRun, numbers: Metrics) -> Metrics:
+        if self.usability(run).client_excluded is None:
+            return numbers
+        return {name: None if name in CLIENT_COLUMNS else number for name, number in numbers.items()}
 
     @_derive_once
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:

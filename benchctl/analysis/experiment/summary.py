@@ -5,9 +5,9 @@ and FLOPs, and the part that FLOPs do not explain.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class RunSummary:
 
     def counted(self, column: str) -> float | None:
         """The value of a numeric column; None if it rests on client times that do not count."""
-        return self.experiment.counted(self.run, column, of_few=True)
+        return self.experiment.counted_columns(self.run)[column]
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
@@ -124,6 +124,25 @@ class Spread:
     n: int
     sd: float | None = None
     scatter_frac: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Spreads(Mapping[str, Spread]):
+    """The spread of each column with a known number, computed when it is first read: few are shown."""
+
+    columns: Sequence[str]
+    spread_of: Callable[[str], Spread]
+
+    def __getitem__(self, column: str) -> Spread:
+        if column not in self.columns:
+            raise KeyError(column)
+        return self.spread_of(column)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,18 +207,20 @@ def summarise_cells(
         of_baseline = [paired for paired in pairs if paired.a.label == arm.label]
         paired = of_baseline[0] if own is None and len(of_baseline) == 1 else own
         causes = {run.record.failure.cause for run in begun if run.record.failure is not None}
-        spreads = {
-            column: _spread_of(column, usable, experiment, paired)
+        numbers = [experiment.counted_columns(run.run) for run in usable]
+        columns = [
+            column
             for column in SUMMARY_COLUMNS
-            if column not in LABEL_COLUMNS and any(run.counted(column) is not None for run in usable)
-        }
+            if column not in LABEL_COLUMNS and any(of_run[column] is not None for of_run in numbers)
+        ]
+        spread_of = partial(_spread_of, usable=usable, experiment=experiment, paired=paired)
         cells.append(
             CellSummary(
                 variant=arm.variant,
                 cell=arm.cell,
                 runs=usable,
                 num_unusable=len(begun) - len(usable),
-                spreads=spreads,
+                spreads=Spreads(columns, cache(spread_of)),
                 infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
             )
         )
@@ -215,9 +236,8 @@ def _spread_of(
     """The spread of a column over the usable runs of an arm, of which at least one knows it."""
     numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
     values = list(numbers.values())
-    sd = stdev(values) if len(values) > 1 else None
     if column not in _OF_COMPARISONS or min(values) <= 0:
-        mean = fmean(values)
+        mean, sd = fmean(values), stdev(values) if len(values) > 1 else None
         scatter_frac = sd / abs(mean) if sd is not None and mean else None
         return Spread(centre=mean, n=len(values), sd=sd, scatter_frac=scatter_frac)
     ratio = None if paired is None else paired.ratio(column, of_few=True)

@@ -196,11 +196,14 @@ def tails_of_few(run: LoadedRun) -> dict[str, float]:
     completed = [request for request in measured(run.requests) if is_completed(request)]
     if not run.record.is_virtual or len(completed) >= smallest_sample(max(PERCENTS)):
         return {}
-    of_few, of_any = (
-        latency_metrics(latencies_ns(completed), num_independent, run.record.clock_factor)
-        for num_independent in (len(completed), smallest_sample(max(PERCENTS)))
+    enough = smallest_sample(max(PERCENTS))
+    of_few = [percent for percent in PERCENTS if smallest_sample(percent) > len(completed)]
+    tails = (
+        (f"p{percent}_{latency}_ms", ms_or_none(value, run.record.clock_factor))
+        for latency, durations_ns in latencies_ns(completed).items()
+        for percent, value in percentiles(durations_ns, enough, of_few).items()
     )
-    return {name: value for name, value in of_any.items() if value is not None and of_few[name] is None}
+    return {name: value for name, value in tails if value is not None}
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:

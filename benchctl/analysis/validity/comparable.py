@@ -176,9 +176,11 @@ def setting_differences(
         "have_nodes": all(record.node is not None for record in records),
         "report_version": all(r.engine_version == r.effective_config.get("server.version") for r in records),
     }
+    once = {id(record): record for record in records}  # a baseline is in many cells
+    settings_of = {key: _settings_of(record, **ground) for key, record in once.items()}
     cells_of: dict[tuple[bool, str, str, str, bool], list[str]] = {}
     for cell, sides in cells.items():
-        a, b = ([_settings_of(run.record, **ground) for run in runs] for runs in sides)
+        a, b = ([settings_of[id(run.record)] for run in runs] for runs in sides)
         keys = {key for settings in (*a, *b) for key in settings}
         for key in sorted(keys):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))

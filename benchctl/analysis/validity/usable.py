@@ -13,10 +13,9 @@ from typing import Final
 
 from benchctl.analysis.metrics.latency import measured
 from benchctl.analysis.metrics.run import load_window_ns
-from benchctl.errors import AlteredError, InvalidDataError
+from benchctl.errors import AlteredError
 from benchctl.profile.model import Gate
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity import AlterationKind, Verification, verify_directory
+from benchctl.records.integrity import AlterationKind, Verification
 from benchctl.records.loaded import DAMAGED_LINE, LoadedResults, LoadedRun
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning
@@ -27,7 +26,6 @@ from benchctl.records.warning_codes import (
     SUSPECT_CODES,
     warnings_of,
 )
-from benchctl.untrusted.files import is_there
 
 _NUM_NAMED: Final = 4
 """Number of files that a warning names; a refusal names all."""
@@ -38,19 +36,13 @@ _MEANING: Final[dict[AlterationKind, str]] = {
 
 
 def require_intact(
-    a: LoadedResults, b: LoadedResults, differences: Sequence[object], *, allow_altered: bool
+    verified: Mapping[Path, Verification], differences: Sequence[object], *, allow_altered: bool
 ) -> tuple[ResultWarning, ...]:
     """Warnings about alterations in the directories of two sides since they were measured.
 
     Raises AlteredError if they affect numbers, unless ``allow_altered``; it names every file, and the undeclared
     ``differences`` of the sides.
     """
-    sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
-    verified = {
-        side.path: verify_directory(side.path)
-        for side in sides
-        if is_there(side.path / "manifest.json", within=side.path)
-    }
     refused = [f"{path}/{each}" for path, side in verified.items() for each in side.alterations if each.decides]
     if refused and not allow_altered:
         listed = "".join(f"  {line}\n" for line in refused)
@@ -61,18 +53,10 @@ def require_intact(
             f"what is compared is not what was measured:\n{listed}"
             "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
         )
-    return tuple(warning for path, side in verified.items() for warning in _alteration_warnings(path, side))
+    return tuple(warning for path, side in verified.items() for warning in alteration_warnings(path, side))
 
 
-def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
-    """Warnings about alterations of a result directory; none if its plan cannot be read."""
-    try:
-        return _alteration_warnings(results.path, verify_directory(results.path))
-    except InvalidDataError:  # reading the directory reports it as damage
-        return ()
-
-
-def _alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
+def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
     """One warning for each kind of alteration, with the first files."""
     by_kind: dict[AlterationKind, list[str]] = {}
     for alteration in verified.alterations:
