@@ -1,16 +1,10 @@
 """The steps of a run as columns of numbers: a log may be too long to handle step by step."""
 
 import math
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from multiprocessing.connection import Connection, Pipe
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
@@ -22,7 +16,7 @@ import numpy.typing as npt
 from benchctl.errors import RecordError
 from benchctl.records.files import damaged_line, line_blocks, records_in
 from benchctl.records.schema import Clock, StepPhase, StepRecord
-from benchctl.untrusted.files import DECODING_ERRORS, is_file
+from benchctl.untrusted.files import DECODING_ERRORS
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -45,10 +39,6 @@ _MOST_COLUMNS: Final = 1 << 10
 _MOST_FORMS: Final = 1 << 8
 _SPACED: Final = bytes.maketrans(b":,\n", b"   ")
 _NO_NUMBER: Final = bytes(set(range(256)) - set(b"0123456789:,\n"))
-_LONG_BYTES: Final = 64 << 20
-"""Logs that take several times as long to read as a process takes to start."""
-_SECOND_PROCESS: Final = f"import gc; gc.disable(); from {__name__} import answer_reader; answer_reader()"
-"""Without the garbage collector: none of the records is part of a cycle, and to search them takes time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,64 +181,6 @@ def read_steps(path: Path, *, within: Path) -> Steps:
     except RecordError as error:
         damage = error
     return *_separated(blocks or [_arrays_of(())]), damage
-
-
-@contextmanager
-def steps_reader(logs: Sequence[Path], *, within: Path) -> Iterator[Callable[..., Steps]]:
-    """Yields ``read_steps`` for these logs, which are read in this order.
-
-    Where they are long, a second process begins with the last of them meanwhile. What it does not read, for
-    whatever reason, this process reads. It ends with the context.
-    """
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_long = sum(log.stat().st_size for log in logs if is_file(log, within=within)) >= _LONG_BYTES
-    second = _second_process() if is_long and num_cores > 1 else None
-    if second is None:
-        yield read_steps
-        return
-    process, ours = second
-    with process, ours, ThreadPoolExecutor(1) as thread:
-
-        def ask(log: Path) -> Any:
-            ours.send({"path": log, "within": within})
-            return ours.recv()
-
-        answers: dict[Path, Future[Steps]] = {log: thread.submit(ask, log) for log in reversed(logs)}
-
-        def read(path: Path, *, within: Path) -> Steps:
-            answer = answers[path]
-            is_ours = answer.cancel() or answer.exception() is not None
-            return read_steps(path, within=within) if is_ours else answer.result()
-
-        try:
-            yield read
-        finally:
-            process.kill()
-
-
-def _second_process() -> tuple["subprocess.Popen[bytes]", Connection] | None:
-    """A process that reads logs, and the connection to it; None where no process can be started."""
-    ours, theirs = Pipe()
-    with theirs:
-        try:
-            process = subprocess.Popen(
-                (sys.executable, "-P", "-c", _SECOND_PROCESS),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # it is told of interrupts as well
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        except OSError:
-            ours.close()
-            return None
-    return process, ours
-
-
-def answer_reader() -> None:
-    """The second process of ``steps_reader``: reads the logs that it is asked for until nobody asks any more."""
-    with Connection(sys.stdin.fileno()) as connection, suppress(EOFError, OSError):
-        while True:
-            connection.send(read_steps(**connection.recv()))
 
 
 class _Form(NamedTuple):

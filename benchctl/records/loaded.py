@@ -1,20 +1,21 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-from operator import gt
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError
 from benchctl.records.directory import RunDirectory, open_results
-from benchctl.records.files import damaged_line, read_jsonl
-from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.files import damaged_line, line_blocks, read_jsonl, records_in
+from benchctl.records.record import ChoiceRecord, Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
     SCHEMA_VERSION,
     ClientSample,
@@ -25,10 +26,11 @@ from benchctl.records.schema import (
 )
 from benchctl.records.writers import current_manifest, settled
 from benchctl.units import NS_PER_MS, NS_PER_S
+from benchctl.untrusted.files import DECODING_ERRORS, is_file
 from benchctl.untrusted.text import visible_value
 
 if TYPE_CHECKING:
-    from benchctl.records.columns import StepColumns, Steps
+    from benchctl.records.columns import StepColumns
 
 T = TypeVar("T", bound=msgspec.Struct)
 DAMAGED_LINE: Final = "damaged-line"
@@ -37,6 +39,14 @@ _SLACK_NS: Final = {"kernel": NS_PER_S, "loop": NS_PER_MS, "whole": NS_PER_MS}
 """Disorder that counts as none, by the source of the stamps: those of the kernel are mapped from the wall clock,
 and where it was set some of them are times of a read."""
 _OF_CHUNKS: Final = ("chunk_ns", "chunk_late_ns", "chunk_tokens", "chunk_chars")
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(ChoiceRecord) if field.name in _OF_CHUNKS}
+_like: Final = partial(msgspec.defstruct, module=__name__, frozen=True, kw_only=True, omit_defaults=True)
+_Choice = _like(
+    "_Choice", [(name, msgspec.Raw, field.default) for name, field in _FIELDS.items()], bases=(ChoiceRecord,)
+)
+"""A choice as it is decoded: the numbers of its chunks are text, which becomes arrays in a fraction of the time."""
+_Request = _like("_Request", [("choices", GenericAlias(tuple, (_Choice, ...)), ())], bases=(RequestRecord,))
+_DECODE_LINES: Final = msgspec.json.Decoder(_Request).decode_lines
 
 
 def _no_steps() -> "StepColumns":
@@ -51,7 +61,7 @@ class LoadedRun:
 
     record: RunRecord
     requests: tuple[RequestRecord, ...] = ()
-    """Numbers of their chunks are arrays of 64 bits: tuples take four times the memory."""
+    """Numbers of their chunks are arrays: tuples take four times the memory and more."""
     columns: "StepColumns" = field(default_factory=_no_steps)
     """The steps of the load."""
     warmup_columns: "StepColumns" = field(default_factory=_no_steps)
@@ -72,8 +82,8 @@ class LoadedRun:
         return tuple(damaged) if self.is_damaged else ()
 
 
-def load_run(directory: RunDirectory, read: "Callable[..., Steps] | None" = None) -> LoadedRun:
-    """Read one run as far as it is readable, its step log by ``read`` where that is given.
+def load_run(directory: RunDirectory) -> LoadedRun:
+    """Read one run as far as it is readable.
 
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
@@ -82,7 +92,7 @@ def load_run(directory: RunDirectory, read: "Callable[..., Steps] | None" = None
 
     record = directory.read()
     damage: list[RecordError] = []
-    columns, warmup_columns, error = (read or read_steps)(directory.step_log, within=directory.root)
+    columns, warmup_columns, error = read_steps(directory.step_log, within=directory.root)
     requests = _read_requests(directory, damage)
     damage += [] if error is None else [error]
     return LoadedRun(
@@ -115,20 +125,61 @@ def _samples(directory: RunDirectory, name: str, kind: type[T], damage: list[Rec
 def _read_requests(directory: RunDirectory, damage: list[RecordError]) -> tuple[RequestRecord, ...]:
     """The requests up to the first damaged or unlawful line, which is added to ``damage``."""
     requests: list[RequestRecord] = []
+    log, num_lines, damaged = directory.request_log, 0, None
     try:
-        for number, request in enumerate(directory.requests(), start=1):
-            if problem := request_problem(request):
-                raise damaged_line(
-                    directory.request_log, number, f"request {visible_value(request.request_id)}: {problem}"
-                )
-            for choice in request.choices:
-                for name in _OF_CHUNKS:
-                    if numbers := getattr(choice, name):
-                        msgspec.structs.force_setattr(choice, name, array("q", numbers))
-            requests.append(request)
+        for lines in line_blocks(log, within=directory.root):
+            num_here = lines.count(b"\n")
+            block, damaged = _requests_in(lines, num_here, log, num_lines)
+            num_lines += num_here
+            for request in block:
+                if problem := request_problem(request):
+                    name = visible_value(request.request_id)
+                    raise damaged_line(log, len(requests) + 1, f"request {name}: {problem}")
+                requests.append(request)
+            if damaged is not None:
+                raise damaged
     except RecordError as error:
         damage.append(error)
     return tuple(requests)
+
+
+def _requests_in(
+    lines: bytes, num_lines: int, path: Path, num_before: int
+) -> tuple[Sequence[RequestRecord], RecordError | None]:
+    """The requests of a block as ``records_in`` reads them, the numbers of their chunks in arrays."""
+    with suppress(*DECODING_ERRORS):
+        requests: list[Any] = _DECODE_LINES(lines)
+        choices = [choice for request in requests for choice in request.choices]
+        for name in _OF_CHUNKS:
+            _unpack(choices, name)
+        if len(requests) == num_lines:
+            return requests, None
+    return records_in(lines, msgspec.json.Decoder(RequestRecord), path, num_before)
+
+
+def _unpack(choices: Sequence[ChoiceRecord], name: str) -> None:
+    """Turn the text of a list of numbers of each choice into an array.
+
+    Raises one of ``DECODING_ERRORS`` for anything but whole numbers within the limits of their field.
+    """
+    import numpy as np  # noqa: PLC0415 - after the load
+
+    values = [(choice, getattr(choice, name)) for choice in choices]
+    texts = [(choice, bytes(value)) for choice, value in values if isinstance(value, msgspec.Raw)]
+    if not all(text.startswith(b"[") for _, text in texts):
+        raise ValueError("a value that is no list")
+    sizes = [text.count(b",") + 1 if len(text) > 2 else 0 for _, text in texts]
+    joined = b",".join(text[1:-1] for (_, text), size in zip(texts, sizes, strict=True) if size)
+    numbers = np.fromstring(joined, np.int64, sep=",") if joined else np.empty(0, np.int64)
+    if len(numbers) != sum(sizes):
+        raise ValueError("a list of other values than whole numbers")
+    least, most = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    msgspec.convert((least, most), _FIELDS[name].type)
+    typed = numbers if name == "chunk_ns" else numbers.astype(np.min_scalar_type(most))
+    code, end = "q" if name == "chunk_ns" else typed.dtype.char, 0
+    for (choice, _), size in zip(texts, sizes, strict=True):
+        end += size
+        msgspec.structs.force_setattr(choice, name, array(code, typed[end - size : end].tobytes()))
 
 
 def request_problem(record: RequestRecord) -> str | None:
@@ -136,6 +187,8 @@ def request_problem(record: RequestRecord) -> str | None:
 
     Laws of single fields are their types.
     """
+    import numpy as np  # noqa: PLC0415 - after the load
+
     slack_ns = _SLACK_NS[record.stamps]
     if _is_after(record.sent_ns, record.done_ns, 0):
         return f"done_ns is {record.done_ns}, before sent_ns, {record.sent_ns}"
@@ -148,7 +201,8 @@ def request_problem(record: RequestRecord) -> str | None:
             return f"chunk_ns begins with {times[0]}, before sent_ns, {record.sent_ns}"
         if times and _is_after(times[-1], record.done_ns, slack_ns):
             return f"chunk_ns ends with {times[-1]}, after done_ns, {record.done_ns}"
-        if any(map(gt, times, times[1:])):
+        stamps = np.asarray(times)
+        if (stamps[1:] < stamps[:-1]).any():
             for earlier, later in pairwise(times):
                 if earlier - later > slack_ns:
                     return f"chunk_ns has {later} after {earlier}"
@@ -187,16 +241,16 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     runs: list[LoadedRun] = []
     with _collecting(damage):
         plan = results.due_plan()
-    from benchctl.records.columns import steps_reader  # noqa: PLC0415 - numpy
+    from benchctl.records.two_readers import two_readers  # noqa: PLC0415 - multiprocessing
 
-    with steps_reader([results.run(each.run_id).step_log for each in plan.runs], within=results.path) as read:
-        for planned in plan.runs:
+    begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
+    logs = [log for run in begun for log in (run.step_log, run.request_log) if is_file(log, within=results.path)]
+    with two_readers(load_run, begun, sum(log.stat().st_size for log in logs)) as load:
+        for run in begun:
             with _collecting(damage):
-                run = results.run(planned.run_id)
-                if run.is_begun():
-                    runs.append(load_run(run, read))
-                    if damage is not None:
-                        damage += runs[-1].damage
+                runs.append(load(run))
+                if damage is not None:
+                    damage += runs[-1].damage
     with _collecting(damage):
         profile_yaml = results.profile_yaml()
     with _collecting(damage):

@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -13,8 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.results.builders import write_results
 from support.waiting import wait_until
 
-from benchctl.records import columns as columns_module, files
-from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps, steps_reader
+from benchctl.records import columns as columns_module, files, two_readers as two
+from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
@@ -223,8 +224,7 @@ def content(columns, warmup_columns, damage=None):
 
 @pytest.fixture(name="logs")
 def _logs(tmp_path, monkeypatch):
-    """Seven logs that count as long: one of them is damaged, one is missing, one is a link."""
-    monkeypatch.setattr(columns_module, "_LONG_BYTES", 1)
+    """Seven logs: one of them is damaged, one is missing, one is a link."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     logs = [tmp_path / f"{number}.jsonl" for number in range(7)]
     for number, log in enumerate(logs):
@@ -238,47 +238,51 @@ def _logs(tmp_path, monkeypatch):
 
 def children():
     """Second processes of this one, which other tests may have given children of another kind."""
-    return [child for child in psutil.Process().children() if columns_module._SECOND_PROCESS in child.cmdline()]
+    return [child for child in psutil.Process().children() if two._SECOND_PROCESS in child.cmdline()]
+
+
+def reading_by_two(logs, num_bytes=two.LONG_BYTES):
+    return two.two_readers(partial(read_steps, within=logs[0].parent), logs, num_bytes)
 
 
 def require_same_readings(read, logs):
     for log in logs:
-        assert content(*read(log, within=log.parent)) == content(*read_log(log)), log
+        assert content(*read(log)) == content(*read_log(log)), log
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
-    with steps_reader(logs, within=logs[0].parent) as read:
+    with reading_by_two(logs) as read:
         wait_until("its children", children, 120)  # until it is more than a copy of this one
         if waits:  # until the other one has read nearly all
-            read(logs[-1], within=logs[0].parent)
+            require_same_readings(read, [logs.pop()])
         require_same_readings(read, logs)
     assert not children()
 
 
 def test_one_core_or_short_logs_have_one_process(logs, monkeypatch):
-    for cores, long_bytes in (({0}, 1), ({0, 1}, 1 << 20)):
+    for cores, num_bytes in (({0}, two.LONG_BYTES), ({0, 1}, two.LONG_BYTES - 1)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores)
-        monkeypatch.setattr(columns_module, "_LONG_BYTES", long_bytes)
-        with steps_reader(logs, within=logs[0].parent) as read:
-            assert read is read_steps
+        with reading_by_two(logs, num_bytes) as read:
+            assert read.func is read_steps
+            assert not children()
 
 
 def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch):
     for module, name, value in (
-        (columns_module, "_SECOND_PROCESS", "raise SystemExit(3)"),
-        (columns_module, "_SECOND_PROCESS", "import os; os.kill(os.getpid(), 9)"),
-        (columns_module, "_SECOND_PROCESS", "print('hello')"),
+        (two, "_SECOND_PROCESS", "raise SystemExit(3)"),
+        (two, "_SECOND_PROCESS", "import os; os.kill(os.getpid(), 9)"),
+        (two, "_SECOND_PROCESS", "print('hello')"),
         (sys, "executable", "/no/such/python"),
     ):
         monkeypatch.setattr(module, name, value)
-        with steps_reader(logs, within=logs[0].parent) as read:
+        with reading_by_two(logs) as read:
             require_same_readings(read, logs)
 
 
 def test_no_process_is_left_where_reading_ends_early(logs):
-    with suppress(KeyboardInterrupt), steps_reader(logs, within=logs[0].parent) as read:
-        read(logs[0], within=logs[0].parent)
+    with suppress(KeyboardInterrupt), reading_by_two(logs) as read:
+        read(logs[0])
         raise KeyboardInterrupt
     assert not children()
 
@@ -289,7 +293,7 @@ def test_two_processes_load_the_runs_and_the_damage_that_one_does(tmp_path, monk
     damaged.write_bytes(damaged.read_bytes() + GOOD[:-9])
     messages, messages_of_two = [], []
     loaded = load_results(results.path, messages)
-    monkeypatch.setattr(columns_module, "_LONG_BYTES", 1)
+    monkeypatch.setattr(two, "LONG_BYTES", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     of_two = load_results(results.path, messages_of_two)
     assert messages

@@ -41,10 +41,8 @@ class Chunks:
     @property
     def late_ns(self) -> Integers:
         """Time from the arrival of each chunk until it was read."""
-        late_ns = array("q")
-        for choice in self.choices:
-            late_ns.extend(choice.chunk_late_ns or (UNKNOWN_NS,) * len(choice.chunk_ns))
-        return np.array(late_ns, np.int64)
+        late_ns = (choice.chunk_late_ns or (UNKNOWN_NS,) * len(choice.chunk_ns) for choice in self.choices)
+        return np.concatenate([np.empty(0, np.int64), *(np.asarray(values, np.int64) for values in late_ns)])
 
     def of_gaps(self, values: Integers) -> Integers:
         """Of one value for each chunk those of the chunks that follow another one of their choice."""
