@@ -7,7 +7,6 @@ The metrics that this moves too far are unknown. Bursts are told from what a ser
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +15,6 @@ from benchctl.analysis.metrics.chunks import UNKNOWN_NS, Chunks, chunks_of
 from benchctl.analysis.metrics.client import by_worker
 from benchctl.analysis.metrics.latency import (
     is_completed,
-    itls_ns,
     latency_metrics,
     measured,
     num_simultaneous,
@@ -196,10 +194,14 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     latencies = early = chunks.latencies_ns(t_ns)
     low, high = dict(latencies), dict(latencies)
     if run.record.is_virtual:
-        recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
-        if recorded == evened:
+        gaps_ns = chunks.gaps_ns(t_ns, t_ns)
+        is_write = (gaps_ns != 0) | (np.diff(chunks.requests_of_gaps, prepend=-1) > 0)
+        starts = np.flatnonzero(is_write)
+        sizes = np.diff(starts, append=len(gaps_ns))
+        recorded, evened = np.sort(gaps_ns), np.sort(np.repeat(gaps_ns[starts] / sizes, sizes))
+        if (recorded == evened).all():
             return {}
-        low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
+        low["itl"], high["itl"] = np.minimum(recorded, evened).tolist(), np.maximum(recorded, evened).tolist()
     else:
         earliest_ns = t_ns - errors_ns(chunks, run.client)
         if (earliest_ns == t_ns).all():
@@ -218,16 +220,6 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
         if value is not None and max(value - low_ms, high_ms - value) > max(MAX_SHIFT_FRAC * value, MIN_SHIFT_MS):
             uncertain[name] = low_ms, high_ms
     return uncertain
-
-
-def _evened(request: RequestRecord) -> list[float]:
-    """The gaps of one answer with those of each write equal."""
-    writes = [(time_ns, len(list(chunks))) for time_ns, chunks in groupby(accumulate(itls_ns(request)))]
-    return [
-        (time_ns - before_ns) / size
-        for (before_ns, _), (time_ns, size) in pairwise([(0, 0), *writes])
-        for _ in range(size)
-    ]
 
 
 CLIENT_BUNCHING: Final = "client-bunching"
@@ -276,7 +268,7 @@ def _limits_ns(chunks: Chunks, steps: "StepColumns | None") -> Floats:
     gaps_ns = chunks.gaps_ns(chunks.t_ns, chunks.t_ns)
     if steps:
         return np.full(len(gaps_ns), SHORT_FRAC * np.sort(steps.dur_ns)[len(steps) // 10])
-    request_of = chunks.of_gaps(np.repeat(chunks.request_of, chunks.sizes))
+    request_of = chunks.requests_of_gaps
     counts = np.bincount(request_of, minlength=len(chunks.requests))
     paces_ns = np.bincount(request_of, gaps_ns, len(chunks.requests)) / np.maximum(counts, 1)
     most_ns = np.median(paces_ns[counts > 0]) if len(gaps_ns) else 0.0

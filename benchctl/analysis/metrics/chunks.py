@@ -50,6 +50,11 @@ class Chunks:
         has_gap[self.starts] = False
         return values[has_gap]
 
+    @property
+    def requests_of_gaps(self) -> Integers:
+        """The position of the request of each gap."""
+        return self.of_gaps(np.repeat(self.request_of, self.sizes))
+
     def gaps_ns(self, t_ns: Integers, before_ns: Integers) -> Integers:
         """Time of each chunk in ``t_ns`` since the chunk before it in ``before_ns``, but for first chunks."""
         gaps_ns = t_ns.copy()
