@@ -11,11 +11,10 @@ are not idle. The server met ``num_slots * (1 - idle)`` requests at once.
 """
 
 import math
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
@@ -221,11 +220,14 @@ def client_metrics(
     requests: Sequence[RequestRecord], samples: Sequence[ClientSample], arrival: Arrival | None
 ) -> dict[str, float | None]:
     """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule."""
+    import numpy as np  # noqa: PLC0415 - after the load
+
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
     offered = None if arrival is None else offered_load(requests, arrival)
     lags = known_values(map(send_lag_ns, requests))
     choices = [choice for request in requests for choice in request.choices]
-    late = array("q", chain.from_iterable(choice.chunk_late_ns or () for choice in choices))
+    stamped = (np.asarray(choice.chunk_late_ns, dtype=float) for choice in choices if choice.chunk_late_ns)
+    late = np.concatenate([np.empty(0), *stamped])
     num_chunks = sum(len(choice.chunk_ns) for choice in choices)
     gaps, connecting = (occupancy.gaps_ns, occupancy.connecting_ns) if occupancy else ((), ())
     lag, gap, connect, read = (percentiles(values, len(values)) for values in (lags, gaps, connecting, late))

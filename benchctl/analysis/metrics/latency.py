@@ -7,7 +7,7 @@ Percentiles, and the number of independent values that a tail percentile needs b
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from operator import eq, sub
+from operator import sub
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -116,8 +116,10 @@ def itls_ns(*requests: RequestRecord) -> "array[int]":
 
 def num_simultaneous(requests: Iterable[RequestRecord]) -> int:
     """Chunks that have the time of the chunk before: the number of gaps of 0, without a list of the gaps."""
-    choices = (choice.chunk_ns for request in requests for choice in request.choices)
-    return sum(sum(map(eq, chunk_ns[1:], chunk_ns)) for chunk_ns in choices)
+    import numpy as np  # noqa: PLC0415 - after the load
+
+    times = (np.asarray(choice.chunk_ns) for request in requests for choice in request.choices)
+    return sum(int(np.count_nonzero(t_ns[1:] == t_ns[:-1])) for t_ns in times)
 
 
 def send_lag_ns(request: RequestRecord) -> int | None:
@@ -166,9 +168,15 @@ def latency_metrics(
     latencies: Mapping[str, Sequence[float]], num_completed: int, factor: float = 1.0
 ) -> dict[str, float | None]:
     """Mean and percentiles in ms of ``latencies_ns`` of this many completed requests."""
+    import numpy as np  # noqa: PLC0415 - after the load
+
+    from benchctl.records.columns import exact_sum  # noqa: PLC0415 - numpy
+
     metrics: dict[str, float | None] = {}
     for latency, durations in latencies.items():
-        metrics[f"{latency}_ms"] = ms_or_none(quotient(math.fsum(durations), len(durations)), factor)
+        values = np.asarray(durations)
+        whole = float(exact_sum(values)) if values.dtype.kind == "i" else math.fsum(durations)
+        metrics[f"{latency}_ms"] = ms_or_none(quotient(whole, len(durations)), factor)
         for percent, value in percentiles(durations, num_completed).items():
             metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
     return metrics
