@@ -11,8 +11,8 @@ from pathlib import Path
 import uvloop
 from pydantic import ValidationError
 
+from benchctl.costs.hardware import device_or_none
 from benchctl.errors import UsageError
-from benchctl.records.peaks import resolved_hardware
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.server import Server, open_step_log
 
@@ -40,6 +40,10 @@ def read_config(file: Path | None) -> SimConfig:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}".lstrip(": ") for each in error.errors()]
         raise UsageError(f"{file}: {'; '.join(problems)}") from error
+    if device_or_none(config.hardware) is not None:
+        return config
+    from benchctl.records.peaks import resolved_hardware  # noqa: PLC0415 - for few servers
+
     return config.model_copy(update={"hardware": resolved_hardware(config.hardware)})
 
 

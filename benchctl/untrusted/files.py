@@ -17,14 +17,16 @@ from functools import partial
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
-import yaml
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, PROFILE_BYTES, SEARCHED_ENTRIES, VALUE_CHARS
 from benchctl.untrusted.text import visible_line
+
+if TYPE_CHECKING:
+    import yaml
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -359,15 +361,17 @@ def _cannot_be_read(path: Path, error: OSError) -> UnreadableError:
 
 _MOST_NODES: Final = 100_000
 """Values of a document with its aliases written out: ten lines can be a billion of them."""
-_YAML_ERRORS: Final[tuple[type[Exception], ...]] = (*DECODING_ERRORS, yaml.YAMLError, AttributeError, LookupError)
-"""PyYAML raises the last two for a tag whose text is not of it, such as ``!!int ""``."""
 
 
-def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> tuple[Any, yaml.Node | None]:
+def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> "tuple[Any, yaml.Node | None]":
     """The document in a file, in plain values, and its node with lines and columns; None for an empty file.
 
     Raises UnreadableError where it cannot be read, is over ``max_bytes``, or grows too large by its aliases.
     """
+    import yaml  # noqa: PLC0415 - few processes read YAML
+
+    errors: tuple[type[Exception], ...] = (*DECODING_ERRORS, yaml.YAMLError, AttributeError, LookupError)
+    # PyYAML raises the last two for a tag whose text is not of it, such as ``!!int ""``
     text = read_text(path, max_bytes)
     try:
         loader = yaml.SafeLoader(text)
@@ -376,14 +380,16 @@ def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> tuple[Any, yaml.Nod
             return None, None
         _check_size(node)
         document: Any = loader.construct_document(node)
-    except _YAML_ERRORS as error:
+    except errors as error:
         problem = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else decoding_problem(error)
         raise UnreadableError(f"{path}: cannot be read as YAML: {problem}") from error
     return document, node
 
 
-def _check_size(root: yaml.Node) -> None:
+def _check_size(root: "yaml.Node") -> None:
     """Raise ValueError for a node with itself or too many in it, aliases written out, and for a number too long."""
+    import yaml  # noqa: PLC0415 - as above
+
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:

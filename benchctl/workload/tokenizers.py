@@ -32,15 +32,14 @@ _EAST_ASIAN: Final = (
 """Kana, ideographs and Hangul, of which a tokenizer makes a token for every one and a half."""
 _STARTS_EAST_ASIAN: Final = re.compile(rf" ?[{_EAST_ASIAN}]")
 _PIECE: Final = re.compile(
-    r"'(?:s|t|re|ve|m|ll|d)\b"  # contractions
+    r"'(?i:s|t|re|ve|m|ll|d)\b"  # contractions; to compile the rest without case takes three times as long
     rf"| ?[{_EAST_ASIAN}]{{1,3}}"
     rf"|[^\r\n\w]?(?:(?![{_EAST_ASIAN}])[^\W\d_])+"  # a word with the one character before it
     r"|\d"
     r"| ?(?:[^\s\w]|_)+[\r\n]*"  # punctuation, with the line ends after it
     r"|\s*[\r\n]+"
     r"|\s+(?!\S)"
-    r"|\s+",
-    re.IGNORECASE,
+    r"|\s+"
 )
 
 
