@@ -19,6 +19,7 @@ import hashlib
 import heapq
 import json
 import math
+import random
 import resource
 import select
 import signal
@@ -303,6 +304,7 @@ class PacedServer:
         self.is_stopping = False
         self.truth = options.truth.open("ab") if options.truth else None
         self.listener = socket.create_server(("127.0.0.1", options.port), backlog=4096)
+        self.random = random.Random(1)
         self.listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)  # accepted sockets inherit it
         self.listener.setblocking(False)
         self.epoll.register(self.listener.fileno(), select.EPOLLIN)
@@ -445,6 +447,8 @@ class PacedServer:
             connection.stream = None
             self.num_tokens += stream.num_tokens
             self.ended.append(stream)
+            if is_sent and self.random.random() < self.options.close_frac:
+                self.drop(connection, "it was closed behind its answer")
 
     def write(self, truth: Truth) -> None:
         if self.truth:
@@ -482,6 +486,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ttft-ticks", type=int, default=1, help="ticks from arrival to the first token")
     parser.add_argument("--phase", choices=("common", "spread"), default="common")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, metavar="K")
+    parser.add_argument("--close-frac", type=float, default=0.0, help="share of answers that end their connections")
     parser.add_argument("--coalesce", type=int, default=1, metavar="K", help="events in one send, every K ticks")
     return parser.parse_args()
 

@@ -12,6 +12,9 @@ moment of each send; the tools take turns, and ratios are to the first of them. 
     busy        the same beside two processes that compute without end; ``lengths``: with short and long answers;
                 ``coalescing``: four events in each send; ``delayed``: benchctl is held up by 80 ms before each
                 request that fills a slot, and each run has to be suspect
+    whole       processor time of a token over the whole command, and less that of a command that asks for one
+                token; the most memory of its process; answers of equal and of random lengths
+    dropped     the first section beside a server that closes three connections of ten behind their answers
     cost        processor time of a token: a run with long answers less one with short ones, over the tokens more
     smallest    wall time, processor time and memory of one request of one token
     accuracy    what a tool says less what was, without its sign, in ms: TTFT, gaps between events (ITL), TPOT.
@@ -24,6 +27,7 @@ moment of each send; the tools take turns, and ratios are to the first of them. 
 ``--scale`` multiplies streams and requests. A dash: the tool does not tell this. The server has a core of its own.
 """
 
+import json
 import math
 import os
 import statistics
@@ -36,6 +40,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -66,6 +71,10 @@ class Case:
     tick_ms: float = 20.0
     rate_per_s: float | None = None
     flags: tuple[str, ...] = ()
+    is_random: bool = False
+    """Lengths of answers are random, up to twice ``output_len``."""
+    workers: str | None = None
+    """Processes of the client, in place of the option."""
     num_busy: int = 0
     """Processes beside the load that compute without end."""
     is_core_shared: bool = False
@@ -101,23 +110,34 @@ class Bench:
             paced_server(directory, ("--tick-ms", str(case.tick_ms), *case.flags)) as server,
             busy_loops(case.num_busy, cores if case.is_core_shared else None),
         ):
+            num_prompts = streams * case.waves
+            prompts = write_prompts(directory, num_prompts, case.output_len) if case.is_random else None
             load = Load(
                 url=server.url,
                 directory=directory,
                 tokenizer=self.tokenizer,
-                num_prompts=streams * case.waves,
+                num_prompts=num_prompts,
+                prompts=prompts,
                 concurrency=None if case.rate_per_s else streams,
                 rate_per_s=case.rate_per_s,
                 output_len=case.output_len,
-                workers=self.workers,
+                workers=case.workers or self.workers,
                 keeps_reads=keeps_reads,
             )
             cost = TOOLS[tool].run(load, cores, timeout_s=self.timeout_s, is_watched=is_watched)
-        if cost.failure or server.stats["tokens"] < load.num_prompts * load.output_len:
+        if cost.failure or server.stats["tokens"] < (0 if prompts else load.num_prompts * load.output_len):
             raise FailedError(cost.failure or f"only {server.stats['tokens']} tokens were streamed")
         truths = [truth for truth in server.requests() if truth.is_complete][-load.num_prompts :]
         seen = TOOLS[tool].seen(directory)
         return Run(case=case, load=load, cost=cost, server=server, truths=truths, seen=seen)
+
+
+def write_prompts(directory: Path, count: int, mean_len: int) -> Path:
+    """Rows whose answers have random lengths of that mean."""
+    file, draw = directory / "prompts.jsonl", Random(1)
+    rows = [{"prompt": f"w{i} " * 16, "output_len": draw.randint(1, 2 * mean_len - 1)} for i in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
 @contextmanager
@@ -170,6 +190,20 @@ def own_words(results: Path) -> dict[str, Any]:
     idle = client_metrics(measured(loaded.requests), loaded.client, arrival)["slot_idle_frac"]
     codes = sorted({warning.code for warning in loaded.record.warnings})
     return {"says idle": idle, "by itself": " ".join([loaded.record.state, *codes])}
+
+
+def whole(bench: Bench, tool: str, case: Case) -> Figures:
+    """Of the whole command, and less a command that asks for one token."""
+    run = bench.run(tool, case)
+    start_s = bench.run(tool, replace(case, streams=1, waves=1, output_len=1, is_random=False)).cost.cpu_s
+    tokens = run.server.stats["tokens"]
+    return {
+        "us/token": 1e6 * run.cost.cpu_s / tokens,
+        "less start": 1e6 * (run.cost.cpu_s - start_s) / tokens,
+        "start s": start_s,
+        "tok/s": tokens / ((max(one.sends_ns[-1] for one in run.truths) - run.truths[0].arrived_ns) / 1e9),
+        "peak MB": run.cost.peak_bytes / 1e6,
+    }
 
 
 def cost(bench: Bench, tool: str, case: Case) -> Figures:
@@ -246,6 +280,20 @@ SECTIONS: Mapping[str, tuple[Callable[[Bench, str, Case], Figures], dict[str, Ca
     "lengths": (slots, closed_loops((32, 128, 1000), waves=3)),
     "coalescing": (slots, {"64 streams, 4 events in each send": Case(waves=8, flags=("--coalesce", "4"))}),
     "delayed": (slots, closed_loops(waves=4)),
+    "whole": (
+        whole,
+        {
+            f"{streams} streams, {'random' if is_random else 'equal'} lengths": Case(
+                streams=streams, tick_ms=66.0 if streams > 256 else 20.0, waves=6, is_random=is_random
+            )
+            for streams in (64, 256, 800)
+            for is_random in (False, True)
+        },
+    ),
+    "dropped": (
+        slots,
+        {"64 streams, 30 % of connections closed": Case(waves=20, output_len=32, flags=("--close-frac", "0.3"))},
+    ),
     "cost": (
         cost,
         {
@@ -263,11 +311,12 @@ SECTIONS: Mapping[str, tuple[Callable[[Bench, str, Case], Figures], dict[str, Ca
             "256 streams started at once": Case(streams=256, output_len=200),
             "64 streams, 4 tokens in each event": Case(output_len=200, flags=("--tokens-per-chunk", "4")),
             "64 streams, 4 events in each send": Case(output_len=200, flags=("--coalesce", "4")),
+            "64 streams, four workers": Case(output_len=200, workers="4"),
         },
     ),
     "schedule": (schedule, {"Poisson, 200/s for 30 s": Case(streams=6000, rate_per_s=200.0, output_len=8)}),
 }
-RATIOS = ("tok/s", "gap ms", "us/token", "CPU s")
+RATIOS = ("tok/s", "gap ms", "us/token", "less start", "CPU s")
 
 
 def main() -> None:

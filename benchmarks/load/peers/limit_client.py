@@ -56,11 +56,19 @@ class Slots:
         self.num_left = len(answers)
         self.loop = asyncio.get_running_loop()
         self.done = self.loop.create_future()
+        self.openings: set[asyncio.Task[Slot]] = set()
 
     async def open(self) -> "Slot":
         """A connection that has sent nothing yet."""
         _, slot = await self.loop.create_connection(lambda: Slot(self), self.address.hostname, self.address.port)
         return slot
+
+    def replace(self, slot: "Slot") -> None:
+        """Carry on what ``slot`` had to do over a new connection: the server has closed its own."""
+        opening = self.loop.create_task(self.open())
+        self.openings.add(opening)
+        opening.add_done_callback(lambda done: done.result().send(slot.answer))
+        opening.add_done_callback(self.openings.discard)
 
     def end(self) -> None:
         self.num_left -= 1
@@ -78,8 +86,12 @@ class Slot(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
-    def send(self) -> None:
-        self.answer = answer = next(self.slots.waiting, None)
+    def connection_lost(self, _: Exception | None) -> None:
+        if self.answer is not None and not self.answer.reads:
+            self.slots.replace(self)
+
+    def send(self, again: Answer | None = None) -> None:
+        self.answer = answer = again or next(self.slots.waiting, None)
         if answer is None:
             self.transport.close()
             return
@@ -117,9 +129,11 @@ async def stream(asked: argparse.Namespace) -> tuple[list[Answer], float]:
     """All requests, ``--streams`` at a time, each stream on a connection made before; and the CPU seconds from the
     first send on."""
     host = urlsplit(asked.url).netloc
+    lengths = [asked.output_len] * (asked.requests or asked.streams)
+    if asked.prompts:
+        lengths = [json.loads(line)["output_len"] for line in asked.prompts.read_text().splitlines()]
     answers = [
-        Answer(index, request(host, index, asked.input_len, asked.output_len))
-        for index in range(asked.requests or asked.streams)
+        Answer(index, request(host, index, asked.input_len, output_len)) for index, output_len in enumerate(lengths)
     ]
     slots = Slots(asked, answers)
     first = [await slots.open() for _ in range(min(asked.streams, len(answers)))]
@@ -145,6 +159,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="in all; default: one for each stream")
     parser.add_argument("--input-len", type=int, default=16, help="words of each prompt")
     parser.add_argument("--output-len", type=int, default=500)
+    parser.add_argument("--prompts", type=Path, help="rows with the output_len of each request")
     parser.add_argument("--loop", choices=sorted(LOOPS), default="uvloop")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--reads", type=Path, help="file for {request_id, sent_ns, stamps_ns} of each request")

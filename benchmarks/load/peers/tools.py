@@ -43,6 +43,8 @@ class Load:
     rate_per_s: float | None = None
     seed: int = 1
     workers: str = "1"
+    prompts: Path | None = None
+    """Rows with a prompt and the length of its answer, in place of ``output_len``."""
     keeps_reads: bool = False
     """Whether the limit writes down when it read, which costs it something."""
 
@@ -63,7 +65,8 @@ def gaps(times_ns: Sequence[int]) -> tuple[float, ...]:
 def benchctl_words(load: Load) -> list[str]:
     return ["load", load.url, *words(
         model="paced", dialect="openai", num_prompts=load.num_prompts, seed=load.seed, workers=load.workers,
-        input_len=load.input_len, output_len=load.output_len, max_concurrency=load.concurrency,
+        prompts=load.prompts, input_len=None if load.prompts else load.input_len,
+        output_len=None if load.prompts else load.output_len, max_concurrency=load.concurrency,
         request_rate=load.rate_per_s, output=load.directory / "benchctl",
     )]  # fmt: skip
 
@@ -186,7 +189,7 @@ def limit_words(load: Load, **more: object) -> list[str]:
     streams = min(load.concurrency or load.num_prompts, load.num_prompts)
     return [load.url, *words(
         streams=streams, requests=load.num_prompts, output_len=load.output_len, input_len=load.input_len,
-        reads=load.directory / "limit.json" if load.keeps_reads else None,
+        prompts=load.prompts, reads=load.directory / "limit.json" if load.keeps_reads else None,
         **more,
     )]  # fmt: skip
 
@@ -224,6 +227,8 @@ class Tool:
         """To its end, on these cores; its output goes to ``tool.log``. Raises FailedError."""
         if not self.program.exists():
             raise FailedError("not installed")
+        if load.prompts and self.program != PYTHON:
+            raise FailedError("asks for one length only")
         argv = on_cores([str(self.program), *self.before, *self.words(load)], cores)
         return run_measured(
             argv,
