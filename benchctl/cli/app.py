@@ -123,20 +123,8 @@ COMMANDS: Final[dict[str, Entry]] = {
 }
 
 
-class Command(TyperCommand):
-    """Begins without pydantic where it has no option that needs it."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Its arguments and options."""
-        return _with_plain_flags(super().get_params(ctx))
-
-
 class Group(TyperGroup):
     """Lists its commands in sections, each with the whole first paragraph of its help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Its options."""
-        return _with_plain_flags(super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as of Typer
         """Write the sections."""
@@ -165,14 +153,6 @@ class LazyGroup(Group):
         return name, listed if name is None else load_command(name), rest
 
 
-def _with_plain_flags(params: list[Any]) -> list[Any]:
-    """Typer's own flags, such as --help, are False where they are not given: it imports pydantic to read a None."""
-    for each in params:
-        if not each.expose_value and each.default is None:
-            each.default = False
-    return params
-
-
 def load_command(name: str) -> Any:
     """The command of that name, or the group, with its arguments and options."""
     module, _, attribute = COMMANDS[name].target.partition(":")
@@ -181,11 +161,12 @@ def load_command(name: str) -> Any:
         function, command = command, typer.Typer(add_completion=False)
         command.command(name)(function)
     command.info.cls = Group
-    for each in command.registered_commands:
-        each.cls = Command if each.cls is TyperCommand else each.cls
     command.rich_markup_mode = None
     return typer.main.get_command(command)
 
+
+_NOT_ASKED: Final = {"help": False, "install_completion": False, "show_completion": False}
+"""Typer's own flags where they are not given. Without it they are None, which Typer imports pydantic to read."""
 
 app = typer.Typer(
     name="benchctl",
@@ -198,7 +179,11 @@ app = typer.Typer(
     "comparable or invalid, 5 a run failed, 70 a mistake of benchctl, 130 interrupted.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich takes longer than all else of --help
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "default_map": {**_NOT_ASKED, "profiles": {**_NOT_ASKED, "list": _NOT_ASKED}},
+    },
 )
 
 

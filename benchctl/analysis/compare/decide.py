@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import scipy  # loads scipy.special when it is called for the first time: 0.1 s
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
 from benchctl.analysis.metrics.table import Direction
 from benchctl.analysis.statistics.estimate import (
@@ -48,7 +48,7 @@ def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
     scores = np.divide(scores, scale, out=np.zeros_like(scores), where=scale > 0)
     cosines = np.max(np.abs(_directions(len(blocks)) @ scores.T), axis=1)
     cosine, df = float(np.quantile(cosines, 1 - alpha)), len(blocks) - 1
-    level = 2 * float(stdtr(df, -cosine * math.sqrt(df / max(1 - cosine**2, 1e-12))))
+    level = 2 * float(scipy.special.stdtr(df, -cosine * math.sqrt(df / max(1 - cosine**2, 1e-12))))
     return min(max(level, alpha / len(tests)), alpha)
 
 

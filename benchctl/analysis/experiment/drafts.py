@@ -12,7 +12,7 @@ from statistics import NormalDist, fmean
 from typing import Final
 
 import numpy as np
-from scipy.special import chdtrc
+import scipy  # loads scipy.special when it is called for the first time: 0.1 s
 
 from benchctl.analysis.experiment.experiment import Arm, Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
@@ -118,7 +118,7 @@ def same_acceptance_p(groups: Sequence[Sequence[PositionCounts]]) -> float | Non
                 (each.accepted - each.judged * mean) ** 2 / (each.judged * mean * (1 - mean)) for each in counts
             )
     degrees = sum(len(counts) - 1 for counts in groups)
-    return float(chdtrc(degrees, statistic)) if degrees else None
+    return float(scipy.special.chdtrc(degrees, statistic)) if degrees else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

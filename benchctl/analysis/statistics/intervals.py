@@ -11,8 +11,8 @@ from statistics import fmean, median, stdev
 from typing import ClassVar, Final
 
 import numpy as np
+import scipy  # loads scipy.special when it is called for the first time: 0.1 s
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Interval = tuple[float, float]
 POWER: Final = 0.8
@@ -21,7 +21,7 @@ POWER: Final = 0.8
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t distribution."""
-    return float(stdtrit(degrees_of_freedom, probability))
+    return float(scipy.special.stdtrit(degrees_of_freedom, probability))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StudentT:
         """Two-sided t-test of the centre."""
         if self.standard_error == 0:
             return float(self.centre == 0)
-        return 2 * float(stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
+        return 2 * float(scipy.special.stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ def _distribution_of_u(num_a: int, num_b: int) -> list[float]:
     # Product of the two numbers of blocks up to which the null distribution of U is enumerated
     if most > 2500:
         distances = np.arange(1, most + 2) - most / 2
-        probabilities: list[float] = ndtr(distances / math.sqrt(most * (num_a + num_b + 1) / 12)).tolist()
+        probabilities: list[float] = scipy.special.ndtr(
+            distances / math.sqrt(most * (num_a + num_b + 1) / 12)
+        ).tolist()
         return probabilities
     counts = [1] + [0] * most
     for i in range(1, num_a + 1):
@@ -145,7 +147,7 @@ def _slope(x: Sequence[float], y: NDArray[np.float64]) -> Slope | None:
     slope = float(off_x @ off_y) / squares
     residual = off_y - slope * off_x
     standard_error = math.sqrt(float(residual @ residual) / df / squares)
-    p_value = 2 * float(stdtr(df, -abs(slope) / standard_error)) if standard_error > 0 else 0.0
+    p_value = 2 * float(scipy.special.stdtr(df, -abs(slope) / standard_error)) if standard_error > 0 else 0.0
     return Slope(log_per_unit=slope, standard_error=standard_error, p_value=p_value)
 
 
@@ -171,7 +173,7 @@ def pass_at(k: int, num_correct: int, num_samples: int) -> float:
 
 def wilson_interval(num_correct: int, num_questions: int, confidence: float) -> Interval:
     """E. B. Wilson's interval of a share (JASA 22, 1927): the shares that a score test does not reject."""
-    z, n = float(ndtri((1 + confidence) / 2)), num_questions
+    z, n = float(scipy.special.ndtri((1 + confidence) / 2)), num_questions
     centre = (2 * num_correct + z**2) / (2 * (n + z**2))
     half = z * math.sqrt(z**2 + 4 * num_correct * (1 - num_correct / n)) / (2 * (n + z**2))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -252,4 +254,4 @@ def minimum_detectable_difference(differences: Sequence[Fraction], confidence: f
     """
     n = len(differences)
     square = (float(sum(value**2 for value in differences)) or 1.0) / n
-    return float(ndtri((1 + confidence) / 2) + ndtri(POWER)) * math.sqrt(square / n)
+    return float(scipy.special.ndtri((1 + confidence) / 2) + scipy.special.ndtri(POWER)) * math.sqrt(square / n)

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import ClassVar, Final
 
 import numpy as np
+import scipy  # loads scipy.special when it is called for the first time: 0.1 s
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
 from benchctl.analysis.statistics.intervals import Interval
 
@@ -72,7 +72,7 @@ class OutlierMixture:
     def standard_error(self) -> float:
         """Standard error of a t interval as wide as the 95 % interval of the mixture; for planning only."""
         low, high = self.interval(0.95)
-        return (high - low) / 2 / float(stdtrit(self.degrees_of_freedom, 0.975))
+        return (high - low) / 2 / float(scipy.special.stdtrit(self.degrees_of_freedom, 0.975))
 
     def interval(self, confidence: float) -> Interval:
         return _interval(self, confidence)
@@ -85,7 +85,7 @@ class OutlierMixture:
     def below(self, value: float) -> float:
         """Probability that mu is below a value."""
         t = (value - np.asarray(self.centres)) / np.asarray(self.scales)
-        return float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
+        return float(np.asarray(self.shares) @ scipy.special.stdtr(self.degrees_of_freedom, t))
 
 
 @lru_cache(maxsize=8192)
@@ -95,7 +95,7 @@ def _interval(mixture: OutlierMixture, confidence: float) -> Interval:
         return mixture.centres[0], mixture.centres[0]
     df, tail = mixture.degrees_of_freedom, credibility_of(1 - confidence, mixture.calibration) / 2
     centres, scales, shares = (np.asarray(v) for v in (mixture.centres, mixture.scales, mixture.shares))
-    reaches = -stdtrit(df, tail) * scales
+    reaches = -scipy.special.stdtrit(df, tail) * scales
     sides = np.array([[1.0], [-1.0]])  # the lower end, and the upper one mirrored
     mirrored = sides * centres
     outside, inside = np.min(mirrored - reaches, axis=1), np.max(mirrored - reaches, axis=1)
@@ -103,7 +103,7 @@ def _interval(mixture: OutlierMixture, confidence: float) -> Interval:
     density_at_0 = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
     for _ in range(60):
         t = (ends[:, None] - mirrored) / scales
-        tails = stdtr(df, t) @ shares
+        tails = scipy.special.stdtr(df, t) @ shares
         densities = (density_at_0 * (1 + t**2 / df) ** (-(df + 1) / 2) / scales) @ shares
         outside, inside = np.where(tails < tail, ends, outside), np.where(tails < tail, inside, ends)
         with np.errstate(divide="ignore", invalid="ignore"):

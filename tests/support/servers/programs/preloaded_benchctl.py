@@ -21,6 +21,7 @@ MODULES = (
     "benchctl.measure.experiment",
     "benchctl.report.export",
     "benchctl.report.experiment_tables",
+    "scipy.special",
 )
 OF_A_BUSY_MACHINE = frozenset(
     {
