@@ -259,7 +259,11 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
     for run in usable:
         folder = out / arm_directory(run)
         if form == "vllm":
-            files = {f"{run.record.run_id}.json": document_bytes(vllm_result(run.run, manifest, arrival))}
+            files = {
+                f"{run.record.run_id}.json": document_bytes(
+                    vllm_result(run.run, run_metrics(run.run, arrival), manifest, arrival)
+                )
+            }
         else:
             folder /= run.record.run_id
             files = {

@@ -26,17 +26,17 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.units import s_from_ns
+from benchctl.units import NS_PER_S, s_from_ns
 
 _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "time_scale")
 
 
-def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
-    """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
+def vllm_result(
+    run: LoadedRun, metrics: Mapping[str, float | None], manifest: Manifest, arrival: Arrival | None
+) -> dict[str, Any]:
+    """The document of one run with its metrics; ``arrival`` is the profile's, or None when that cannot be read."""
     from benchctl.analysis.metrics.chunks import latencies_ns  # noqa: PLC0415 - numpy; a load's schedule needs none
-    from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - as above
 
-    metrics = run_metrics(run, arrival)
     requests = measured(run.requests)
     record = run.record
     durations_ns = latencies_ns([request for request in requests if is_completed(request)])
@@ -51,7 +51,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "label": manifest.label,
         "model_id": record.effective_config.get("model"),
         "tokenizer_id": record.effective_config.get("server.tokenizer"),
-        **vllm_figures(metrics | deviations, arrival, num_requests=len(requests)),
+        **vllm_figures({**metrics, **deviations}, arrival, num_requests=len(requests)),
         **_details(requests, record.clock_factor),
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(record, name) for name in _RUN_FIELDS},
@@ -120,7 +120,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         "input_lens": [request.prompt_tokens for request in ordered],
         "output_lens": [request.completion_tokens for request in ordered],
         "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
-        "itls": [[_seconds(gap * factor) for gap in itls_ns(request)] for request in ordered],
+        "itls": [_gaps_s(request, factor) for request in ordered],
         "latencies": [_scaled_s(e2el_ns(request), factor) for request in ordered],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
@@ -128,6 +128,12 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         ],
         "errors": ["" if request.error is None else request.error.message for request in ordered],
     }
+
+
+def _gaps_s(request: RequestRecord, factor: float) -> list[float]:
+    if factor == 1:
+        return [gap_ns / NS_PER_S for gap_ns in itls_ns(request)]  # whole nanoseconds need no rounding
+    return [_seconds(gap_ns * factor) for gap_ns in itls_ns(request)]
 
 
 def _scaled_s(duration_ns: float | None, factor: float) -> float | None:

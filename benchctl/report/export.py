@@ -98,7 +98,7 @@ def _contents(
     directory = ResultDirectory(analysis.results.path)
     for run in analysis.runs:
         if run.is_usable:
-            result = vllm_result(run.run, analysis.results.manifest, arrival)
+            result = vllm_result(run.run, analysis.experiment.metrics(run.run), analysis.results.manifest, arrival)
             yield f"{directory.run_folder(run.record.run_id)}/result.json", document_bytes(result)
     yield PAGE_NAME, directory_page(analysis, verdict=verdict, charts=charts).encode()
 

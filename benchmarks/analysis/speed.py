@@ -1,15 +1,18 @@
 """Time and memory of show, compare and the report page on large directories.
 
-    python -m benchmarks.analysis.speed [--sections show compare report] [--rounds 3]
+    python -m benchmarks.analysis.speed [--sections show sweep compare report] [--rounds 3]
         [--blocks 240] [--requests 64] [--tokens 128]      the directory that is shown, two answers to each request
+        [--sweep-blocks 80] [--prompts 8]                  a simulated sweep of topk-sweep, six arms
         [--steps 1000000] [--batch 1]                      each of two directories that are compared, 16 runs
         [--runs 48] [--run-steps 100000]                   the directory of the page
 
 Directories are made up, in blocks of a baseline and guided runs. ``show``: whoever reads long requests first leaves
-a copy of their numbers, which is the row "first reading". ``compare``: the limit is what msgspec takes for the
-records of the same step logs, kept by nobody; tokens have lateness, characters and text. ``report``: seconds to
-read, to build the page, and to open it in headless Chromium until the verdict is in a frame, the charts of the
-first window are drawn, and all charts are, beside a page with vega.js alone. Goals: 4 MB, 3 s to the first charts.
+a copy of their numbers, which is the row "first reading". ``sweep``: many small runs, shown and reported; the limit
+is what msgspec takes to decode their records, and the first report finds no file of an earlier one. ``compare``:
+the limit is what msgspec takes for the records of the same step logs, kept by nobody; tokens have lateness,
+characters and text. ``report``: seconds to read, to build the page, and to open it in headless Chromium until the
+verdict is in a frame, the charts of the first window are drawn, and all charts are, beside a page with vega.js
+alone. Goals: 4 MB, 3 s to the first charts.
 """
 
 import json
@@ -48,6 +51,20 @@ for path in sys.argv[1:]:
         while lines := file.read(1 << 19) + file.readline():
             decoder.decode_lines(lines)
 """
+DECODE_ALL = """
+import sys
+from pathlib import Path
+import msgspec
+from benchctl.records.record import RequestRecord, RunRecord
+from benchctl.records.schema import StepRecord
+kinds = {"requests.jsonl": RequestRecord, "steps.jsonl": StepRecord, "run.json": RunRecord}
+decoders = {name: msgspec.json.Decoder(kind) for name, kind in kinds.items()}
+for run in Path(sys.argv[1], "runs").iterdir():
+    for name, decoder in decoders.items():
+        content = (run / name).read_bytes()
+        decoder.decode_lines(content) if name.endswith("l") else decoder.decode(content)
+"""
+DERIVED = ("derived.json", "report.html", "*summary.*", "plots/*", "runs/*/result.json")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OBSERVER = """
     addEventListener('DOMContentLoaded', () => {
@@ -84,6 +101,28 @@ def show_section(asked, work):
     show = partial(spent, [*BENCHCTL, "show", str(work / "shown")], work)
     title = f"show: {2 * asked.blocks} runs and {4 * asked.blocks * asked.requests * asked.tokens:,} tokens"
     return compared(title, {"first reading": show}) + compared(title, {"benchctl show": show}, rounds=asked.rounds)
+
+
+def sweep_section(asked, work):
+    swept = work / "swept"
+    small = ["--set", f"workload.num_prompts={asked.prompts}", "--blocks", str(asked.sweep_blocks)]
+    simulate = [*BENCHCTL, "simulate", "--profile", "topk-sweep", *small, "--quiet", "-o", str(swept)]
+    spent(simulate, work, good_codes=(0, 1, 3))
+
+    def first_report():
+        for pattern in DERIVED:
+            for path in swept.glob(pattern):
+                path.unlink()
+        return spent([*BENCHCTL, "report", str(swept)], work)
+
+    ways = {
+        "limit: decoding alone": partial(spent, [sys.executable, "-c", DECODE_ALL, str(swept)], work),
+        "benchctl show": partial(spent, [*BENCHCTL, "show", str(swept)], work),
+        "first report": first_report,
+        "benchctl report": partial(spent, [*BENCHCTL, "report", str(swept)], work),
+    }
+    title = f"sweep: {6 * asked.sweep_blocks} runs of {asked.prompts} requests"
+    return compared(title, ways, rounds=asked.rounds, ratios=["wall s", "cpu s"])
 
 
 def tell_all(record):
@@ -179,7 +218,7 @@ def wait_until(page, expression, *arguments):
         time.sleep(0.005)
 
 
-SECTIONS = {"show": show_section, "compare": compare_section, "report": report_section}
+SECTIONS = {"show": show_section, "sweep": sweep_section, "compare": compare_section, "report": report_section}
 
 
 def main():
@@ -190,6 +229,8 @@ def main():
         blocks=240,
         requests=64,
         tokens=128,
+        sweep_blocks=80,
+        prompts=8,
         steps=1_000_000,
         batch=1,
         runs=48,

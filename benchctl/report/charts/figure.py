@@ -8,8 +8,9 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
@@ -364,17 +365,25 @@ def _whole(panels: Sequence[Spec], datasets: Mapping[str, Sequence[Row]], left: 
     y = {**title, "minExtent": left, "maxExtent": left, "labelLimit": left - 6, "tickCount": 5}
     spec = {
         "data": {"name": "rows"},
-        "datasets": {
-            name: [{key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
-                   for row in data]
-            for name, data in datasets.items()
-        },
+        "datasets": {},
         "vconcat": list(panels),
         "spacing": 12,
         "config": {**_CONFIG, "axisY": y},
         "usermeta": {"left": left, "label": characters},
-    }  # fmt: skip
-    return dict(_visible(spec))
+    }
+    visible_text = cache(_visible)  # rows repeat the texts of few series
+    rows = {
+        name: [{key: _cell(value, visible_text) for key, value in row.items()} for row in data]
+        for name, data in datasets.items()
+    }
+    return {**_visible(spec), "datasets": rows}
+
+
+def _cell(value: Any, visible_text: Callable[[str], str]) -> Any:
+    """A value of a row as a picture has it."""
+    if isinstance(value, float):
+        return rounded(value)
+    return visible_text(value) if isinstance(value, str) else _visible(value)
 
 
 def rounded(value: float | None, digits: int = 6) -> float | None:

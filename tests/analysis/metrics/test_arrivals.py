@@ -364,7 +364,7 @@ def test_a_metric_that_rests_on_bounds_is_unknown_in_that_run_alone_or_decides_n
     (late,) = [run for run in analysis.runs if run.number("ttft_ms") is None]
     assert (late.record.run_id, late.counted("ttft_ms")) == (GUIDED, None)
     assert {row["run"]: row["ttft_ms"] for row in runs_table(analysis).rows}[GUIDED] == UNKNOWN
-    document = vllm_result(late.run, analysis.results.manifest, closed(4))
+    document = vllm_result(late.run, analysis.experiment.metrics(late.run), analysis.results.manifest, closed(4))
     assert (document["mean_ttft_ms"], document["mean_e2el_ms"] > 0) == (None, True)
     for run_id in run_ids(results):
         edit_requests(results, run_id, read_late)

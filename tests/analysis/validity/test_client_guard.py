@@ -14,6 +14,7 @@ from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.arrivals import BEAT_NS, errors_ns
 from benchctl.analysis.metrics.chunks import chunks_of
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.measure.run import RunContext, measure_run
@@ -329,7 +330,8 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
             writer.write(sample)
     change_requests(results, BASELINE, sent_ns=silent.requests[0].sent_ns + 500_000)
     analysis = analyze_directory(results.path)
-    result = vllm_result(analysis.runs[0].run, analysis.results.manifest, CLOSED)
+    run = analysis.runs[0].run
+    result = vllm_result(run, run_metrics(run, CLOSED), analysis.results.manifest, CLOSED)
     assert {name: value for name, value in result["client"].items() if value is not None} == {
         "p50_send_lag_ms": 0.5,
         "max_send_lag_ms": 0.5,
