@@ -180,20 +180,15 @@ class AttachEngine(Engine):
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)
         call = dialect.request_call(request, settings)
         uncached = uncached_fields(dialect.spec) if options.bypass_prefix_cache else {}
-        has_model = options.served_model is not None or settings.request.model is not None
-        adds_penalty = dialect.spec.adds_repetition_penalty
-        body = call.body
-        if uncached or adds_penalty or not (has_model and options.send_seed):
-            fields: dict[str, Any] = {**uncached, **msgspec.json.decode(body)}
-            if not has_model:
-                fields.pop("model", None)
-            if adds_penalty:
-                fields.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
-            if not options.send_seed:
-                fields.pop("seed", None)
-            body = encode(fields)
+        body: dict[str, Any] = {**uncached, **msgspec.json.decode(call.body)}
+        if options.served_model is None and settings.request.model is None:
+            body.pop("model", None)
+        if dialect.spec.adds_repetition_penalty:
+            body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
+        if not options.send_seed:
+            body.pop("seed", None)
         headers = {**_authorization(options), **call.headers}
-        return replace(call, headers=headers, body=body, secrets={**_secrets(options), **call.secrets})
+        return replace(call, headers=headers, body=encode(body), secrets={**_secrets(options), **call.secrets})
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)

@@ -16,8 +16,8 @@ from support.hostile_files import HOSTILE, WRONG_VALUES, refusal_of, write_hosti
 from support.peaks import cpu_peaks
 from support.results.builders import BASELINE, GUIDED, PROFILE_YAML, edit_requests, edit_run, write_results
 
-from benchctl.analysis.metrics.chunks import latencies_ns
-from benchctl.analysis.metrics.latency import itls_ns, num_simultaneous
+from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
+from benchctl.analysis.metrics.latency import itls_ns
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records import files
 from benchctl.records.columns import read_steps
@@ -316,9 +316,13 @@ def test_a_record_is_what_its_line_says_and_gaps_of_arrays_are_those_of_tuples(t
     directory.request_log.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
     run = load_run(directory)
     assert run.warnings == ()
-    for law in (lambda each: itls_ns(*each), num_simultaneous, latencies_ns, lambda each: list(map(itls_ns, each))):
+    for law in (lambda each: itls_ns(*each), latencies_ns, lambda each: list(map(itls_ns, each))):
         assert law(run.requests) == law(requests)
-    assert num_simultaneous(requests) == itls_ns(*requests).count(0)
+    assert (
+        chunks_of(requests).num_simultaneous
+        == chunks_of(run.requests).num_simultaneous
+        == itls_ns(*requests).count(0)
+    )
     for choice in (choice for request in run.requests for choice in request.choices):
         numbers = {name: getattr(choice, name) for name in FIELDS}
         assert {type(each) for each in numbers.values() if each} <= {array}
@@ -330,4 +334,5 @@ def test_a_record_is_what_its_line_says_and_gaps_of_arrays_are_those_of_tuples(t
 def test_a_time_that_comes_again_after_a_later_one_is_not_simultaneous():
     """The wall clock was set, which moves stamps of the kernel."""
     times = ChoiceRecord(index=0, chunk_ns=(10, 11, 10, 10))
-    assert num_simultaneous([RequestRecord(request_id="0", index=0, scheduled_ns=0, choices=(times,))]) == 1
+    record = RequestRecord(request_id="0", index=0, scheduled_ns=0, choices=(times,))
+    assert chunks_of([record]).num_simultaneous == 1

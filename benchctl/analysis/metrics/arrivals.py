@@ -17,7 +17,6 @@ from benchctl.analysis.metrics.latency import (
     is_completed,
     latency_metrics,
     measured,
-    num_simultaneous,
 )
 from benchctl.records.columns import Flags, Floats, Integers
 from benchctl.records.loaded import LoadedRun
@@ -119,7 +118,7 @@ def errors_ns(
     if (chunks.gaps_ns(chunks.t_ns, chunks.t_ns) != 0).all():
         return wrong_ns  # no read brought two chunks of a choice: each timestamp is exact
     reads = _reads_of(chunks)
-    num_older = np.maximum(reads.num_chunks - _num_per_write(reads, samples, chunks_examined), 0)
+    num_older = np.maximum(reads.num_chunks - num_chunks_per_write(reads, samples, chunks_examined), 0)
     most_ns = np.maximum(reads.stamp_ns - reads.before_ns, 0)
     is_late = reads.late_ns > LATE_READ_NS
     if samples:
@@ -141,16 +140,11 @@ def possible_errors_ns(chunks: Chunks, samples: Sequence[ClientSample]) -> Integ
     return wrong_ns[np.repeat(np.maximum.reduceat(wrong_ns, chunks.starts) > 0, chunks.sizes)]
 
 
-def num_chunks_per_write(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> int:
+def num_chunks_per_write(reads: _Reads, samples: Sequence[ClientSample], chunks_examined: int) -> int:
     """Number of chunks of a choice that the server writes at once: the most that nine of ten prompt reads brought.
 
     1 if these are too few, or without samples.
     """
-    chunks = chunks_of(requests)
-    return _num_per_write(_reads_of(chunks), samples, CHUNKS_EXAMINED)
-
-
-def _num_per_write(reads: _Reads, samples: Sequence[ClientSample], chunks_examined: int) -> int:
     if not samples or not (reads.num_chunks > 1).any():
         return 1
     _, order = np.unique(reads.choice_of, return_inverse=True)
@@ -187,10 +181,10 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     all but the first are 0, are taken as recorded and as equal, with the same mean.
     """
     completed = [request for request in measured(run.requests) if is_completed(request)]
-    if run.record.is_simulated or not num_simultaneous(completed):
-        return {}
     chunks = chunks_of(completed)
     t_ns = chunks.t_ns
+    if run.record.is_simulated or not chunks.num_simultaneous:
+        return {}
     latencies = early = chunks.latencies_ns(t_ns)
     low, high = dict(latencies), dict(latencies)
     if run.record.is_virtual:
@@ -326,7 +320,9 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     requests = measured(run.requests)
     steps = run.columns if len(run.columns) and run.record.times_whole_steps else None
     size = regular_write(requests, steps) or 1
-    if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
+    chunks = chunks_of(requests)
+    num_written = num_chunks_per_write(_reads_of(chunks), run.client, CHUNKS_EXAMINED) if size > 1 else 1
+    if 1 < size <= num_written and not _is_uneven(requests, steps, size):
         message = (
             f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; "
             f"itl is 0 within a write, and the time of {size} chunks between two writes"
@@ -345,7 +341,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     cause = (
         "The client read most of them promptly, so the server sent them in bursts: free processors for the server"
     )
-    num_late = int((errors_ns(chunks_of(requests), run.client) > 0).sum())
+    num_late = int((errors_ns(chunks, run.client) > 0).sum())
     if 2 * num_late > num_short:
         cause = "Most of them waited for the client to read: free processors for the client"
     message = (

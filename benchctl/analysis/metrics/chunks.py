@@ -61,6 +61,11 @@ class Chunks:
         gaps_ns[1:] -= before_ns[:-1]
         return self.of_gaps(gaps_ns)
 
+    @property
+    def num_simultaneous(self) -> int:
+        """Chunks that have the time of the chunk before."""
+        return int((self.gaps_ns(self.t_ns, self.t_ns) == 0).sum())
+
     def latencies_ns(self, t_ns: Integers) -> dict[str, Sequence[float]]:
         """All durations, pooled by latency, with chunks that arrived at ``t_ns``."""
         first_ns, last_ns, sent_ns = t_ns[self.starts], t_ns[self.starts + self.sizes - 1], self.sent_ns

@@ -23,7 +23,6 @@ import numpy as np
 from benchctl.analysis.metrics.latency import (
     known_values,
     ms_or_none,
-    num_simultaneous,
     percentiles,
     quotient,
     send_lag_ns,
@@ -220,15 +219,13 @@ def client_metrics(
     requests: Sequence[RequestRecord], samples: Sequence[ClientSample], arrival: Arrival | None
 ) -> dict[str, float | None]:
     """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule."""
-    import numpy as np  # noqa: PLC0415 - after the load
+    from benchctl.analysis.metrics.chunks import chunks_of  # noqa: PLC0415 - numpy, after the load
 
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
     offered = None if arrival is None else offered_load(requests, arrival)
     lags = known_values(map(send_lag_ns, requests))
-    choices = [choice for request in requests for choice in request.choices]
-    stamped = (np.asarray(choice.chunk_late_ns, dtype=float) for choice in choices if choice.chunk_late_ns)
-    late = np.concatenate([np.empty(0), *stamped])
-    num_chunks = sum(len(choice.chunk_ns) for choice in choices)
+    chunks = chunks_of(requests)
+    late, num_chunks = chunks.late_ns[chunks.late_ns >= 0], len(chunks.t_ns)
     gaps, connecting = (occupancy.gaps_ns, occupancy.connecting_ns) if occupancy else ((), ())
     lag, gap, connect, read = (percentiles(values, len(values)) for values in (lags, gaps, connecting, late))
     cores = busy_cores(samples)
@@ -247,7 +244,7 @@ def client_metrics(
         "offered_load_frac": None if offered is None else quotient(offered.met, offered.planned),
         "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
         "kernel_stamp_frac": quotient(len(late), num_chunks),
-        "coalesced_chunk_frac": quotient(num_simultaneous(requests), num_chunks),
+        "coalesced_chunk_frac": quotient(chunks.num_simultaneous, num_chunks),
         "client_cpu_cores": sum(cores.values()) if cores else None,
     }
 

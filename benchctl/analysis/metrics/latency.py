@@ -114,14 +114,6 @@ def itls_ns(*requests: RequestRecord) -> "array[int]":
     return gaps_ns
 
 
-def num_simultaneous(requests: Iterable[RequestRecord]) -> int:
-    """Chunks that have the time of the chunk before: the number of gaps of 0, without a list of the gaps."""
-    import numpy as np  # noqa: PLC0415 - after the load
-
-    times = (np.asarray(choice.chunk_ns) for request in requests for choice in request.choices)
-    return sum(int(np.count_nonzero(t_ns[1:] == t_ns[:-1])) for t_ns in times)
-
-
 def send_lag_ns(request: RequestRecord) -> int | None:
     """Delay of the send: send minus schedule."""
     return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
