@@ -77,6 +77,10 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "late.",
             _FREE_CORE,
         ),
+        "client-crowded": note(
+            "The load generator had more processes than cores, so the client's times are less exact.",
+            "Lower load.workers, or give the client more cores.",
+        ),
         "rate-capped": warning(
             "A cap of the profile held planned requests back; that wait is in no latency (coordinated omission).",
             "Raise max_concurrency or launch_rate_limit, or use a closed loop.",

@@ -22,7 +22,7 @@ from benchctl.profile.arrival import Arrival, arrival_offsets_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import ChoiceRecord, RequestRecord, RunRecord
-from benchctl.records.schema import ClientSample, ClockOffset
+from benchctl.records.schema import ClientSample, ClockOffset, NodeInfo
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=4)
@@ -39,7 +39,15 @@ def run_of(requests, samples=(), clock="host", time_scale=1.0):
     """A run that holds these records and nothing else."""
     times = {"clock": clock, "time_scale": time_scale}
     record = RunRecord(
-        schema_version=3, index=0, run_id="the-run", block=0, position=0, variant="v", argv=("server",), **times
+        schema_version=3,
+        index=0,
+        run_id="the-run",
+        block=0,
+        position=0,
+        variant="v",
+        argv=("server",),
+        node=NodeInfo(name="n", hostname="n", cores="0-2"),
+        **times,
     )
     return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples))
 
@@ -243,6 +251,11 @@ NOTES = {
     "a loop that is never away for that long": (ALONE, CLOSED, samples_of(lag_ms=90.0), {}),
     "a loop that is away once": (ALONE, CLOSED, samples_of(_7={"loop_lag_ns": 150 * NS_PER_MS}), {}),
     "a loop that is away in a short load": (ALONE, CLOSED, samples_of(num=8, lag_ms=150.0), {}),
+    "as many processes as cores": (ALONE, CLOSED, (*samples_of(), *samples_of(worker=1)), {}),
+    "more processes than cores": (
+        ALONE, CLOSED, [sample for worker in range(3) for sample in samples_of(worker=worker)],
+        {"client-crowded": "4 processes of the load generator shared 3 cores"},
+    ),
     "a steady wall clock": (every_10_ms(5), CLOSED, samples_of(_0={"offset": FIRST}), {}),
     "a wall clock that was set": (
         every_10_ms(5), CLOSED, (*SET[0], *SET[1]),

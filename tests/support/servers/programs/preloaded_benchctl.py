@@ -25,8 +25,8 @@ MODULES = (
 )
 OF_A_BUSY_MACHINE = frozenset(
     {
-        "arrival-times-unreliable", "client-bunching", "client-cpu", "event-loop-stalls", "rate-missed",
-        "sends-delayed", "sends-unlike-poisson", "slots-idle", "times-bounded",
+        "arrival-times-unreliable", "client-bunching", "client-cpu", "client-crowded", "event-loop-stalls",
+        "rate-missed", "sends-delayed", "sends-unlike-poisson", "slots-idle", "times-bounded",
     }
 )  # fmt: skip
 """Warnings that a machine can cause in any run, and for which functions of their own are tested."""
