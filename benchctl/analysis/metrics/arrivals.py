@@ -126,9 +126,9 @@ def errors_ns(
         is_late = (is_late | (lag_ns > IN_TIME_NS)) & (lag_ns + BEAT_NS >= reads.away_ns)
         most_ns = np.minimum(most_ns, lag_ns + BEAT_NS)
     of_reads = np.where(is_late, most_ns, 0)
-    for number in range(num_older.max(initial=0)):
-        has_older = num_older > number
-        wrong_ns[reads.starts[has_older] + number] = of_reads[has_older]
+    read_of = np.repeat(np.arange(len(num_older)), num_older)  # of each chunk that is older than its read
+    number = np.arange(len(read_of)) - (num_older.cumsum() - num_older)[read_of]
+    wrong_ns[reads.starts[read_of] + number] = of_reads[read_of]
     return wrong_ns
 
 
