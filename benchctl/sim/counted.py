@@ -7,6 +7,7 @@ are left to the engine.
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from functools import cache, partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from benchctl.sim.costs.cost_model import DecodeCost, StepBatch
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
-from benchctl.sim.steps import MOST_STEPS, NEVER_NS, Course, walk
+from benchctl.sim.steps import MOST_STEPS, NEVER_NS, Course, StepLog, walk
 
 if TYPE_CHECKING:
     from benchctl.sim.core import Phase
@@ -46,10 +47,12 @@ class CountedRun:
     def run(self, phase: "Phase") -> bool:
         """Run a whole phase; False where counts do not suffice, or memory runs out."""
         requests, limit, model = phase.load.requests, phase.load.max_concurrency, self._engine.cost_model
-        if not isinstance(requests, CountedRequests) or not requests.have_tokens or model.forward_ns is None:
+        if not isinstance(requests, CountedRequests) or not requests.have_tokens:
+            return False
+        if model.forward_ns is None or model.decode is None:
             return False
         self._forward_ns, self._is_greedy = model.forward_ns, requests.sampling.is_greedy
-        self._price = cache(partial(_price, self._engine, self._is_greedy))
+        self._price = cache(partial(_price, model.decode, self._engine.log, self._is_greedy))
         waiting, ends, needs, log = self._waiting, self._ends, self._needs, self._engine.log
         order, offsets_ns, start_ns, num_entered = phase.order, phase.offsets_ns, self._now_ns, 0
         self._is_warmup, num_requests = phase.is_warmup, len(requests)
@@ -142,18 +145,19 @@ class CountedRun:
         self._context = context
 
 
-def _price(engine: SimulatedEngine, is_greedy: bool, num_sampling: int) -> tuple[DecodeCost, int, int]:
+def _price(
+    decode: Callable[[StepBatch], DecodeCost], log: StepLog, is_greedy: bool, num_sampling: int
+) -> tuple[DecodeCost, int, int]:
     """As ``SimulatedEngine`` has it, of so many decoding rows whatever their lengths."""
-    if engine.cost_model.decode is None:
-        raise TypeError("this cost model describes no decode steps")
-    batch = StepBatch(
-        num_seqs=num_sampling,
-        num_prefill_tokens=0,
-        num_decode_tokens=num_sampling,
-        num_sampling=num_sampling,
-        context_tokens=0,
-        attended_positions=0,
-        is_greedy=is_greedy if num_sampling else None,
+    cost = decode(
+        StepBatch(
+            num_seqs=num_sampling,
+            num_prefill_tokens=0,
+            num_decode_tokens=num_sampling,
+            num_sampling=num_sampling,
+            context_tokens=0,
+            attended_positions=0,
+            is_greedy=is_greedy if num_sampling else None,
+        )
     )
-    cost = engine.cost_model.decode(batch)
-    return cost, engine.log.rest_id(cost.rest), cost.rest.total_ns()
+    return cost, log.rest_id(cost.rest), cost.rest.total_ns()

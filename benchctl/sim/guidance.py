@@ -373,14 +373,13 @@ def _score(uniform: Floats, table: Floats, begin: int, revision: str) -> _Piece:
     num_steps = uniform.shape[1]
     hits = np.flatnonzero(uniform < table[_THRESHOLD][:, None])
     row, step = np.divmod(hits, num_steps)
-    candidates = _candidates(uniform.ravel()[hits], *(column[row] for column in table[_BOUND:]))
-    end = table[_LEAD][row] + begin + step
-    previous = np.empty_like(end)
-    previous[1:] = end[:-1]
-    is_first = np.ones(len(row), dtype=bool)
-    is_first[1:] = row[1:] != row[:-1]
-    previous[is_first] = table[_FOLLOWED][row[is_first]]
-    prompt = np.maximum(table[_PROMPT][row] - previous, 0)
+    lead, previous, prompts, _, *laws = table[:, row]
+    candidates = _candidates(uniform.ravel()[hits], *laws)
+    end = lead + (begin + step)
+    if num_steps > 1:
+        again = np.flatnonzero(row[1:] == row[:-1])
+        previous[again + 1] = end[again]
+    prompt = np.maximum(prompts - previous, 0)
     scored = np.bincount(step, minlength=num_steps)
     is_fused = np.full(num_steps, revision == "V4")
     if revision == "V2":

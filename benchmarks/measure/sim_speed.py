@@ -6,6 +6,10 @@ The plain loop keeps the size of the batch, the sum of contexts and a heap of la
 blocks, no sections, no records. The simulator besides schedules, counts blocks, shares prefixes,
 preempts, and keeps the columns of every step and request. CPU seconds are those of ``simulate`` alone, in one
 process.
+
+Outputs of 16 to 256 tokens at random turn a batch of N over by N / 136 requests a step. "limit" is the plain loop
+over the same requests, and "x limit" the simulator's share of its steps a second; with guided rows that loop also
+draws the uniform numbers of each batch that the stream of ``AggregateRows`` defines.
 """
 
 import heapq
@@ -16,7 +20,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode
@@ -75,6 +82,51 @@ def shared_prefixes() -> SimLoad:
     return SimLoad(requests=requests, arrival_ns=codegen_arrivals())
 
 
+def random_lengths(batch: int) -> list[int]:
+    draw = random.Random(batch)
+    return [draw.randint(16, 256) for _ in range(40 * batch + 2000)]
+
+
+def guided_request(index: int, num_tokens: int, *, is_guided: bool) -> Request:
+    return Request(
+        request_id=f"r{index}",
+        prompt=Prompt(num_tokens=100, digest=str(index), asks_for_box=False, block_hashes=()),
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        sampling=SamplingParams(top_k=5, min_p=0.01),
+        guidance=GuidanceParams(mode="centered_exp", value_scale=0.0) if is_guided else None,
+    )
+
+
+def random_closed_loop(batch: int, *, is_guided: bool) -> SimLoad:
+    lengths = random_lengths(batch)
+    template = guided_request(0, 1, is_guided=is_guided)
+    requests = CountedRequests([100] * len(lengths), lengths, template=template)
+    return SimLoad(requests=requests, max_concurrency=batch)
+
+
+def turnover_loop(batch: int, *, is_guided: bool) -> int:
+    """The steps of a plain loop with the same requests one after the other in each row."""
+    source = np.random.default_rng(0) if is_guided else None
+    now_ns = context = step = 0
+    ends: list[tuple[int, int]] = []
+    lengths = iter(random_lengths(batch))
+    output: int | None = 0
+    while ends or output is not None:
+        new_tokens, has_changed = 0, False
+        while len(ends) < batch and new_tokens < 8192 and (output := next(lengths, None)) is not None:
+            heapq.heappush(ends, (step + output, output))
+            new_tokens, context, has_changed = new_tokens + 100, context + 100, True
+        if source is not None and has_changed:
+            source.random((len(ends), 16))
+        now_ns += round(4_000_000 + context * 156.5 + new_tokens * 14_000)
+        context += len(ends)
+        step += 1
+        while ends and ends[0][0] <= step:
+            context -= 100 + heapq.heappop(ends)[1]
+    return step
+
+
 def closed_loop(batch: int) -> SimLoad:
     """Requests that keep ``batch`` rows busy and end once in 15 steps, whatever the batch."""
     draw = random.Random(batch)
@@ -84,17 +136,7 @@ def closed_loop(batch: int) -> SimLoad:
 
 def constant_batch(batch: int, num_tokens: int, *, is_guided: bool) -> SimLoad:
     """Rows that begin and end together."""
-    requests = tuple(
-        Request(
-            request_id=f"r{index}",
-            prompt=Prompt(num_tokens=100, digest=str(index), asks_for_box=False, block_hashes=()),
-            max_tokens=num_tokens,
-            ignore_eos=True,
-            sampling=SamplingParams(top_k=5, min_p=0.01),
-            guidance=GuidanceParams(mode="centered_exp", value_scale=0.0) if is_guided else None,
-        )
-        for index in range(batch)
-    )
+    requests = tuple(guided_request(index, num_tokens, is_guided=is_guided) for index in range(batch))
     return SimLoad(requests=requests)
 
 
@@ -138,15 +180,29 @@ def cpu_s(call: Callable[[], object]) -> float:
     return time.process_time() - start_s
 
 
-def speed(config: SimConfig, load: SimLoad, goal: int | None = None) -> Figures:
+def speed(
+    config: SimConfig,
+    load: SimLoad,
+    goal: int | None = None,
+    *,
+    limit: Callable[[], int] | None = None,
+    keeps_steps: bool = True,
+) -> Figures:
+    """The figures of one simulation, and those of a plain loop right after it."""
     simulations: list[Simulation] = []
-    spent_s = cpu_s(lambda: simulations.append(simulate(config, [load])))
+    spent_s = cpu_s(lambda: simulations.append(simulate(config, [load], keeps_steps=keeps_steps)))
     (simulation,) = simulations
+    steps = len(simulation.log) + simulation.log.num_cleared
+    limit_steps: list[int] = []
+    limit_s = cpu_s(lambda: limit_steps.append(limit())) if limit is not None else 0.0
+    per_s = limit_steps[0] / limit_s if limit_steps else None
     return {
-        "steps": len(simulation.log),
+        "steps": steps,
         "CPU s": spent_s,
-        "steps/s": len(simulation.log) / spent_s,
+        "steps/s": steps / spent_s,
         "goal": goal,
+        "limit steps/s": per_s,
+        "x limit": steps / spent_s / per_s if per_s else None,
         "preemptions": simulation.num_preemptions or None,
         "tokens from the cache": simulation.num_hit_tokens or None,
     }
@@ -186,6 +242,16 @@ def ways() -> dict[str, Callable[[], Figures]]:
         chosen[f"constant batch {batch}"] = partial(speed, large, constant, goal)
         few = constant_batch(batch, 2000, is_guided=False)
         chosen[f"speculation, 4 drafts, batch {batch}"] = partial(speed, large.model_copy(update=drafts), few)
+    with_values = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows="aggregate")
+    for batch, (is_guided, config, goal) in product(
+        (8, 64, 256), ((False, large, 500_000), (True, with_values, 200_000))
+    ):
+        name = f"{'guided' if is_guided else 'closed'} loop, batch {batch}, outputs of 16 to 256"
+        load, limit = (
+            random_closed_loop(batch, is_guided=is_guided),
+            partial(turnover_loop, batch, is_guided=is_guided),
+        )
+        chosen[name] = partial(speed, config, load, goal, limit=limit)
     for mode, batch, goal in (("aggregate", 64, 200_000), ("aggregate", 256, 200_000), ("exact", 64, None)):
         config = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows=mode)
         guided = constant_batch(batch, 10_000, is_guided=True)
@@ -193,18 +259,21 @@ def ways() -> dict[str, Callable[[], Figures]]:
     return chosen
 
 
-def azure_scale(num_requests: int) -> Figures:
+def azure_scale(num_requests: int, *, keeps_steps: bool) -> Figures:
     config = SimConfig(model="llama-3.1-8b", cost_model="roofline", num_kv_blocks=30_000, max_num_seqs=256)
     start_s = time.monotonic()
-    figures = speed(config, azure(num_requests))
+    figures = speed(config, azure(num_requests), keeps_steps=keeps_steps)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {**figures, "wall s with the load (goal 60)": time.monotonic() - start_s, "peak MB": peak_mb}
+    return {**figures, "wall s with the load (goal 30)": time.monotonic() - start_s, "peak MB (goal 300)": peak_mb}
 
 
 def main() -> None:
     asked = options(__doc__, azure=0, rounds=3)
     if asked.azure:
-        rows = compared("Azure trace", {f"{asked.azure:,} requests": lambda: azure_scale(asked.azure)})
+        # In this order: the peak is that of the process until then.
+        kinds = {"requests alone, as in simulate --keep summary": False, "requests and all steps": True}
+        trace = {name: partial(azure_scale, asked.azure, keeps_steps=keeps) for name, keeps in kinds.items()}
+        rows = compared(f"{asked.azure:,} requests of the Azure trace", trace)
     else:
         rows = compared("steps of simulated loads", ways(), rounds=asked.rounds, ratios=["steps/s"])
     write(asked.json, rows)
