@@ -143,7 +143,7 @@ class MeasuredRun:
         if warnings:
             self.is_suspect = self.is_suspect or any(warning.code in SUSPECT_CODES for warning in warnings)
             placed = [w if w.where else msgspec.structs.replace(w, where=self.record.run_id) for w in warnings]
-            self.update(warnings=(*self.record.warnings, *placed))
+            self.note(warnings=(*self.record.warnings, *placed))
 
     def suspect(self, code: str, message: str) -> None:
         """Attach a warning that keeps the run from counting as done."""

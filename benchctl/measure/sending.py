@@ -150,7 +150,7 @@ class ServerUnderTest:
             run.load = load.summary
             with (
                 steady_interpreter(),
-                prioritized(load, priority, lambda granted: run.update(client_priority=granted)),
+                prioritized(load, priority, lambda granted: run.note(client_priority=granted)),
             ):
                 await self._send(load, requests, run.profile.workload.arrival)
         self._check_accepted(load.summary)
