@@ -3,16 +3,17 @@
     python -m benchmarks.analysis.speed [--sections show sweep compare report] [--rounds 3]
         [--blocks 240] [--requests 64] [--tokens 128]      the directory that is shown, two answers to each request
         [--sweep-blocks 80] [--prompts 8]                  a simulated sweep of topk-sweep, six arms
-        [--steps 1000000] [--batch 1]                      each of two directories that are compared, 16 runs
+        [--steps 1000000 200000] [--batch 1 16]            each of two directories that are compared, 16 runs
         [--runs 48] [--run-steps 100000]                   the directory of the page
 
 Directories are made up, in blocks of a baseline and guided runs. ``show``: whoever reads long requests first leaves
 a copy of their numbers, which is the row "first reading". ``sweep``: many small runs, shown and reported; the limit
 is what msgspec takes to decode their records, and the first report finds no file of an earlier one. ``compare``:
-the limit is what msgspec takes for the records of the same step logs, kept by nobody; tokens have lateness,
-characters and text. ``report``: seconds to read, to build the page, and to open it in headless Chromium until the
-verdict is in a frame, the charts of the first window are drawn, and all charts are, beside a page with vega.js
-alone. Goals: 4 MB, 3 s to the first charts.
+the limit is what msgspec takes for the records of the same logs, kept by nobody; tokens have lateness, characters
+and text, and steps are once lines that differ in their digits alone and once of changing forms. Nothing is left
+beside the files: each reading is like the first. ``report``: seconds to read, to build the page, and to open
+it in headless Chromium until the verdict is in a frame, the charts of the first window are drawn, and all charts
+are, beside a page with vega.js alone. Goals: 4 MB, 3 s to the first charts.
 """
 
 import json
@@ -44,9 +45,10 @@ WORD = " tok"
 DECODE = """
 import sys
 import msgspec
+from benchctl.records.record import RequestRecord
 from benchctl.records.schema import StepRecord
-decoder = msgspec.json.Decoder(StepRecord)
 for path in sys.argv[1:]:
+    decoder = msgspec.json.Decoder(StepRecord if path.endswith("steps.jsonl") else RequestRecord)
     with open(path, "rb") as file:
         while lines := file.read(1 << 19) + file.readline():
             decoder.decode_lines(lines)
@@ -65,6 +67,7 @@ for run in Path(sys.argv[1], "runs").iterdir():
         decoder.decode_lines(content) if name.endswith("l") else decoder.decode(content)
 """
 DERIVED = ("derived.json", "report.html", "*summary.*", "plots/*", "runs/*/result.json")
+LOGS = ("steps.jsonl", "requests.jsonl")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OBSERVER = """
     addEventListener('DOMContentLoaded', () => {
@@ -134,21 +137,42 @@ def tell_all(record):
     return record | {"stamps": "kernel"}
 
 
+def vary(record):
+    """A step with flags that change from step to step, so that its neighbours are lines of another form."""
+    draw = random.Random(record["start_ns"])
+    return record | {"value_replayed": draw.random() < 0.5, "fused": draw.random() < 0.5}
+
+
 def compare_section(asked, work):
+    rows = []
+    for steps, batch in zip(asked.steps, asked.batch, strict=True):
+        for is_varied in (False, True):
+            rows += compare_case(asked, work / f"{steps}x{batch}-{is_varied}", steps, batch, is_varied=is_varied)
+    return rows
+
+
+def compare_case(asked, work, steps, batch, *, is_varied):
     sides = [work / name for name in ("a", "b")]
+    work.mkdir()
     for side in sides:
-        sizes = {"num_requests": asked.batch, "output_tokens": max(1, asked.steps // 16), "n": 1}
-        results = make_directory(side, 8, **sizes)
+        results = make_directory(side, 8, num_requests=batch, output_tokens=max(1, steps // 16), n=1)
         for run in results.runs():
             builders.rewrite_lines(run.path / "requests.jsonl", tell_all)
+            if is_varied:
+                builders.rewrite_lines(run.path / "steps.jsonl", vary)
         record_digests(results)
-    logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
+    logs = sorted(str(path) for side in sides for name in LOGS for path in side.glob(f"runs/*/{name}"))
+    compare = partial(spent, [*BENCHCTL, "compare", *map(str, sides)], work, good_codes=(0, 1, 3))
     ways = {
         "limit: decoding alone": partial(spent, [sys.executable, "-c", DECODE, *logs], work),
-        "benchctl compare": partial(spent, [*BENCHCTL, "compare", *map(str, sides)], work, good_codes=(0, 1, 3)),
+        "reading the bytes alone": partial(spent, ["cat", *logs], work),
+        "benchctl compare": compare,
     }
-    title = f"compare: two directories of {asked.steps:,} steps and {asked.steps * asked.batch:,} tokens"
-    return compared(title, ways, rounds=asked.rounds, ratios=["wall s", "cpu s"])
+    form = "of varying form" if is_varied else "of one form"
+    title = f"compare: two directories, together {2 * steps:,} steps {form} and {2 * steps * batch:,} tokens"
+    rows = compared(title, ways, rounds=asked.rounds, ratios=["wall s", "cpu s"])
+    shutil.rmtree(work)
+    return rows
 
 
 def long_run(path, num_steps, factor):
@@ -231,8 +255,8 @@ def main():
         tokens=128,
         sweep_blocks=80,
         prompts=8,
-        steps=1_000_000,
-        batch=1,
+        steps=[1_000_000, 200_000],
+        batch=[1, 16],
         runs=48,
         run_steps=100_000,
     )
