@@ -282,7 +282,7 @@ def _crowded(run: LoadedRun) -> str | None:
     return (
         f"{num_workers + 1} processes of the load generator shared {count_of(num_cores(cores), 'core')}: "
         "what delivers a token may wait for one. On two cores, beside the server, four workers had itl wrong by "
-        "0.03 to 0.04 ms (p99) where one worker had 0.02 ms. Lower load.workers, or give the client more cores"
+        "0.03 to 0.04 ms (p99), one worker by 0.02 ms. Lower load.workers, or give the client more cores"
     )
 
 
