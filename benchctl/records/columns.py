@@ -184,10 +184,10 @@ def read_steps(path: Path, *, within: Path) -> Steps:
 
 
 class _Form(NamedTuple):
-    """What the lines of a log have in common that differ in their digits alone."""
+    """The common part of lines of a log that differ in their digits alone."""
 
     names: tuple[str, ...]
-    """The columns of the numbers in a line, in their order; empty for one that is no column."""
+    """The columns of the numbers in a line, in their order; empty for one without a column."""
     others: _Arrays
     """The value of each column whose values are words."""
     template: bytes
@@ -201,7 +201,7 @@ _FORMS: Final[dict[bytes, _Form]] = {}
 def _form_of(line: bytes, decode: Callable[[bytes], StepRecord]) -> _Form:
     """The form of a line.
 
-    Raises one of ``DECODING_ERRORS`` where it is no step, or has digits that are not of whole numbers.
+    Raises one of ``DECODING_ERRORS`` for anything but a step whose only digits are those of whole numbers.
     """
     others, numbers = _arrays_of([decode(line)]), dict[str, Any]()
     for name, value in msgspec.json.decode(line).items():

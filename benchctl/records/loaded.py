@@ -167,7 +167,7 @@ def _unpack(choices: Sequence[ChoiceRecord], name: str) -> None:
     values = [(choice, getattr(choice, name)) for choice in choices]
     texts = [(choice, bytes(value)) for choice, value in values if isinstance(value, msgspec.Raw)]
     if not all(text.startswith(b"[") for _, text in texts):
-        raise ValueError("a value that is no list")
+        raise ValueError("a value other than a list")
     sizes = [text.count(b",") + 1 if len(text) > 2 else 0 for _, text in texts]
     joined = b",".join(text[1:-1] for (_, text), size in zip(texts, sizes, strict=True) if size)
     numbers = np.fromstring(joined, np.int64, sep=",") if joined else np.empty(0, np.int64)
