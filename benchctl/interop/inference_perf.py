@@ -116,8 +116,7 @@ class Stage:
 
     @property
     def key(self) -> KeyPath:
-        name = "rate" if self.rate is not None else "concurrency_level"
-        return ("load", "stages", self.index, name)
+        return ("load", "stages", self.index, "rate" if self.rate is not None else "concurrency_level")
 
 
 _AT_A_RATE: Final = ("constant", "poisson")

@@ -174,8 +174,7 @@ def last_lives(lives: Lives, output_tokens: int | None) -> Lives:
 
     Each row of a batch yields at most one token, so fewer rows than tokens cannot be the whole run.
     """
-    rows = (sum(record.batch_size for record in life) for life in reversed(lives))
-    totals = enumerate(accumulate(rows), start=1)
+    totals = enumerate(accumulate(sum(record.batch_size for record in life) for life in reversed(lives)), start=1)
     enough = (count for count, num_rows in totals if output_tokens is not None and num_rows >= output_tokens)
     return lives[-next(enough, len(lives)) :]
 

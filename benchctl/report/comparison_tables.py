@@ -94,8 +94,7 @@ def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
     """Every metric with a row; a cell is named in its first one."""
     rows: list[dict[str, str]] = []
     for cell, metrics in _metrics_with_rows(comparison, show_all=show_all):
-        of_cell = map(metric_row, metrics)
-        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
+        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(map(metric_row, metrics))]
     change = f"change ({percentage(comparison.rules.confidence)} CI)"
     return _table(comparison, {"metric": "metric"}, {"change": change, "p": "p", "verdict": "verdict"}, rows)
 
@@ -183,8 +182,7 @@ def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | No
             continue
         of_cell = _rows(decomposition, show_all=show_all)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
-    factor = f"factor ({percentage(comparison.rules.confidence)} CI)"
-    behind = {"factor": factor, "adds": "adds", "share": "share"}
+    behind = {"factor": f"factor ({percentage(comparison.rules.confidence)} CI)", "adds": "adds", "share": "share"}
     return _table(comparison, {"part": "where the time went"}, behind, rows) if rows else None
 
 

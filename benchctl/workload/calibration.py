@@ -238,8 +238,7 @@ def _ways(runs: Sequence[RunToAdd]) -> list[dict[str, Any]]:
 
 def _engine(engine: str | Mapping[str, Any] | None, devices: int) -> dict[str, Any]:
     named: dict[str, Any] = {"preset": engine} if isinstance(engine, str) else dict(engine or {})
-    spread = {"tensor_parallel_size": devices} if devices > 1 else {}
-    options = {**named.pop("options", {}), **spread}
+    options = {**named.pop("options", {}), **({"tensor_parallel_size": devices} if devices > 1 else {})}
     return {**named, **({"options": options} if options else {})}
 
 

@@ -276,8 +276,7 @@ def prepare_requests(
                 f"{num_cut} of {len(requests)} natural lengths are those of answers that max_tokens cut, which "
                 "would have been longer; raise workload.max_tokens where natural lengths are measured"
             )
-            cut = ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY)
-            warnings = (*warnings, cut)
+            warnings = (*warnings, ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY))
     digest = hashlib.sha256()
     for request in requests:
         digest.update(encode(request) + b"\n")

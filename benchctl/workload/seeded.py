@@ -62,8 +62,7 @@ def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]
     The first is the index, so that no two prompts share a prefix that a server could cache; the others are drawn
     from a stream of this prompt alone.
     """
-    stream = named_stream(seed, f"text:{index}")
-    return (index, *stream.choices(_NUMBERS, k=num_tokens - 1))
+    return (index, *named_stream(seed, f"text:{index}").choices(_NUMBERS, k=num_tokens - 1))
 
 
 def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
@@ -76,13 +75,11 @@ def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
 
 def numbers_of_blocks(block_ids: Sequence[int], num_tokens: int, index: int, seed: int) -> tuple[int, ...]:
     """Numbers of a prompt of ``num_tokens`` tokens: those of its blocks, the last of them cut, then its own."""
-    blocks = chain.from_iterable(_numbers_of_block(block_id, seed) for block_id in block_ids)
-    shared = tuple(blocks)[:num_tokens]
+    shared = tuple(chain.from_iterable(_numbers_of_block(block_id, seed) for block_id in block_ids))[:num_tokens]
     rest = num_tokens - len(shared)
     return (*shared, *numbers_of_prompt(rest, index, seed)) if rest else shared
 
 
 @lru_cache(maxsize=8192)
 def _numbers_of_block(block_id: int, seed: int) -> tuple[int, ...]:
-    stream = named_stream(seed, f"block:{block_id}")
-    return (block_id, *stream.choices(_NUMBERS, k=TOKENS_PER_BLOCK - 1))
+    return (block_id, *named_stream(seed, f"block:{block_id}").choices(_NUMBERS, k=TOKENS_PER_BLOCK - 1))

@@ -70,8 +70,7 @@ def _one_token_words(count: Count) -> tuple[str, ...]:
     # Words of a small vocabulary that are tried one by one
     alone = WORDS[:400] if is_small else tuple(word for block in unclear for word in block)
     added = dict(zip(alone, _added_tokens(alone, count), strict=True))
-    tried = alone if is_small else WORDS
-    return tuple(word for word in tried if added.get(word, 1) == 1)
+    return tuple(word for word in (alone if is_small else WORDS) if added.get(word, 1) == 1)
 
 
 def _added_tokens(texts: Sequence[str], count: Count) -> list[int]:

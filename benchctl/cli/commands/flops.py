@@ -296,8 +296,7 @@ def _tell(
             assumed = "prompts prefilled once, and a bonus token after each draft accepted whole"
         console.print(f"From {convention} to observed, which assumes equal lengths and {assumed}:")
         priced = ((each.code, f"{each.flops / PETA:+.4g}", each.meaning) for each in corrections)
-        priced_table = table_of(("correction", "PFLOP", "because"), priced, left=("correction", "because"))
-        console.print(priced_table)
+        console.print(table_of(("correction", "PFLOP", "because"), priced, left=("correction", "because")))
 
 
 _MAX_LAUNCH_US: Final = 1e6

@@ -362,8 +362,7 @@ def _report(
     for warning in warnings:
         warn(in_words(f"{warning.code}: {warning.message}", _WORDS))
     if record.failure is not None:
-        message = in_words(f"benchctl: {record.failure.cause}: {record.failure.message}", _WORDS)
-        note(visible_line(message))
+        note(visible_line(in_words(f"benchctl: {record.failure.cause}: {record.failure.message}", _WORDS)))
 
 
 _RENAMED: Final = {

@@ -156,8 +156,7 @@ def _peak_lines(peaks: MeasuredPeaks, path: Path | None) -> Iterator[Table | str
     for series in best_of_each(peaks):
         unit, scale = unit_of(series)
         figure = sheet.get((series.quantity, series.dtype))
-        is_of_memory = series.quantity in {"copy", "read"}
-        size = f"{int(series.setting) // _MIB} MiB" if is_of_memory else series.setting
+        size = f"{int(series.setting) // _MIB} MiB" if series.quantity in {"copy", "read"} else series.setting
         values = [four_digits(value / scale) for value in (series.median, min(series.values), max(series.values))]
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
         rows.append((name_of(series), size, *values, unit, *of_sheet))

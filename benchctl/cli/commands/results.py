@@ -225,8 +225,7 @@ def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> 
 
 
 def _slug(side: Side) -> str:
-    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", side.path.resolve().name + (f"-{side.variant}" if side.variant else ""))
 
 
 def verify(
@@ -238,8 +237,7 @@ def verify(
     Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
     nothing of them can be verified.
     """
-    verified = verify_directory(open_results(results).path, is_fresh=True)
-    _tell_verified(results, verified, as_json=as_json)
+    _tell_verified(results, verify_directory(open_results(results).path, is_fresh=True), as_json=as_json)
 
 
 def _tell_verified(results: Path, verified: Verification, *, as_json: bool = False) -> None:
@@ -419,8 +417,7 @@ def lenvm(
     are left out and reported. 'benchctl show', 'report' and 'compare' read the result; its lenvm_summary.csv has
     the columns of the project. One block is a screening: comparing it exits with 3.
     """
-    argv = ("benchctl", *sys.argv[1:])
-    result = import_lenvm(source, output, model=model, value_model=value_model, argv=argv)
+    result = import_lenvm(source, output, model=model, value_model=value_model, argv=("benchctl", *sys.argv[1:]))
     for title, is_mended in (("mended or left out", True), ("to bear in mind", False)):
         warnings = [warning for warning in result.warnings if (warning.code in REPAIRS) is is_mended]
         if warnings:

@@ -211,8 +211,7 @@ def speculation(options: SpeculationOptions) -> None:
     elif measured is not None and measured.costs is not None and options.draft_cost is None and not cost.backfill:
         cost, samples = measured.costs.cost, measured.costs.samples(options.seed)
     law = law_at(judged, cost, lengths, bonus=bonus, seed=options.seed, cost_samples=samples)
-    file = str(options.step_time_model)
-    warnings = () if fitted is None else fitted_draft_warnings(fitted, file, max(lengths))
+    warnings = () if fitted is None else fitted_draft_warnings(fitted, str(options.step_time_model), max(lengths))
     _tell(law, served, measured, warnings, options)
 
 
@@ -316,7 +315,6 @@ def _tell(
     parts += (f"warning: {warning.message}" for warning in warnings)
     if (picture := options.plot) is not None:
         title = capitalized(acceptance_words(law.acceptance)) + (f"; {served.origin}" if served else "")
-        spec = draw_speculation(law, served, measured)
-        picture.write_bytes(picture_bytes(spec, title, suffix=picture.suffix))
+        picture.write_bytes(picture_bytes(draw_speculation(law, served, measured), title, suffix=picture.suffix))
         parts.append(f"picture: {picture}")
     tell(speculation_document(law, served, measured, warnings), *parts, as_json=options.as_json)

@@ -223,8 +223,7 @@ def evaluate(
     if fitted is not None:
         evaluations: Sequence[Evaluation] = [judge(read_model(fitted), steps.observed, hold_out)]
     else:
-        options = form.options
-        evaluations = compare_structures(steps.observed, options, hold_out)
+        evaluations = compare_structures(steps.observed, form.options, hold_out)
     if picture is not None:
         _draw(picture, evaluations[0].predictions, evaluations[0].structure, _manner(evaluations[0]))
     by_bucket = buckets(evaluations[0].predictions)

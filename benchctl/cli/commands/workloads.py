@@ -51,8 +51,7 @@ def list_workloads() -> None:
     console.print(table_of(headings, rows, left={*headings} - {"requests"}))
     console.print("")
     meanings = ((name, dataset_named(name).meaning) for name in DATASETS)
-    datasets = table_of(("dataset", "prompts"), meanings, left=("dataset", "prompts"))
-    console.print(datasets)
+    console.print(table_of(("dataset", "prompts"), meanings, left=("dataset", "prompts")))
 
 
 @app.command("show")

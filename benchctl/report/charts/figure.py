@@ -355,8 +355,7 @@ def grid(lines: Sequence[Sequence[Spec]], legend: Iterable[str], **datasets: Seq
     """Panels side by side, each with an x axis, a width and a legend of its own."""
     resolve = {"scale": {"color": "independent"}}
     rows = [{"hconcat": list(line), "spacing": 30, "resolve": resolve} for line in lines]
-    whole = _whole(rows, datasets, 56, 2 * max(map(len, legend), default=20))
-    return whole | {"resolve": resolve, "align": "none"}
+    return _whole(rows, datasets, 56, 2 * max(map(len, legend), default=20)) | {"resolve": resolve, "align": "none"}
 
 
 def _whole(panels: Sequence[Spec], datasets: Mapping[str, Sequence[Row]], left: int, characters: int) -> Spec:

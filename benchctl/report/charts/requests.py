@@ -203,8 +203,7 @@ def _lines(of_blocks: Sequence[tuple[str, Sorted]], most: int) -> Iterator[figur
     """The points of the lines of one arm: ``of`` is the block, or nothing for all of them."""
     lines = [(block, quantiles(values, most)) for block, values in of_blocks if len(of_blocks) > 1]
     if of_blocks:
-        whole = np.sort(np.concatenate([values for _, values in of_blocks]))
-        lines.append(("", quantiles(whole, MAX_POINTS)))
+        lines.append(("", quantiles(np.sort(np.concatenate([values for _, values in of_blocks])), MAX_POINTS)))
     for block, values in lines:
         shares = np.linspace(0, 1, len(values))
         for ms, share in zip(values.tolist(), shares.tolist(), strict=True):
@@ -332,8 +331,7 @@ def _by_device(devices: Sequence[str]) -> figure.Spec:
     """A line for each device, with a dash of its own where there are several."""
     encoding: figure.Spec = {"detail": {"field": "device"}}
     if len(devices) > 1:
-        dashes = [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]
-        scale = {"domain": devices, "range": dashes}
+        scale = {"domain": devices, "range": [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]}
         encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
     return encoding
 
@@ -358,8 +356,7 @@ def _lines_of(samples: Sequence[Any], quantities: Quantities, least: int) -> dic
         for title, (name, unit) in quantities.items():
             if (value := getattr(sample, name)) is not None:
                 lines.setdefault((title, device), []).append((sample.t_ns, value / unit))
-    has_enough = any(len(points) >= least for points in lines.values())
-    return dict(sorted(lines.items())) if has_enough else {}
+    return dict(sorted(lines.items())) if any(len(points) >= least for points in lines.values()) else {}
 
 
 def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, float]]:

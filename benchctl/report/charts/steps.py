@@ -79,8 +79,7 @@ def section_parts(breakdown: Breakdown) -> Parts:
     """Every leaf of the sections in ms per step, and the unnamed rest last; together the mean step."""
     leaves = breakdown.leaf_means_ns
     parts = {name: ms_from_ns(leaves[name]) for name in SECTION_PARENT if name in leaves}
-    rest = ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts))
-    return {**parts, UNNAMED: max(0.0, rest)}
+    return {**parts, UNNAMED: max(0.0, ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts)))}
 
 
 def draw_flops(subject: figure.Subject) -> figure.Chart:
@@ -111,8 +110,7 @@ def draw_flops(subject: figure.Subject) -> figure.Chart:
     title = "FLOPs of a run: charged by the published rule, and observed in the step log"
     chart = figure.Chart(id="flops", title=title, section="", file="flops_breakdown.png")
     if not bars:
-        reason = "FLOPs are unknown: no finished run with known model shapes and token counts"
-        return replace(chart, skipped=reason)
+        return replace(chart, skipped="FLOPs are unknown: no finished run with known model shapes and token counts")
     largest = max(sum(parts.values()) for parts in bars.values())
     unit, name = (PETA, "PFLOPs") if largest >= PETA / 2 else (TERA, "TFLOPs")
     scaled = [(label, {part: value / unit for part, value in parts.items()}) for label, parts in bars.items()]

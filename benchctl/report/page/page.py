@@ -343,8 +343,7 @@ def inert_json(document: Any) -> str:
 
     Nothing in it can end its element: every ``<`` is written as an escape of JSON, which means the same.
     """
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def closed(code: str, tag: str) -> str:

@@ -377,8 +377,7 @@ def condition_values(verdict: PageVerdict) -> dict[str, Any]:
     )
     differences: list[dict[str, Any]] = []
     for each in verdict.all:
-        allowed = each.comparison.allowed if each.comparison is not None else ()
-        rows = [(d.key, d.a, d.b, True) for d in allowed]
+        rows = [(d.key, d.a, d.b, True) for d in (each.comparison.allowed if each.comparison is not None else ())]
         parted = (line.partition(": ") for line in each.differences)
         rows += [(key, *values.partition(" against ")[::2], False) for key, _, values in parted]
         names = ("key", "a", "b", "is_allowed")

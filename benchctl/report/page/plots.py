@@ -56,8 +56,7 @@ def draw_forest(*comparisons: Comparison, chart_id: str = "forest", file: str = 
     bands: list[Row] = []
     for name, group in groups.items():
         of = group[0][1].metric
-        heading = f"{name} [{of.unit}], {BETTER[of.direction]}"
-        rows.append({"y": len(rows), "label": heading, "weight": "bold"})
+        rows.append({"y": len(rows), "label": f"{name} [{of.unit}], {BETTER[of.direction]}", "weight": "bold"})
         for label, each in group:
             bands += [{"y": len(rows), "low": math.exp(-b), "high": math.exp(b)} for b in each.margins.log_bands]
             rows.append(

@@ -323,8 +323,7 @@ def find_source(file: DatasetFile, explicit: str | None, directory: Path) -> Sou
     """
     if explicit is not None:
         source = own_file(file.name, explicit, "correct it, or leave it out to use the data directory")
-        is_pinned = sha256_of(source.path) == file.sha256
-        return replace(source, dataset=file.label) if is_pinned else source
+        return replace(source, dataset=file.label) if sha256_of(source.path) == file.sha256 else source
     path = file.path_in(directory)
     if not path.is_file():
         return None
