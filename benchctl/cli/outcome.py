@@ -2,7 +2,6 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +80,11 @@ def outcome_document(
         "verdict": verdict.word,
         "verdict_exit_code": verdict.exit_code,
         "summary": verdict.sentence,
-        "verdicts": [_verdict_document(one, cell) for one, cell in _compared_cells(verdict)],
+        "verdicts": [
+            _verdict_document(one, cell)
+            for one in verdict.all
+            for cell in (one.comparison.cells if one.comparison is not None else (None,))
+        ],
         "commands": {name: commands[name] for name in ("compare", "more_blocks")},
         "warnings": msgspec.to_builtins(warnings),
         "damage": list(analysis.damage),
@@ -102,16 +105,11 @@ def _counts(outcome: Outcome) -> dict[str, int]:
     }
 
 
-def _compared_cells(verdict: PageVerdict) -> Iterator[tuple[ComparisonVerdict, CellComparison | None]]:
-    """Every cell of every comparison; None for a comparison that could not be made."""
-    for one in verdict.all:
-        yield from ((one, cell) for cell in (one.comparison.cells if one.comparison is not None else (None,)))
-
-
 _OF_A_CHANGE: Final = ("verdict", "ratio", "ci_low", "ci_high", "margin_frac", "reason")
 
 
 def _verdict_document(one: ComparisonVerdict, cell: CellComparison | None) -> dict[str, Any]:
+    """A cell of a comparison; None stands for a comparison that could not be made."""
     if cell is None:
         return {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
     changes = [metric_document(cell, metric) for metric in cell.deciding]
@@ -183,8 +181,11 @@ def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
     """One sentence for suspect runs whose client times are excluded, one for those that are excluded entirely."""
     lines = []
     for is_in_part, meaning in ((True, _IN_PART), (False, "their results are not reliable; see Notes")):
-        runs = [run for run in analysis.runs if run.record.state == "suspect"]
-        runs = [run for run in runs if (run.usability.client_excluded is not None) is is_in_part]
+        runs = [
+            run
+            for run in analysis.runs
+            if run.record.state == "suspect" and (run.usability.client_excluded is not None) is is_in_part
+        ]
         codes = Counter(code for run in runs for code in {w.code for w in decisive_warnings(run.record)})
         why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"
         if runs:

@@ -221,13 +221,12 @@ def _serving_run(source: Literal["vllm", "sglang"], document: Mapping[str, Any],
     errors = document.get("errors")
     if not is_vllm and isinstance(errors, list):
         metrics["num_failed"] = float(sum(bool(error) for error in errors))
-    notes = () if is_vllm else ("no-itl",) if "num_failed" in metrics else ("no-itl", "no-failures")
     return _foreign_run(
         source,
         where,
         metrics,
         {key: setting_at(document, key) for key in SERVING_SETTINGS[source] if key in document},
-        notes=notes,
+        notes=() if is_vllm else ("no-itl",) if "num_failed" in metrics else ("no-itl", "no-failures"),
         latencies_ms=detailed_latencies(document, has_itl=is_vllm),
     )
 

@@ -33,8 +33,11 @@ def _serving_statistics(latencies: Mapping[str, str]) -> dict[str, str]:
     """Mean and percentiles of latencies, given as our name to theirs."""
     paths: dict[str, str] = {}
     for ours, theirs in latencies.items():
-        paths |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
-        paths |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in PERCENTS}
+        paths |= {
+            f"{ours}_ms": f"mean_{theirs}_ms",
+            f"p50_{ours}_ms": f"median_{theirs}_ms",
+            **{f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in PERCENTS},
+        }
     return paths
 
 

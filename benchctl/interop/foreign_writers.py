@@ -68,11 +68,14 @@ def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -
     }
     rates = [MS_PER_S / ms for value in durations["tpot"] if (ms := ms_from_ns(value * factor)) > 0]
     blocks["output_token_throughput_per_user"] = _distribution(rates, "tokens/sec/user", len(completed))
-    for name, values in {
+    lengths = {
         "input_sequence_length": [request.prompt_tokens for request in completed],
         "output_sequence_length": [request.completion_tokens for request in completed],
-    }.items():
-        blocks[name] = _distribution([float(v) for v in values if v is not None], "tokens", len(completed))
+    }
+    blocks |= {
+        name: _distribution([float(value) for value in values if value is not None], "tokens", len(completed))
+        for name, values in lengths.items()
+    }
     return {
         # The version of AIPerf's shape that this follows
         "schema_version": "1.4",

@@ -31,7 +31,7 @@ import bisect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -184,11 +184,7 @@ def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:
 
     They are those before the first sampled batch; in a greedy run, at most as many as that request asks for.
     """
-    leading = 0
-    for record in life:
-        if not record.is_greedy or record.batch_size != 1:
-            break
-        leading += 1
+    leading = sum(1 for _ in takewhile(lambda record: record.is_greedy and record.batch_size == 1, life))
     return min(leading, _NUM_START_UP) if is_greedy_run or leading == len(life) else leading
 
 
@@ -287,12 +283,11 @@ def windows_of(averages: Sequence[Averages]) -> Iterator[Window]:
             num_calls = later.calls - first.calls
             if num_calls <= 0:
                 continue
-            total_ms = later.means_ms[whole] * later.calls - first.means_ms[whole] * first.calls
             yield Window(
                 source=source,
                 first_call=first.calls + 1,
                 last_call=later.calls,
-                mean_ms=total_ms / num_calls,
+                mean_ms=(later.means_ms[whole] * later.calls - first.means_ms[whole] * first.calls) / num_calls,
                 rounding_ms=_ROUNDING_MS * (later.calls + first.calls) / num_calls,
             )
 

@@ -73,8 +73,7 @@ def vllm_figures(
     """Arrival, counts, throughput, and {mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail with too few requests
     is null. ``metrics`` are those of a run and the standard deviations of its latencies.
     """
-    prefixes = {"mean": "", "median": "p50_", "std": "std_"}
-    prefixes |= {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
+    tails = {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
     return {
         "num_prompts": num_requests,
         **schedule(arrival),
@@ -90,7 +89,7 @@ def vllm_figures(
         **{
             f"{moment}_{latency}_ms": metrics[f"{prefix}{latency}_ms"]
             for latency in LATENCIES
-            for moment, prefix in prefixes.items()
+            for moment, prefix in {"mean": "", "median": "p50_", "std": "std_", **tails}.items()
         },
     }
 

@@ -149,12 +149,11 @@ def _number(centre: float) -> str:
 
 def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
     """True for metrics that have a row: deciding ones, exact ones that differ, and some of general interest."""
-    is_known = metric.a is not None or metric.b is not None
     of_interest = {
         "deciding": True,
         "exact": metric.verdict == "different",
         "exploratory": metric.metric.name in SHOWN_EXPLORATORY
-        or (metric.metric.name in SHOWN_WHERE_KNOWN and is_known),
+        or (metric.metric.name in SHOWN_WHERE_KNOWN and (metric.a is not None or metric.b is not None)),
     }
     return show_all or of_interest[metric.role]
 
@@ -236,8 +235,10 @@ def _part_row(part: Part, whole: Part | None = None, of: str = "") -> dict[str, 
 
 def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
     """The verdict, the answer, the tables, then what must be known to trust them."""
-    parts = [f"**{markdown_text(verdict_sentence(comparison))}**"]
-    parts.append("\n".join(f"- {markdown_text(line)}" for line in answer_lines(comparison)))
+    parts = [
+        f"**{markdown_text(verdict_sentence(comparison))}**",
+        "\n".join(f"- {markdown_text(line)}" for line in answer_lines(comparison)),
+    ]
     for table in comparison_tables(comparison, show_all=show_all):
         parts += [*([f"{markdown_text(table.title)}:"] if table.title else []), table.markdown()]
     parts.append("\n".join(f"- {markdown_text(line)}" for line in footnotes_of(comparison, show_all=show_all)))
@@ -310,10 +311,11 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     for name, counts in (("robust", "outlying blocks count little"), ("mean", "every block counts the same")):
         if name in estimators:
             yield f"estimator: {name}; {counts}, in centres and their scatter (±) as in the change"
-    if comparison.noise:
-        yield f"noise floors from {comparison.rules.noise_source}"
-    else:
-        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run NAME --aa)"
+    yield (
+        f"noise floors from {comparison.rules.noise_source}"
+        if comparison.noise
+        else "no noise floor: no A/A experiment of this machine is on file (benchctl run NAME --aa)"
+    )
 
 
 def _order_lines(comparison: Comparison, *, show_all: bool) -> Iterator[str]:
@@ -328,8 +330,10 @@ def _order_lines(comparison: Comparison, *, show_all: bool) -> Iterator[str]:
             if metric.order is not None and (slope := slope_of(metric.order)) is not None
         ]
         num_tests += len(slopes)
-        for probability, log, where in sorted(slopes)[:1]:
-            effects.append((probability, f"{words.format(percentage_change(math.expm1(log)))} {where}"))
+        effects += [
+            (probability, f"{words.format(percentage_change(math.expm1(log)))} {where}")
+            for probability, log, where in sorted(slopes)[:1]
+        ]
     significant = [(probability, line) for probability, line in effects if probability * num_tests < 0.05]
     for probability, line in significant:
         yield f"{line}{probability * num_tests:.2g}, corrected for {num_tests} tests)"

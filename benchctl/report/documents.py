@@ -62,12 +62,11 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
 
 def refusal_document(error: InvalidDataError) -> dict[str, Any]:
     """The same document for results that must not be compared or cannot be read."""
-    differences = error.differences if isinstance(error, NotComparableError) else ()
     return {
         "verdict": "not-comparable" if isinstance(error, NotComparableError) else "invalid",
         "exit_code": error.exit_code,
         "summary": str(error).splitlines()[0],
-        "reasons": list(differences) or [str(error)],
+        "reasons": list(error.differences if isinstance(error, NotComparableError) else ()) or [str(error)],
         "cells": [],
         "metrics": [],
         "allowed_differences": [],

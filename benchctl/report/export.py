@@ -114,9 +114,10 @@ def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFi
     """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
     if (reason := why_not_drawn()) is not None:
         return replace(files, no_pictures=reason)
-    drawn = [chart for chart in files.charts if chart.file and chart.spec]
     pictures = (
-        _write(files.root, f"plots/{chart.file}", chart_bytes(chart, Path(chart.file).suffix)) for chart in drawn
+        _write(files.root, f"plots/{chart.file}", chart_bytes(chart, Path(chart.file).suffix))
+        for chart in files.charts
+        if chart.file and chart.spec
     )
     written = (*files.written, *pictures)
     if files.root == analysis.results.path:
@@ -171,10 +172,7 @@ def _candidates(root: Path) -> Iterator[Path]:
         return
     for child in _directories(root):
         below = [] if _is_result(child) else _directories(child)
-        if below and any(_is_result(path) for path in below):
-            yield from below
-        else:
-            yield child
+        yield from below if any(map(_is_result, below)) else [child]
 
 
 def _is_result(path: Path) -> bool:

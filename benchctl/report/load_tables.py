@@ -104,10 +104,10 @@ def _rest(figures: "LoadFigures") -> Iterator[tuple[str, str]]:
 
 def durations_table(figures: "LoadFigures") -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
-    rows = []
-    for name, title in _NAMES.items():
-        columns = [f"{prefix}{name}_ms" for prefix in ("", "p50_", "p99_", "max_")]
-        rows.append((title, *(four_digits(figures.metrics[column]) for column in columns)))
+    rows = (
+        (title, *(four_digits(figures.metrics[f"{prefix}{name}_ms"]) for prefix in ("", "p50_", "p99_", "max_")))
+        for name, title in _NAMES.items()
+    )
     return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
 
 

@@ -115,11 +115,10 @@ def verdict_of_sides(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions |
     except (InvalidDataError, UsageError) as error:
         a_name, b_name = (side.variant or str(side) for _, side in sides)
         problem = f"{b_name} against {a_name}: {error}"
-        is_refused = isinstance(error, NotComparableError)
         return ComparisonVerdict(
             a_name=a_name,
             b_name=b_name,
-            word="not comparable" if is_refused else "invalid",
+            word="not comparable" if isinstance(error, NotComparableError) else "invalid",
             sentence=problem.splitlines()[0],
             exit_code=error.exit_code,
             problem=problem,

@@ -249,7 +249,6 @@ def inference_perf_config(
     stages: tuple[CalibrationStage, ...], *, base_url: str = DEFAULT_URL, model_name: str | None = None
 ) -> dict[str, Any]:
     """The document of stages with equal lengths."""
-    num_requests = sum(stage.num_requests for stage in stages)
     return {
         "api": {"type": "completion", "streaming": True},
         "server": {
@@ -271,7 +270,7 @@ def inference_perf_config(
             "type": "shared_prefix",
             "shared_prefix": {
                 "seed": SEED,
-                "num_unique_system_prompts": num_requests,
+                "num_unique_system_prompts": sum(stage.num_requests for stage in stages),
                 "num_users_per_system_prompt": 1,
                 "system_prompt_len": 0,
                 "question_len": stages[0].prompt_tokens,
@@ -290,8 +289,7 @@ def write_inference_perf(
     paths = []
     for (prompt, output), stages in workload.by_size():
         path = out / f"{workload.name.lower()}-{prompt}-{output}.yaml"
-        purpose = f"{workload.name}: {workload.purpose}"
-        header = f"# {purpose}{'; ' + workload.remark if workload.remark else ''}.\n"
+        header = f"# {workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}.\n"
         document = inference_perf_config(stages, base_url=base_url, model_name=model_name)
         write_bytes_atomic(path, (header + dump_document(document)).encode())
         paths.append(path)

@@ -52,9 +52,8 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except _TEMPLATE_ERRORS as error:
-            problem = decoding_problem(error)
             raise UsageError(
-                f"{self._path}: the chat template is damaged: {problem}; get the file again"
+                f"{self._path}: the chat template is damaged: {decoding_problem(error)}; get the file again"
             ) from error
 
     def render(self, chat: Sequence[Message]) -> str:
@@ -68,10 +67,10 @@ class ChatTemplate:
             return self._template.render(variables | self._variables)
         except _TEMPLATE_ERRORS as error:
             roles = ", ".join(message.role for message in chat)
-            problem = decoding_problem(error)
             raise UsageError(
-                f"{self._path}: the chat template refuses a chat of {roles}: {problem}; its servers refuse it too, "
-                "so ask in a form that the model knows, or correct request.chat_template_kwargs"
+                f"{self._path}: the chat template refuses a chat of {roles}: {decoding_problem(error)}; its "
+                "servers refuse it too, so ask in a form that the model knows, or correct "
+                "request.chat_template_kwargs"
             ) from error
 
 
@@ -181,8 +180,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
 
 

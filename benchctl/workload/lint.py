@@ -103,13 +103,12 @@ def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
 
 def _finding(file: ConfigFile, rule: Rule) -> LintFinding:
     _, code, severity, key, problem, remedy = rule
-    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key)
     return LintFinding(
         code=code,
         severity=severity,
         path=file.path,
         line=file.line(key),
-        key=dotted.removeprefix("."),
+        key="".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix("."),
         problem=problem,
         remedy=remedy,
     )
@@ -162,7 +161,6 @@ def _file_rules(file: ConfigFile) -> tuple[Rule, ...]:
     by_default = "" if ("api", "streaming") in file.lines else " by default"
     kind = file.value("data", "type")
     seed: tuple[str, ...] = ("data", "shared_prefix", "seed") if kind == "shared_prefix" else ("load", "base_seed")
-    is_seeded = kind not in {"shared_prefix", "synthetic", "random"} or file.value(*seed) is not None
     return (
         (
             not file.value("api", "streaming"),
@@ -187,7 +185,7 @@ def _file_rules(file: ConfigFile) -> tuple[Rule, ...]:
             "use concurrent for a fixed number of open requests, or poisson where random arrivals are meant",
         ),
         (
-            not is_seeded,
+            kind in {"shared_prefix", "synthetic", "random"} and file.value(*seed) is None,
             "unseeded-prompts",
             "warning",
             seed[:-1],

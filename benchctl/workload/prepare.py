@@ -144,22 +144,21 @@ def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, boo
     baseline, lengths = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
     for planned in results.plan().runs:
         directory = results.run(planned.run_id)
-        if planned.variant != baseline or not directory.is_begun():
-            continue
         # A run that is suspect for its times has still counted its tokens
-        if directory.read().state not in {"done", "suspect"}:
-            continue
-        for record in directory.requests():
+        counts = (
+            planned.variant == baseline and directory.is_begun() and directory.read().state in {"done", "suspect"}
+        )
+        for record in directory.requests() if counts else ():
             if (length := _length_of(record)) is not None:
                 lengths.setdefault(record.request_id, []).append(length)
     return lengths
 
 
 def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
-    if record.is_warmup or record.error is not None or record.completion_tokens is None:
+    # without a whole answer: failed by an older version's record, or ended for a reason that nobody knows
+    is_whole = record.error is None and all(may_be_whole(choice.finish_reason) for choice in record.choices)
+    if record.is_warmup or record.completion_tokens is None or not is_whole:
         return None
-    if not all(may_be_whole(choice.finish_reason) for choice in record.choices):
-        return None  # failed by an older version's record, or ended for a reason that nobody knows
     return record.completion_tokens, any(is_cut(choice.finish_reason) for choice in record.choices)
 
 
@@ -385,12 +384,11 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
         return arrival_offsets_ns(arrival, len(prompts) * copies, named_stream(seed, "arrival"))
     recorded = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
     if len(recorded) < len(prompts):
-        traces = _names_of_traces()
         without = next(prompt.source for prompt in prompts if prompt.arrival_ns is None)
         raise ProfileError(
             f"workload.arrival.kind is trace, but {without} has no recorded arrival; choose dataset "
-            f"{' or '.join(traces)}, a custom one with timestamps, or another kind of arrival such as poisson with "
-            "a request_rate"
+            f"{' or '.join(_names_of_traces())}, a custom one with timestamps, or another kind of arrival "
+            "such as poisson with a request_rate"
         )
     return tuple(offset for offset in trace_offsets_ns(recorded, arrival.speedup) for _ in range(copies))
 

@@ -35,9 +35,7 @@ def distinct_seeds(stream: random.Random, num_bits: int = _SEED_BITS) -> Iterato
 
 def draw_lengths(length: "Length", stream: random.Random) -> Iterator[int]:
     """Lengths in tokens without end: those of a list in turn, or each drawn by ``draw_length``."""
-    if isinstance(length, tuple):
-        return cycle(length)
-    return (draw_length(length, stream) for _ in repeat(None))
+    return cycle(length) if isinstance(length, tuple) else (draw_length(length, stream) for _ in repeat(None))
 
 
 def draw_length(length: "int | LengthRange", stream: random.Random) -> int:

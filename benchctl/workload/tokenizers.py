@@ -69,9 +69,7 @@ def tokenize_chat(messages: Iterable[Message]) -> list[str]:
     """The pieces of a chat prompt in ChatML: five around each message, three that open the answer."""
     pieces: list[str] = []
     for message in messages:
-        pieces += ("<|im_start|>", message.role, "\n")
-        pieces += _pieces(message.content)
-        pieces += ("<|im_end|>", "\n")
+        pieces += ("<|im_start|>", message.role, "\n", *_pieces(message.content), "<|im_end|>", "\n")
     pieces += ("<|im_start|>", "assistant", "\n")
     return pieces
 

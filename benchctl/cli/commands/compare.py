@@ -431,11 +431,12 @@ def _write(contents: Contents, *, outputs: Sequence[Path], summary: Path | None,
 
 def _markdown(verdict: PageVerdict, *, show_all: bool) -> bytes:
     parts = [f"**{markdown_text(f'{verdict.word}: {verdict.sentence}')}**"] if len(verdict.all) > 1 else []
-    for one in verdict.all:
-        if one.comparison is None:
-            parts.append(_titled(f"{one.word}: {one.sentence}", one.problem or ""))
-        else:
-            parts.append(markdown_of(one.comparison, show_all=show_all))
+    parts += [
+        _titled(f"{one.word}: {one.sentence}", one.problem or "")
+        if one.comparison is None
+        else markdown_of(one.comparison, show_all=show_all)
+        for one in verdict.all
+    ]
     return ("\n\n".join(parts) + "\n").encode()
 
 

@@ -158,7 +158,11 @@ def flops(options: FlopsOptions) -> None:
         convention=options.convention,
     )
     columns: dict[str, _Numbers] = {options.convention: _numbers(account, options.wall, device)}
-    accepted = _accepted(options)
+    accepted = None
+    if options.draft_tokens is not None:
+        from benchctl.cli.commands.speculation import read_acceptance  # scipy, which is needed for drafts alone
+
+        accepted = read_acceptance(options.acceptance).of(options.draft_tokens)
     corrections: tuple[Correction, ...] = ()
     if accepted is not None or options.observed_candidates is not None:
         lengths = totals.evenly()
@@ -181,15 +185,6 @@ def flops(options: FlopsOptions) -> None:
         "wall_s": options.wall,
     }
     _tell(stated, columns, corrections, device, as_json=options.as_json)
-
-
-def _accepted(options: FlopsOptions) -> tuple[float, ...] | None:
-    """Acceptance of each drafted position; None without speculation."""
-    if options.draft_tokens is None:
-        return None
-    from benchctl.cli.commands.speculation import read_acceptance  # scipy, which is needed for drafts alone
-
-    return read_acceptance(options.acceptance).of(options.draft_tokens)
 
 
 def _expected_counts(
@@ -436,8 +431,10 @@ def _milliseconds(time_s: float) -> str:
 def _floor_notes(document: dict[str, Any], hardware: Hardware) -> Iterator[str]:
     """The origin of the peaks, and what the floor does not contain."""
     origin = "measured peaks" if hardware.measured_at else f"peaks: {hardware.source}"
-    meaning = "No server reaches them in either step, so this is a floor and no prediction"
-    yield f"{origin}. {meaning}; the parts add up to the ratio less 1"
+    yield (
+        f"{origin}. No server reaches them in either step, so this is a floor and no prediction; the parts add up "
+        "to the ratio less 1"
+    )
     num_operations = max(row["num_operations"] for row in document["rows"])
     if document["launch_us"] is None and num_operations:
         yield (

@@ -328,11 +328,10 @@ def _arrival(options: LoadOptions) -> dict[str, Any]:
     kind = "burst" if options.max_concurrency is None else "closed-loop"
     if rate is not None:
         kind = "poisson" if options.burstiness is None else "gamma"
-    burstiness = 1.0 if options.burstiness is None else options.burstiness
     return {
         "kind": kind,
         "request_rate": rate,
-        "burstiness": burstiness,
+        "burstiness": 1.0 if options.burstiness is None else options.burstiness,
         "max_concurrency": options.max_concurrency,
     }
 

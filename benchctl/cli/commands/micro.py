@@ -185,9 +185,8 @@ def _show_filed(*, as_json: bool) -> None:
         medians = {name: _median(series) for name, series in best.items() if series is not None}
         rows.append({"key": entry.key, "measured": peaks.measured_at, "warnings": codes, **medians})
     headings = ("key", "measured", *_LISTED, "warnings")
-    columns = (Column(name, name, is_left=name not in _LISTED) for name in headings)
     lines: tuple[Table | str, ...] = (
-        Table("", tuple(columns), tuple(rows)),
+        Table("", tuple(Column(name, name, is_left=name not in _LISTED) for name in headings), tuple(rows)),
         f"store: {PEAKS.directory}; of each key the newest counts, of a quiet machine if there is one",
     )
     if not rows:

@@ -49,12 +49,12 @@ def list_noise(
         step = noise.metrics.get("step_ms")
         blocks = max((metric.num_blocks for metric in noise.metrics.values()), default=0)
         floor = None if step is None else percentage(step.floor_frac)
-        when = (noise.measured_at, _age(noise), noise.source)
-        rows.append((entry.key, _engine(noise), noise.model, blocks, floor, *when))
+        rows.append(
+            (entry.key, _engine(noise), noise.model, blocks, floor, noise.measured_at, _age(noise), noise.source)
+        )
     headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
-    table = table_of(headings, rows, left=("key", "engine", "model", "when", "from"))
     lines = (
-        (table, f"store: {store}")
+        (table_of(headings, rows, left=("key", "engine", "model", "when", "from")), f"store: {store}")
         if rows
         else (f"{store} contains no noise yet; 'benchctl run NAME --aa' measures it",)
     )

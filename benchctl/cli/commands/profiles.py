@@ -60,8 +60,7 @@ def validate(
         try:
             profile = load_profile(name, engine=engine, overrides=overrides or [])
             check_names(profile)
-            num_runs = len(plan_runs(profile).runs)
-            plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
+            plan = f"{count_of(len(plan_runs(profile).runs), 'run')} in {count_of(profile.blocks, 'block')}"
             say(f"ok {name}: {plan} on {profile.engine.kind}")
         except ProfileError as error:
             errors.append(str(error))

@@ -486,10 +486,9 @@ def list_engines(
         for check in checks
     ]
     headings = ("engine", "installed", "to install")
-    rows = ((check.name, check.finding, check.remedy or "") for check in checks)
     tell(
         {"directory": str(directory), "engines": documents},
-        table_of(headings, rows, left=headings),
+        table_of(headings, ((check.name, check.finding, check.remedy or "") for check in checks), left=headings),
         f"directory: {directory} (set BENCHCTL_ENGINES_DIR for another)",
         as_json=as_json,
     )

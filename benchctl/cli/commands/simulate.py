@@ -195,8 +195,13 @@ def _simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> 
         costs = costs_in_words(variant_settings(profile, planned.variant, planned.cell))
         arm = {"run_id": planned.run_id, "arm": arm_label(planned.variant, planned.cell), "costs": costs}
         runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
-    document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
-    document["warnings"] = msgspec.to_builtins(warnings)
+    document = {
+        "schema_version": 1,
+        "profile": profile.name,
+        "seed": profile.seed,
+        "runs": runs,
+        "warnings": msgspec.to_builtins(warnings),
+    }
     files = {"metrics.json": document_bytes(document), "profile.yaml": dump_profile(profile).encode()}
     directory = _new_directory(output_root / profile.name, "summary", files)
     for warning in () if as_json else warnings:

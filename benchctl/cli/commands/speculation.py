@@ -194,10 +194,11 @@ def speculation(options: SpeculationOptions) -> None:
     those that were measured, and the formula is checked against the measurement.
     """
     measured = None if options.results is None else measured_speculation(load_experiment(options.results))
-    if measured is None:
-        judged = read_acceptance(options.acceptance, options.drafts, options.accepted)
-    else:
-        judged = measured.acceptance
+    judged = (
+        read_acceptance(options.acceptance, options.drafts, options.accepted)
+        if measured is None
+        else measured.acceptance
+    )
     bonus = not options.no_bonus and (measured is None or any(arm.bonus for arm in measured.arms))
     lengths = read_draft_tokens(options.draft_tokens)
     fitted = None if options.step_time_model is None else read_model(options.step_time_model)

@@ -104,12 +104,11 @@ class FitForm:
     @property
     def options(self) -> FitOptions:
         """The options of a fit; the published form is fitted as published, as ``evaluate`` has it beside others."""
-        is_as_published = self.ridge is None and self.structure == "original"
         return FitOptions(
             structure=self.structure,
             experts_read=self.experts,
             constraint=self.constraint,
-            ridge=0.0 if is_as_published else self.ridge,
+            ridge=0.0 if self.ridge is None and self.structure == "original" else self.ridge,
         )
 
 
@@ -175,10 +174,9 @@ def fit(
     if output is not None:
         write_model(output, fitted)
     if picture is not None:
-        predictions = predict_runs(fitted, steps.observed) if evaluation is None else evaluation.predictions
         _draw(
             picture,
-            predictions,
+            predict_runs(fitted, steps.observed) if evaluation is None else evaluation.predictions,
             fitted.structure,
             "fitted to these steps" if evaluation is None else _manner(evaluation),
         )
@@ -220,10 +218,11 @@ def evaluate(
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
     steps = table.read(sources)
-    if fitted is not None:
-        evaluations: Sequence[Evaluation] = [judge(read_model(fitted), steps.observed, hold_out)]
-    else:
-        evaluations = compare_structures(steps.observed, form.options, hold_out)
+    evaluations: Sequence[Evaluation] = (
+        compare_structures(steps.observed, form.options, hold_out)
+        if fitted is None
+        else [judge(read_model(fitted), steps.observed, hold_out)]
+    )
     if picture is not None:
         _draw(picture, evaluations[0].predictions, evaluations[0].structure, _manner(evaluations[0]))
     by_bucket = buckets(evaluations[0].predictions)
@@ -380,9 +379,9 @@ def _today() -> str:
 
 
 def _manner(evaluation: Evaluation) -> str:
-    if not evaluation.is_held_out:
-        return "one model for all"
-    return f"each {evaluation.by} predicted by a fit to the others"
+    return (
+        f"each {evaluation.by} predicted by a fit to the others" if evaluation.is_held_out else "one model for all"
+    )
 
 
 def _draw(path: Path, predictions: Predictions, structure: str, manner: str) -> None:

@@ -258,10 +258,9 @@ def _write_runs(
 ) -> tuple[RunRecord, ...]:
     """Plan and runs, in the order of time; a run with the warnings of its checks is suspect if it has any."""
     in_time = sorted(arms, key=lambda arm: (arm.meta.wall_start_epoch_s or 0.0, arm.tag != BASELINE))
-    variants = [variant_name(arm.tag) for arm in in_time]
     planned_runs = tuple(
         PlannedRun(index=i, run_id=run_directory_name(i, 0, variant, {}), block=0, position=i, variant=variant)
-        for i, variant in enumerate(variants)
+        for i, variant in enumerate(variant_name(arm.tag) for arm in in_time)
     )
     results.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=planned_runs))
     starts_s = [arm.meta.wall_start_epoch_s for arm in arms if arm.meta.wall_start_epoch_s is not None]

@@ -258,9 +258,8 @@ def layer(
             {"field": name, "title": title, **({"format": form[0], "type": "quantitative"} if form else {})}
             for name, title, *form in tip
         ]
-    rest = {name: value for name, value in properties.items() if not name.endswith("_by")}
     return {
-        "mark": {"type": mark, **rest},
+        "mark": {"type": mark, **{name: value for name, value in properties.items() if not name.endswith("_by")}},
         "encoding": encoding,
         **({} if where is None else {"transform": [{"filter": where}]}),
         **({} if data is None else {"data": data}),

@@ -44,13 +44,12 @@ def draw_fit(predictions: Predictions) -> figure.Spec:
     legend = figure.by_series(models, name="model")
     plain = {**legend, "color": {**legend["color"], "legend": None}}
     phases = np.concatenate([phases_of(run) for run in runs])
-    lines = [
-        [_cloud(measured[steps], predicted[steps], legend), _residuals("batch", batch, errors, plain)],
-        [_histogram(predictions, plain), _residuals("context", values["context"], errors, plain)],
-        [_boxes(plain)],
-    ]
     return figure.grid(
-        lines,
+        [
+            [_cloud(measured[steps], predicted[steps], legend), _residuals("batch", batch, errors, plain)],
+            [_histogram(predictions, plain), _residuals("context", values["context"], errors, plain)],
+            [_boxes(plain)],
+        ],
         models,
         rows=_records({name: column[steps].tolist() for name, column in columns.items()}),
         medians=medians,
@@ -117,12 +116,11 @@ def _running_median(x: Floats, y: Floats, num_parts: int = 12) -> Iterator[tuple
 def _histogram(predictions: Predictions, encoding: figure.Spec) -> figure.Spec:
     """Errors of all steps, and in the title their mean magnitude, bias and coverage."""
     errors = predictions.errors
-    x = figure.axis("error: predicted / measured - 1", "low", format=".0%")
     return figure.panel(
         160,
         figure.axis("steps", zero=True),
         [figure.layer("rect", x2_by="high", y_by="bottom", y2_by="top")],
-        encoding={**encoding, "x": x},
+        encoding={**encoding, "x": figure.axis("error: predicted / measured - 1", "low", format=".0%")},
         width=_LEFT_PX,
         data={"name": "bins"},
         title=f"MAPE {np.abs(errors).mean():.1%}, bias {errors.mean():+.1%}, "
@@ -145,7 +143,6 @@ def _bins(errors: Floats, labels: Words, models: Sequence[str]) -> Iterator[figu
 def _boxes(encoding: figure.Spec) -> figure.Spec:
     """A box for each phase of each model: quartiles, and whiskers from 5 to 95 %."""
     labels = {"labelLimit": 170, "grid": False, "minExtent": 170}
-    x = figure.axis("error: box 25 to 75%, whiskers 5 to 95%", "p5", format=".0%")
     return figure.panel(
         150,
         {"type": "nominal", "title": None, "sort": None, "axis": labels},
@@ -154,7 +151,7 @@ def _boxes(encoding: figure.Spec) -> figure.Spec:
             figure.layer("bar", x_by="p25", x2_by="p75", size=14, opacity=0.7, y_by="name"),
             figure.layer("tick", x_by="p50", y_by="name", color_by={"value": "black"}, thickness=2, size=14),
         ],
-        encoding={**encoding, "x": x},
+        encoding={**encoding, "x": figure.axis("error: box 25 to 75%, whiskers 5 to 95%", "p5", format=".0%")},
         width=600,
         data={"name": "boxes"},
     )

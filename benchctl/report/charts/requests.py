@@ -183,7 +183,6 @@ def draw_distributions(arms: Mapping[str, Blocks], unit: str) -> figure.Chart:
         where=("datum.latency === latency", figure.OF_ARM),
         encoding=figure.by_series(labels),
     )
-    x = figure.axis("latency, ms", "ms")
     return figure.Chart(
         **words,
         caption=(
@@ -193,7 +192,7 @@ def draw_distributions(arms: Mapping[str, Blocks], unit: str) -> figure.Chart:
         definition="; ".join(
             f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in names
         ),
-        spec=figure.picture([panel], rows, x, choices=choices, legend=labels),
+        spec=figure.picture([panel], rows, figure.axis("latency, ms", "ms"), choices=choices, legend=labels),
         choices=choices,
         has_log_switch=True,
     )

@@ -138,8 +138,18 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
             end += value
             number = short_number(value) if value >= 0.1 * longest else ""
             ink = "black" if _COLORS.get(name, GREY) in {YELLOW, SKY, GREY, ORANGE, PURPLE} else "white"
-            row = {"bar": label, "part": name, "value": value, "start": start, "end": end}
-            rows.append({**row, "middle": (start + end) / 2, "number": number, "ink": ink})
+            rows.append(
+                {
+                    "bar": label,
+                    "part": name,
+                    "value": value,
+                    "start": start,
+                    "end": end,
+                    "middle": (start + end) / 2,
+                    "number": number,
+                    "ink": ink,
+                }
+            )
         ends.append({"bar": label, "end": end, "number": short_number(end)})
     visible = [name for name in names if max(p.get(name, 0.0) for p in whole.values()) >= 0.001 * longest]
     color = figure.by_color("part", {name: _COLORS.get(name, GREY) for name in names or [UNNAMED]})
@@ -361,8 +371,8 @@ def batch_size_rows(
         part = times_ms[(least <= sizes) & (sizes <= most)]
         if len(part):
             low, high = np.percentile(part, (5, 95)).tolist()
-            numbers = {"mean": float(part.mean()), "steps": len(part), "low": low, "high": high}
-            yield {"arm": label, "size": name, **numbers}
+            mean = float(part.mean())
+            yield {"arm": label, "size": name, "mean": mean, "steps": len(part), "low": low, "high": high}
 
 
 CHARTS: Final = (draw_sections, draw_step_time, draw_batch_size, draw_flops)

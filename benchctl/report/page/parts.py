@@ -212,9 +212,14 @@ def answer_values(comparison: Comparison) -> dict[str, Any] | None:
         quality = () if cell.quality is None else quality_lines(cell.quality)
         divergence = [] if cell.divergence is None else [divergence_sentence(cell.divergence)]
         if lines := [*map(minus_in_numbers, quality), *divergence]:
-            verdict = None if cell.quality is None else cell.quality.verdict
-            decides = {"verdict": verdict, "is_deciding": cell.is_quality_deciding}
-            cells.append({"label": cell.label, **decides, "lines": lines})
+            cells.append(
+                {
+                    "label": cell.label,
+                    "verdict": None if cell.quality is None else cell.quality.verdict,
+                    "is_deciding": cell.is_quality_deciding,
+                    "lines": lines,
+                }
+            )
     notes = list(dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note))
     return {"cells": cells, "notes": notes} if cells or notes else None
 
@@ -319,9 +324,11 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
     work = {"passes": passes_text(analysis)}
     if analysis.passes is None:
         requests = analysis.results.requests
-        work = {"requests": f"{len(requests)} of {manifest.dataset}, stop {manifest.stop}"}
-        work |= {"prompts": prompt_lengths_text(requests, manifest.engine) or ""}
-        work |= {"request set": manifest.request_set_sha256}
+        work = {
+            "requests": f"{len(requests)} of {manifest.dataset}, stop {manifest.stop}",
+            "prompts": prompt_lengths_text(requests, manifest.engine) or "",
+            "request set": manifest.request_set_sha256,
+        }
     facts = {
         "directory": directory_name(analysis),
         "label": manifest.label,

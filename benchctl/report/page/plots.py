@@ -203,8 +203,7 @@ def cell_waterfalls(cell: CellComparison) -> Iterator[Waterfall]:
             sentence=f"{capitalized('. '.join(filter(None, lines)))}.",
         )
     if split is not None and split.whole.a_s is not None and len(split.parts) > 1:
-        words = f"Sections of a step: {split.origin}."
-        yield _of_step(cell, "mean step", (split.whole, split.parts), "in", words)
+        yield _of_step(cell, "mean step", (split.whole, split.parts), "in", f"Sections of a step: {split.origin}.")
     if not isinstance(model, str) and model.whole.a_s is not None:
         words = f"By the {source_text(model)}."
         yield _of_step(cell, "mean step by its work", (model.whole, model.shown_parts), "by", words)
@@ -220,14 +219,15 @@ def _of_step(
     for part in parts:
         half_width_s = _half_width_s(part)
         if abs(part.added_s) >= worth:
-            fall = Fall(
-                label=part.name,
-                added=part.added_s * MS_PER_S,
-                half_width=None if half_width_s is None else half_width_s * MS_PER_S,
-                meaning=f"time per step {how} {part.name}: mean over blocks of b - a, with its 95% interval",
-                is_clear=part.is_significant,
+            falls.append(
+                Fall(
+                    label=part.name,
+                    added=part.added_s * MS_PER_S,
+                    half_width=None if half_width_s is None else half_width_s * MS_PER_S,
+                    meaning=f"time per step {how} {part.name}: mean over blocks of b - a, with its 95% interval",
+                    is_clear=part.is_significant,
+                )
             )
-            falls.append(fall)
     if small := [part for part in parts if abs(part.added_s) < worth]:
         added = sum(part.added_s for part in small) * MS_PER_S
         names = f"together: {', '.join(part.name for part in small)}"

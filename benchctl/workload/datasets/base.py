@@ -346,8 +346,7 @@ def own_file(kind: str, path_text: str, remedy: str = "correct it", *, key: str 
     path = next((path for path in (direct, *beside) if path.is_file()), None)
     if path is None:
         problem = "a directory" if direct.is_dir() else "not a file"
-        remedy = _REMEDIES.get(direct.name, remedy)
-        raise DatasetError(f"{key} is {path_text}, which is {problem}; {remedy}")
+        raise DatasetError(f"{key} is {path_text}, which is {problem}; {_REMEDIES.get(direct.name, remedy)}")
     return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")
 
 

@@ -189,8 +189,7 @@ def sticker_album(cast: Cast, draw: random.Random) -> Draft:
 def two_machines(cast: Cast, draw: random.Random) -> Draft:
     first, minutes, percent = draw.randint(6, 40), 10 * draw.randint(2, 18), draw.randint(2, 20)
     second = 10 * draw.randint(1, 5) + -first % 10
-    made = (first + second) * minutes
-    return made * (100 - percent) // 100, (
+    return (first + second) * minutes * (100 - percent) // 100, (
         f"In a toy factory, one machine makes {first} parts a minute and a newer one makes {second} parts a "
         f"minute. Both run for {minutes} minutes without a stop. {cast.a}, who checks the quality, has to throw "
         f"out {percent}% of all the parts made in that time. How many good parts are there?"

@@ -97,10 +97,9 @@ def gsm8k_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer)
         if answer is None:
             raise damaged_row(file.path, number, "the answer has no gold value after '####'")
         problems.append((row.question, answer))
-    chosen = ((i, *problems[i]) for i in selection.row_order(len(problems)))
     prompts = (
         question_prompt(question, prompt_id=f"gsm8k-{i:05d}", source=f"{file.dataset}:{i}", answer=answer)
-        for i, question, answer in chosen
+        for i, question, answer in ((i, *problems[i]) for i in selection.row_order(len(problems)))
     )
     return selection.take(prompts, file)
 
@@ -152,10 +151,9 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
             f"{file.path}: {decoding_problem(error)}. Expected a JSON list of objects with 'conversations' of "
             "'from' and 'value': fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
         ) from error
-    beginnings = ((i, rows[i].conversations[:2]) for i in selection.row_order(len(rows)))
     answered = (
         (i, turns[0].value, turns[1].value)
-        for i, turns in beginnings
+        for i, turns in ((i, rows[i].conversations[:2]) for i in selection.row_order(len(rows)))
         if [turn.speaker for turn in turns] == ["human", "gpt"]
     )
     return selection.take(_usable(answered, file.dataset, tokenizer), file)
