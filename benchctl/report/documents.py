@@ -208,12 +208,9 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
 
 def _drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
     """Counts and acceptance of an arm's draft tokens; None where none were drafted."""
-    if drafts is None:
-        return None
-    return {
-        **drafts.counts.metrics,
-        "positions": [asdict(position) for position in drafts.positions],
-    }
+    return (
+        None if drafts is None else {**drafts.counts.metrics, "positions": [asdict(at) for at in drafts.positions]}
+    )
 
 
 def quality_document(cell: CellComparison) -> dict[str, Any] | None:
@@ -221,8 +218,12 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
     if cell.quality is None:
         return None if cell.quality_note is None else {"note": cell.quality_note}
     pass_at = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
-    lines = list(quality_lines(cell.quality))
-    return {**asdict(cell.quality), "pass_at": pass_at, "decides": cell.is_quality_deciding, "lines": lines}
+    return {
+        **asdict(cell.quality),
+        "pass_at": pass_at,
+        "decides": cell.is_quality_deciding,
+        "lines": list(quality_lines(cell.quality)),
+    }
 
 
 def _decomposition_document(of: Decomposition, cause: str | None) -> dict[str, Any]:

@@ -159,8 +159,11 @@ def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
             f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
     unknown = dict.fromkeys(_NAMES) | {"nodes": ()}
-    entries = [unknown | {"path": str(path)} | _entry(path) for path in _candidates(root)]
-    entries.sort(key=lambda entry: (entry["created_at"] or "", entry["path"]), reverse=True)
+    entries = sorted(
+        (unknown | {"path": str(path)} | _entry(path) for path in _candidates(root)),
+        key=lambda entry: (entry["created_at"] or "", entry["path"]),
+        reverse=True,
+    )
     unreadable = [entry for entry in reversed(entries) if entry["problem"] is not None]
     return (*(entry for entry in entries if entry["problem"] is None), *unreadable)
 

@@ -211,8 +211,12 @@ def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
         }
         for each in best_of_each(peaks)
     ]
-    where = None if path is None else str(path)
-    return {"path": where, "hardware": hardware_of(peaks).name, "best": best, **values}
+    return {
+        "path": None if path is None else str(path),
+        "hardware": hardware_of(peaks).name,
+        "best": best,
+        **values,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

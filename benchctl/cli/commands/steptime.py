@@ -180,8 +180,10 @@ def fit(
             fitted.structure,
             "fitted to these steps" if evaluation is None else _manner(evaluation),
         )
-    held_out = evaluations_document([] if evaluation is None else [evaluation])
-    document = {"model": model_document(fitted), "held_out": held_out}
+    document = {
+        "model": model_document(fitted),
+        "held_out": evaluations_document([] if evaluation is None else [evaluation]),
+    }
     files = _files(model=output, picture=picture)
     tell(document, *_fit_parts(fitted, steps, evaluation, hold_out), *files, as_json=as_json)
 

@@ -378,9 +378,8 @@ def sends_s(durations_s: Sequence[float], concurrency: int) -> tuple[float, ...]
     free_at_s = [0.0] * max(1, min(concurrency, len(durations_s)))
     sends = []
     for duration_s in durations_s:
-        send_s = heapq.heappop(free_at_s)
-        sends.append(send_s)
-        heapq.heappush(free_at_s, send_s + duration_s)
+        sends.append(free_at_s[0])
+        heapq.heapreplace(free_at_s, free_at_s[0] + duration_s)
     return tuple(sends)
 
 

@@ -234,8 +234,13 @@ def panel(height: int, y: Spec, layers: Sequence[Spec], *, where: Sequence[str] 
     ``where`` holds; ``encoding`` in ``more`` is that of all layers.
     """
     encoding = {**more.pop("encoding", {}), "y": y}
-    filters = [{"filter": test} for test in where]
-    return {"height": height, "transform": filters, "encoding": encoding, "layer": list(layers), **more}
+    return {
+        "height": height,
+        "transform": [{"filter": test} for test in where],
+        "encoding": encoding,
+        "layer": list(layers),
+        **more,
+    }
 
 
 def layer(

@@ -366,8 +366,13 @@ def _sweep_axis(rows: Sequence[SweepRow], factor: str | None) -> figure.Spec:
     """The factor at its values, logarithmic where they span much; without one, the cells side by side."""
     if factor is None:
         names = list(dict.fromkeys(str(_x_of(row, None)) for row in rows))
-        title = " and ".join(rows[0].cell)
-        return {"field": "x", "type": "nominal", "title": title, "sort": names, "axis": {"labelLimit": 160}}
+        return {
+            "field": "x",
+            "type": "nominal",
+            "title": " and ".join(rows[0].cell),
+            "sort": names,
+            "axis": {"labelLimit": 160},
+        }
     values = sorted({float(_x_of(row, factor)) for row in rows})
     ticks: figure.Spec = {"values": values} if len(values) <= 12 else {}
     scale = {"type": "log"} if figure.is_wide(values, 10.0) else {"zero": False}

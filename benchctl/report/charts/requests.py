@@ -104,8 +104,10 @@ def request_rows(run: RunSummary) -> list[figure.Row]:
     Seconds are those of the run's clock; ``waited`` is the end of the grey bar, ``first`` and ``last`` are None
     without any output.
     """
-    sends = [(each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None]
-    sends.sort(key=lambda send: send[:2])
+    sends = sorted(
+        ((each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None),
+        key=lambda send: send[:2],
+    )
     rows: list[figure.Row] = []
     for sent_ns, _, request in sends:
         times_ns = (sent_ns, first_token_ns(request), last_token_ns(request))

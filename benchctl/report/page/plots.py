@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
@@ -288,11 +289,11 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
     """The bars of a waterfall from top to bottom, with positions as SVG lengths: from zero to the highest level,
     with room for intervals.
     """
-    level, levels = waterfall.start, [0.0, waterfall.start, waterfall.end]
-    for fall in waterfall.falls:
-        level += fall.added
-        levels += [level, level - (fall.half_width or 0.0), level + (fall.half_width or 0.0)]
-    lowest, highest = min(levels), max(levels) * 1.02 or 1.0
+    levels = list(accumulate((fall.added for fall in waterfall.falls), initial=waterfall.start))
+    reached = [0.0, waterfall.end, *levels]
+    for fall, after in zip(waterfall.falls, levels[1:], strict=True):
+        reached += [after - (fall.half_width or 0.0), after + (fall.half_width or 0.0)]
+    lowest, highest = min(reached), max(reached) * 1.02 or 1.0
 
     def share(value: float) -> float:
         return (value - lowest) / (highest - lowest)
@@ -308,9 +309,8 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
         }
 
     rows = [total(waterfall.sides[0], waterfall.start)]
-    level = waterfall.start
-    for fall in waterfall.falls:
-        after, half = level + fall.added, fall.half_width
+    for fall, (level, after) in zip(waterfall.falls, pairwise(levels), strict=True):
+        half = fall.half_width
         first, last = sorted((share(level), share(after)))
         is_rounding = abs(fall.added) <= 1e-9 * abs(level)
         rows.append(
@@ -324,7 +324,6 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
                 "interval": None if half is None else [_length(share(after + sign * half)) for sign in (-1, 1)],
             }
         )
-        level = after
     rows.append(total(waterfall.sides[1], waterfall.end))
     return {"title": waterfall.title, "rows": rows, "sentence": waterfall.sentence}
 
