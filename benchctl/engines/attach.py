@@ -214,8 +214,11 @@ class PlainOpenAi(Engine):
         """Raises UnsupportedError for what the published API cannot express."""
         super().check_requests(requests, settings)
         if settings.sampling.top_k != -1 or settings.sampling.min_p != 0:
-            what = "is asked in the dialect openai, which has neither top_k nor min_p"
-            raise self.refusal(settings, what, "leave them out, or name its dialect in engine.options.dialect")
+            raise self.refusal(
+                settings,
+                "is asked in the dialect openai, which has neither top_k nor min_p",
+                "leave them out, or name its dialect in engine.options.dialect",
+            )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Unknown: each kind of server has its own path, or none."""

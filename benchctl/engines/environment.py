@@ -14,8 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -93,9 +92,11 @@ class PythonServer(Engine):
         limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
         longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
         if limit is not None and longest > limit:
-            what = f"has a context of {limit} tokens for prompt and output together, and a request needs {longest}"
-            remedy = "lower workload.output_len, choose shorter prompts, or raise max_model_len where it is set"
-            raise self.refusal(settings, what, remedy)
+            raise self.refusal(
+                settings,
+                f"has a context of {limit} tokens for prompt and output together, and a request needs {longest}",
+                "lower workload.output_len, choose shorter prompts, or raise max_model_len where it is set",
+            )
 
     def interpreter(self, settings: VariantSettings) -> Path:
         """The interpreter of the environment that has the engine."""
@@ -261,7 +262,9 @@ def install_engine(
     """
     directory = engines_directory() / recipe.kind
     program, stamp = directory / "bin" / "python", directory / ".installed"
-    with _locked(directory):
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with (directory.parent / f".{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two installations of one engine wait for each other
         is_there = os.access(program, os.X_OK) and not is_forced
         if is_there and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == recipe.content:
             announce(f"{recipe.kind}: installed in {directory} ({recipe.content})")
@@ -328,12 +331,3 @@ def _run(python: Path, *words: str, problem: str, env: Mapping[str, str] | None 
         ) from error
     if returncode:
         raise EngineUnavailableError(f"{problem}; its words are above")
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Let two installations of one engine wait for each other."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / f".{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -163,17 +163,22 @@ class LlamaCppEngine(Engine):
         context = getattr(settings.server, "max_model_len", None)
         for request in requests:
             if request.n > 1:
-                what = f"counts one of the {request.n} answers that request {request.request_id!r} asks for"
-                raise self.refusal(settings, what, "set workload.samples_as: requests")
+                raise self.refusal(
+                    settings,
+                    f"counts one of the {request.n} answers that request {request.request_id!r} asks for",
+                    "set workload.samples_as: requests",
+                )
             needed = request.prompt_tokens + request.max_tokens
             if context is not None and needed > context:
-                what = (
-                    f"has {context} tokens of context for each sequence and would cut request "
-                    f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
-                    f"{request.max_tokens} of output)"
+                raise self.refusal(
+                    settings,
+                    (
+                        f"has {context} tokens of context for each sequence and would cut request "
+                        f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt "
+                        f"and {request.max_tokens} of output)"
+                    ),
+                    f"raise engine.options.max_model_len to {needed}, or ask for less",
                 )
-                remedy = f"raise engine.options.max_model_len to {needed}, or ask for less"
-                raise self.refusal(settings, what, remedy)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, LlamaCppOptions)

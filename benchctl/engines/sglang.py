@@ -225,8 +225,10 @@ def sglang_form(options: RequestOptions) -> dict[str, Any]:
         match name:
             case "json":
                 schema = json.loads(value) if isinstance(value, str) else value
-                form = {"name": "answer", "schema": schema}
-                fields["response_format"] = {"type": "json_schema", "json_schema": form}
+                fields["response_format"] = {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": schema},
+                }
             case "choice":
                 fields["regex"] = "(" + "|".join(re.escape(str(choice)) for choice in value) + ")"
             case _:

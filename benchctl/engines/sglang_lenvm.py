@@ -186,12 +186,14 @@ class SglangLenvmEngine(SglangEngine):
         options, params = own_options(settings, SglangLenvmOptions), custom_params(settings.guidance)
         super().check_requests(requests, settings)
         if options.revision is None:
-            what = "is of an unknown revision of the fork, and each of them understands requests in its own way"
-            remedy = (
-                "say which is installed: --set engine.options.revision=V0 for the released code, V1 to V4 for its "
-                "later branches"
+            raise self.refusal(
+                settings,
+                "is of an unknown revision of the fork, and each of them understands requests in its own way",
+                (
+                    "say which is installed: --set engine.options.revision=V0 for the released code, V1 to V4 for "
+                    "its later branches"
+                ),
             )
-            raise self.refusal(settings, what, remedy)
         overlap = ("cannot guide while its scheduler overlaps the device", "set overlap_schedule: false")
         one_answer = (
             "gives all choices of a request one seed when it is deterministic, so that they are one answer",
@@ -244,14 +246,20 @@ class SglangLenvmEngine(SglangEngine):
         guides = info.get("enable_lvm_guided_sampling")
         loaded = info.get("lvm_guided_inproc_model_path") if guides else None
         if guides is not None and loaded != declared:
-            what = f"reports the value model {loaded}, and {declared} was requested"
-            raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
+            raise self.refusal(
+                settings,
+                f"reports the value model {loaded}, and {declared} was requested",
+                "look for such flags in engine.options.extra_args",
+            )
         lines = site.log.read_text(encoding="utf-8", errors="replace").splitlines() if site.log.is_file() else []
         fits = revisions_of((record for _, record in stamped_records(site.step_log)[0]), lines)
         is_shown = _has_lines(options) or options.synchronised_timing_interval is not None
         if is_shown and options.revision not in fits:
-            what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
-            raise self.refusal(settings, what, "correct engine.options.revision")
+            raise self.refusal(
+                settings,
+                f"is not {options.revision}: its output fits {' or '.join(fits)}",
+                "correct engine.options.revision",
+            )
         own = {"value_model": options.value_model, "revision": options.revision, "stride": options.stride}
         return await super().effective_config(client, settings, site) | own
 

@@ -159,18 +159,25 @@ class TransformersEngine(PythonServer):
         """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
         super().check_requests(requests, settings)
         if any(request.n > 1 for request in requests):
-            what = "gives one answer to each request and ignores n"
-            raise self.refusal(settings, what, "set workload.samples_as: requests")
+            raise self.refusal(
+                settings, "gives one answer to each request and ignores n", "set workload.samples_as: requests"
+            )
         options = settings.server
         if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
             room = options.num_kv_blocks * options.block_size
             longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
             if longest > room:
-                what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
-                raise self.refusal(settings, what, "raise num_kv_blocks, or lower workload.output_len")
+                raise self.refusal(
+                    settings,
+                    f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}",
+                    "raise num_kv_blocks, or lower workload.output_len",
+                )
         if not end_tokens_of(settings.model) and not all(request.ignore_eos for request in requests):
-            what = f"needs the token that ends a text, and {settings.model!r} is not a directory that names one"
-            raise self.refusal(settings, what, "name a local directory as model, or set stop: forced")
+            raise self.refusal(
+                settings,
+                f"needs the token that ends a text, and {settings.model!r} is not a directory that names one",
+                "name a local directory as model, or set stop: forced",
+            )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """It offers no counters."""
@@ -215,8 +222,11 @@ class TransformersEngine(PythonServer):
             return {"version": config.pop(_DISTRIBUTION, None), **config}
         options = own_options(settings, TransformersOptions)
         if options.continuous_batching and not config.get("continuous_batching"):
-            what = f"cannot batch requests of a {config.get('model_class', 'model of this kind')}"
-            raise self.refusal(settings, what, "set engine.options.continuous_batching to false")
+            raise self.refusal(
+                settings,
+                f"cannot batch requests of a {config.get('model_class', 'model of this kind')}",
+                "set engine.options.continuous_batching to false",
+            )
         inferred = {name for name, option in _INFERRED.items() if getattr(options, option) is None}
         unused = set[str]() if options.num_kv_blocks is None else {"max_memory_percent"}
         batching = {

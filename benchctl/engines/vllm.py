@@ -221,7 +221,10 @@ class VllmEngine(PythonServer):
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, VllmOptions)
         computes_whole = _leaves_parts_open(options) and self._is_on_cpu(settings)
-        adapters = [f"{name}={_adapter(path)}" for name, path in options.lora_modules.items()]
+        adapters = [
+            f"{name}={Path(path).expanduser().resolve() if is_local(path) else path}"
+            for name, path in options.lora_modules.items()
+        ]
         draft = None if options.draft_model is None else checkpoint_for(options.draft_model, self.kind)
         return (
             str(self.interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server",
@@ -315,8 +318,3 @@ def _leaves_parts_open(options: VllmOptions) -> bool:
     """True where nothing says whether prompts are computed in parts, nor how many tokens a step may have."""
     is_open = options.enable_chunked_prefill is None and options.max_num_batched_tokens is None
     return is_open and not any(_ABOUT_PARTS.match(word) for word in options.extra_args)
-
-
-def _adapter(path: str) -> str:
-    """The directory of an adapter, absolute, or its repository."""
-    return str(Path(path).expanduser().resolve()) if is_local(path) else path

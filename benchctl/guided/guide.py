@@ -145,7 +145,9 @@ class Guide:
             log_probs = self._guided(candidates, table, rows, scored, others)
         else:
             log_probs = torch.log(candidates.probs)
-            self._keep_up(others)
+            if self._scorer is not None:  # extend rows of a step in which nothing is scored
+                with self._counting(self._scorer):
+                    self._scorer.keep_up(others)
         with self._timer.section("lvm_apply_guidance"):
             self._operations.write_candidates(
                 logits, table.index, candidates.ids, log_probs, candidates.counts, table.limits
@@ -203,12 +205,6 @@ class Guide:
         scorer = self._load()
         with self._timer.section("lvm_forward"), self._counting(scorer):
             return scorer.score(rows, ids, others)
-
-    def _keep_up(self, others: list[GuideRow]) -> None:
-        """Extend rows of a step in which nothing is scored."""
-        if self._scorer is not None:
-            with self._counting(self._scorer):
-                self._scorer.keep_up(others)
 
     @contextmanager
     def _counting(self, scorer: "Scorer") -> Iterator[None]:

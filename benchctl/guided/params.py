@@ -81,17 +81,15 @@ class Parameter:
         number = _finite(value)
         if number is None:
             raise GuidanceError(f"{source}: {key} is {value!r}; it must be a finite number")
-        if not self._allows(number):
-            raise GuidanceError(f"{source}: {key} is {value!r}; {self.requirement}")
-        return int(number) if self.type == "count" else number
-
-    def _allows(self, number: float) -> bool:
         limits = self.bounds
-        return (
+        is_allowed = (
             limits.get("ge", -math.inf) <= number <= limits.get("le", math.inf)
             and limits.get("gt", -math.inf) < number < limits.get("lt", math.inf)
             and (self.type != "count" or number == int(number))
         )
+        if not is_allowed:
+            raise GuidanceError(f"{source}: {key} is {value!r}; {self.requirement}")
+        return int(number) if self.type == "count" else number
 
 
 def _finite(value: object) -> float | None:

@@ -184,11 +184,13 @@ def _create(
 
 def _floor_unknown(info: WorkerInfo, measured: MeasuredPeaks | None) -> ResultWarning:
     lacking = "are known" if measured is None else "were measured while the machine was quiet"
-    message = (
-        f"no peaks of {info.device_name} {lacking}, so that no result is held against the least time of its FLOPs "
-        "and bytes; 'benchctl micro roofline' measures them"
+    return ResultWarning(
+        code="floor-unknown",
+        message=(
+            f"no peaks of {info.device_name} {lacking}, so that no result is held against the least time of its "
+            "FLOPs and bytes; 'benchctl micro roofline' measures them"
+        ),
     )
-    return ResultWarning(code="floor-unknown", message=message)
 
 
 def _measure(
@@ -276,11 +278,15 @@ def _replays(
         config = {**journal.record.effective_config, "server.operators": times.num_operators}
         journal.update(effective_config=config)
     if times.num_allocations:
-        message = (
-            f"the device handed out {times.num_allocations} pieces of memory during "
-            f"{len(times.duration_ns)} replays, which wait for it"
+        journal.warn(
+            ResultWarning(
+                code="replays-allocate",
+                message=(
+                    f"the device handed out {times.num_allocations} pieces of memory during "
+                    f"{len(times.duration_ns)} replays, which wait for it"
+                ),
+            )
         )
-        journal.warn(ResultWarning(code="replays-allocate", message=message))
     return times
 
 
@@ -329,12 +335,13 @@ def grid_of_points(
     phases: Sequence[Phase], batch_sizes: Sequence[int], contexts: Sequence[int], prompts: Sequence[int]
 ) -> tuple[ForwardPoint, ...]:
     """Decodes behind each context and prefills of each prompt, at every batch size."""
-    points: list[ForwardPoint] = []
-    for phase in phases:
-        lengths = contexts if phase == "decode" else prompts
-        for length, batch_size in product(lengths, batch_sizes):
-            tokens = {"context_tokens": length} if phase == "decode" else {"new_tokens": length}
-            points.append(ForwardPoint(phase=phase, batch_size=batch_size, **tokens))
+    points = (
+        ForwardPoint(phase=phase, batch_size=size, context_tokens=length)
+        if phase == "decode"
+        else ForwardPoint(phase=phase, batch_size=size, new_tokens=length)
+        for phase in phases
+        for length, size in product(contexts if phase == "decode" else prompts, batch_sizes)
+    )
     return tuple(dict.fromkeys(points))
 
 
@@ -380,9 +387,8 @@ def forward_profile(
         ],
         # The median of a block's replays: a pass that the host interrupts moves a mean and not a median
         "primary_metrics": ["p50_step_ms"],
+        **({} if hardware is None else {"hardware": hardware}),
     }
-    if hardware is not None:
-        plain["hardware"] = hardware
     return profile_from_plain(plain, f"benchctl micro ({name})")
 
 

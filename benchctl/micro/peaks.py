@@ -126,23 +126,30 @@ def _above_data_sheet(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
             continue
         name = name_of(series)
         unit, scale = ("TFLOP/s", TERA) if series.quantity == "matmul" else ("GB/s", GIGA)
-        message = (
-            f"{name} of {four_digits(series.median / scale)} {unit} is {percentage(series.median / figure - 1)} "
-            f"above the {four_digits(figure / scale)} of {sheet.name}'s data sheet ({sheet.source}): the device is "
-            "another one, or the kernel did less than it should; do not use these peaks"
+        yield ResultWarning(
+            code="peak-above-data-sheet",
+            message=(
+                f"{name} of {four_digits(series.median / scale)} {unit} is "
+                f"{percentage(series.median / figure - 1)} above the {four_digits(figure / scale)} of "
+                f"{sheet.name}'s data sheet ({sheet.source}): the device is another one, or the kernel did less "
+                "than it should; do not use these peaks"
+            ),
+            where=name,
         )
-        yield ResultWarning(code="peak-above-data-sheet", message=message, where=name)
 
 
 def _of_cache(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
     if peaks.cache_bytes is not None and peaks.buffer_bytes < LEAST_CACHES * peaks.cache_bytes:
-        message = (
-            f"the buffers of {four_digits(peaks.buffer_bytes / MIB)} MiB are less than {LEAST_CACHES} times the "
-            f"last-level cache of {four_digits(peaks.cache_bytes / MIB)} MiB: part of the "
-            f"{four_digits(bandwidth_bytes_per_s(peaks) / GIGA)} GB/s are the cache's; measure with larger buffers "
-            "(--buffer-mb)"
+        yield ResultWarning(
+            code="peak-of-cache",
+            message=(
+                f"the buffers of {four_digits(peaks.buffer_bytes / MIB)} MiB are less than {LEAST_CACHES} times "
+                f"the last-level cache of {four_digits(peaks.cache_bytes / MIB)} MiB: part of the "
+                f"{four_digits(bandwidth_bytes_per_s(peaks) / GIGA)} GB/s are the cache's; measure with larger "
+                "buffers (--buffer-mb)"
+            ),
+            where="bandwidth",
         )
-        yield ResultWarning(code="peak-of-cache", message=message, where="bandwidth")
 
 
 def _unsteady(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
@@ -150,21 +157,26 @@ def _unsteady(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
         # Range of the middle half of the rounds, over their median
         if series.spread_frac > 0.10:
             name = name_of(series)
-            message = (
-                f"the middle half of the {len(series.values)} rounds of {name} covers "
-                f"{percentage(series.spread_frac)} of their median: other programs, clocks or the place of the "
-                "memory changed between them; measure again, on an idle machine if this one was not"
+            yield ResultWarning(
+                code="peak-unsteady",
+                message=(
+                    f"the middle half of the {len(series.values)} rounds of {name} covers "
+                    f"{percentage(series.spread_frac)} of their median: other programs, clocks or the place of the "
+                    "memory changed between them; measure again, on an idle machine if this one was not"
+                ),
+                where=name,
             )
-            yield ResultWarning(code="peak-unsteady", message=message, where=name)
 
 
 def _busy(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
     if peaks.busy_frac is not None and peaks.busy_frac > 0.10:
-        message = (
-            f"other programs used {percentage(peaks.busy_frac)} of the cores at the start: peaks of a CPU and "
-            "launches of a GPU are too low; end them, and measure again"
+        yield ResultWarning(
+            code="peak-on-busy-machine",
+            message=(
+                f"other programs used {percentage(peaks.busy_frac)} of the cores at the start: peaks of a CPU and "
+                "launches of a GPU are too low; end them, and measure again"
+            ),
         )
-        yield ResultWarning(code="peak-on-busy-machine", message=message)
 
 
 def best_of_each(peaks: MeasuredPeaks) -> tuple[PeakSeries, ...]:

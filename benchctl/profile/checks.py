@@ -208,9 +208,16 @@ def _size_problems(profile: Profile) -> Iterator[Problem]:
     """More arms than an order can be made of, or more runs than a result directory can hold."""
     num_arms = sum(_number_of_cells(profile, factors_of(profile, name)) for name in profile.variants)
     num_runs = num_arms * profile.blocks
-    if num_arms > MAX_ARMS:
-        problem = f"makes {num_arms:,} arms of the variants, more than {MAX_ARMS:,}; sweep fewer values"
-        yield ("sweep" if profile.sweep else "variants",), problem
-    elif num_runs > MAX_RUNS:
-        problem = f"is {profile.blocks:,}, which makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it"
-        yield ("blocks",) if "blocks" in profile.model_fields_set else (), problem
+    rules: tuple[tuple[bool, Steps, str], ...] = (
+        (
+            num_arms > MAX_ARMS,
+            ("sweep" if profile.sweep else "variants",),
+            f"makes {num_arms:,} arms of the variants, more than {MAX_ARMS:,}; sweep fewer values",
+        ),
+        (
+            num_runs > MAX_RUNS and num_arms <= MAX_ARMS,
+            ("blocks",) if "blocks" in profile.model_fields_set else (),
+            f"is {profile.blocks:,}, which makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it",
+        ),
+    )
+    yield from ((path, problem) for is_broken, path, problem in rules if is_broken)

@@ -161,9 +161,8 @@ def _problem(
     if kind == "missing":
         meaning = (field.description or "").rstrip(".") if field else ""
         return f"missing; add {key}: {'one of ' + ', '.join(words) if words else meaning}"
-    template = _MESSAGES.get(kind, "is {value}: {msg}")
-    if context.get("pattern") == NAME_PATTERN:
-        template = _NOT_A_NAME
+    is_name = context.get("pattern") == NAME_PATTERN
+    template = _NOT_A_NAME if is_name else _MESSAGES.get(kind, "is {value}: {msg}")
     return template.format(
         value=value_text(steps[-1] if error["loc"][-1:] == ("[key]",) else raw),
         words=", ".join(words),

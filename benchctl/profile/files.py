@@ -162,9 +162,10 @@ def grouped_profiles() -> dict[str, tuple[ProfileEntry, ...]]:
     """The profiles that are found by name, in their groups; those that benchctl does not carry come first."""
     entries = {entry.name: entry for entry in list_profiles()}
     carried = {name for names in GROUPS.values() for name in names}
-    groups = {OWN: tuple(entry for name, entry in entries.items() if name not in carried)}
-    for title, names in GROUPS.items():
-        groups[title] = tuple(entries[name] for name in names if name in entries)
+    groups = {
+        OWN: tuple(entry for name, entry in entries.items() if name not in carried),
+        **{title: tuple(entries[name] for name in names if name in entries) for title, names in GROUPS.items()},
+    }
     return {title: members for title, members in groups.items() if members}
 
 

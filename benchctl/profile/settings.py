@@ -78,9 +78,8 @@ def setting_of(factor: str) -> tuple[str, ...]:
 
 def factors_of(profile: Profile, variant: str) -> tuple[str, ...]:
     """The factors of the sweep that apply to a variant; none to a baseline that is not swept."""
-    swept = profile.variants[variant].swept
-    if variant == profile.baseline and not profile.sweep_baseline:
-        swept = False
+    is_fixed = variant == profile.baseline and not profile.sweep_baseline
+    swept = False if is_fixed else profile.variants[variant].swept
     return tuple(factor for factor in profile.sweep if swept is True or (swept and factor in swept))
 
 
@@ -89,15 +88,12 @@ def cells_of(profile: Profile, variant: str) -> tuple[Cell, ...]:
 
     The last factor changes fastest; without any there is one empty cell.
     """
-    factors, distinct = factors_of(profile, variant), list[Cell]()
+    factors = factors_of(profile, variant)
     if not (profile.cells and factors):
         combinations = product(*(profile.sweep[factor] for factor in factors))
         return tuple(dict(zip(factors, values, strict=True)) for values in combinations)
-    for cell in profile.cells:
-        of_variant = {factor: cell[factor] for factor in factors}
-        if of_variant not in distinct:
-            distinct.append(of_variant)
-    return tuple(distinct)
+    cells = [{factor: cell[factor] for factor in factors} for cell in profile.cells]
+    return tuple(cell for i, cell in enumerate(cells) if cell not in cells[:i])
 
 
 def factor_problem(factor: str, kind: str) -> str | None:
@@ -167,27 +163,37 @@ def _guidance_problems(settings: VariantSettings, kind: str, *, has_own_top_k: b
     guidance, whose = settings.guidance, f"variant {settings.variant!r} is guided"
     if guidance is None:
         return
-    if kind not in guiding_kinds():
-        problem = (
-            f"{whose}, and engine {kind!r} loads no value model; remove guidance, "
-            f"or choose an engine that guides: {', '.join(guiding_kinds())}"
-        )
-        yield ("guidance",), problem
-        return
-    if settings.server.guides_with is None:
-        problem = (
-            f"{whose}, but its server loads no value model; "
-            f"set variants.{settings.variant}.server.value_model, or remove guidance"
-        )
-        yield ("guidance",), problem
-    # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
-    # greedy, and guidance never acts.
-    if guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
-        problem = (
-            f"{whose} with mode {guidance.mode}, which needs a finite top_k, and has {settings.sampling.top_k}; "
-            f"set variants.{settings.variant}.sampling.top_k, or sweep top_k from 1 up"
-        )
-        yield ("sampling", "top_k") if has_own_top_k else ("guidance",), problem
+    can_guide = kind in guiding_kinds()
+    rules: tuple[tuple[bool, Steps, str], ...] = (
+        (
+            not can_guide,
+            ("guidance",),
+            (
+                f"{whose}, and engine {kind!r} loads no value model; remove guidance, "
+                f"or choose an engine that guides: {', '.join(guiding_kinds())}"
+            ),
+        ),
+        (
+            can_guide and settings.server.guides_with is None,
+            ("guidance",),
+            (
+                f"{whose}, but its server loads no value model; "
+                f"set variants.{settings.variant}.server.value_model, or remove guidance"
+            ),
+        ),
+        # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
+        # greedy, and guidance never acts.
+        (
+            can_guide and guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1,
+            ("sampling", "top_k") if has_own_top_k else ("guidance",),
+            (
+                f"{whose} with mode {guidance.mode}, which needs a finite top_k, and has "
+                f"{settings.sampling.top_k}; set variants.{settings.variant}.sampling.top_k, or sweep top_k from 1 "
+                "up"
+            ),
+        ),
+    )
+    yield from ((path, problem) for is_broken, path, problem in rules if is_broken)
 
 
 def _request_problems(settings: VariantSettings, kind: str) -> Iterator[Problem]:

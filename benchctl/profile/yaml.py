@@ -315,9 +315,8 @@ def read_document(
     With ``path`` the text is a value of the command line, whatever its type, at this path. What the dialect
     refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
     """
-    location, what = Location(source, None if path else 1, path), "not readable as YAML"
-    if path:
-        what = f"{value_text(text)} is not readable as a YAML value"
+    location = Location(source, None if path else 1, path)
+    what = f"{value_text(text)} is not readable as a YAML value" if path else "not readable as YAML"
     try:
         reader = _Reader(text, source, bounds, has_lines=not path)
         root = reader.get_single_node()
@@ -372,8 +371,7 @@ def plain_value_problems(values: dict[str, Any]) -> Iterator[Problem]:
     for path, value in values_in(values):
         key = path[-1] if path else ""
         if isinstance(key, str) and (len(key) > MAX_KEY or visible_line(key) != key):
-            problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
-            yield path[:-1], problem
+            yield path[:-1], f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
         elif (refusal := _problem(value, path)) is not None:
             yield path, refusal
 

@@ -101,7 +101,9 @@ class SlotTable:
 
     def _new(self, row: ScoredRow) -> Slot:
         if not self._free:
-            self._evict()
+            oldest = min(self._by_key.values(), key=lambda slot: slot.used_at)
+            self.evictions += 1
+            self.forget([oldest.key])
         slot = self._slots[heapq.heappop(self._free)]
         prompt = tuple(row.tokens[: row.num_prompt]) if self._shares_prompts else ()
         # A request of the same prompt may have been here before: what there is of the prompt stays.
@@ -119,11 +121,6 @@ class SlotTable:
         slot.prompt = prompt
         if prompt:
             self._by_prompt.setdefault(prompt, set()).add(slot.number)
-
-    def _evict(self) -> None:
-        oldest = min(self._by_key.values(), key=lambda slot: slot.used_at)
-        self.evictions += 1
-        self.forget([oldest.key])
 
     def _checked(self, slot: Slot, row: ScoredRow) -> Slot:
         """The slot, emptied where the row's tokens are not those that it holds, grown."""

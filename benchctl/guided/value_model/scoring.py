@@ -133,9 +133,6 @@ class Scorer:
         Raises GuidanceError where a row drew a token that was none of its candidates.
         """
         self._slots.forget(keys)
-        self._check_drawn()
-
-    def _check_drawn(self) -> None:
         if self._unknown is not None and self._unknown.is_here and any(self._unknown.read()):
             raise GuidanceError(
                 "a token was sampled that was none of the candidates of its request, so the values after it are "

@@ -133,17 +133,16 @@ class Model:
             attention_norm=self._norm(d.hidden),
             qkv=self._matrix(qkv_rows, d.hidden),
             qkv_bias=self._matrix(1, qkv_rows)[0] if d.qkv_bias else None,
-            head_norms=self._head_norms() if d.qk_norm else None,
+            head_norms=torch.cat(
+                [self._norm(d.head_dim).expand(heads, -1) for heads in (d.q_heads, d.kv_heads)]
+            ).contiguous()
+            if d.qk_norm
+            else None,
             output=self._matrix(d.hidden, d.q_heads * d.head_dim),
             block_norm=self._norm(d.hidden),
             gate_up=self._matrix(2 * d.ffn, d.hidden),
             down=self._matrix(d.hidden, d.ffn),
         )
-
-    def _head_norms(self) -> torch.Tensor:
-        d = self.dimensions
-        of_queries, of_keys = self._norm(d.head_dim), self._norm(d.head_dim)
-        return torch.cat((of_queries.expand(d.q_heads, -1), of_keys.expand(d.kv_heads, -1))).contiguous()
 
 
 class KvCache:

@@ -98,11 +98,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.count += not _is_view(operator)
+        # No view, in which a result shares memory with an argument and nothing is written
+        results = operator._schema.returns  # noqa: SLF001 - it has no public name
+        self.count += all(result.alias_info is None or result.alias_info.is_write for result in results)
         return operator(*args, **(kwargs or {}))
-
-
-def _is_view(operator: torch._ops.OpOverload) -> bool:
-    """True where a result shares memory with an argument and nothing is written."""
-    results = operator._schema.returns  # noqa: SLF001 - it has no public name
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in results)

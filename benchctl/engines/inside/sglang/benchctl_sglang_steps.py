@@ -125,7 +125,10 @@ class StepLog:
             step = self._launched[0][1]
             step["output_tokens"] = -answered(batch.reqs)
             if not step["num_prefill_tokens"]:
-                step["context_tokens"] = sum(length_of(request) for request in batch.reqs)
+                # Tokens of the requests until now, those of their prompts included
+                step["context_tokens"] = sum(
+                    len(each.origin_input_ids) + len(each.output_ids) for each in batch.reqs
+                )
 
     def send(self, stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Tokens are sent; what follows, such as giving memory back, is done while they are on their way."""
@@ -201,18 +204,9 @@ def work_of(batch: Any) -> dict[str, Any]:
     }
 
 
-def length_of(request: Any) -> int:
-    """Tokens of a request until now, those of its prompt included."""
-    return len(request.origin_input_ids) + len(request.output_ids)
-
-
 def answered(requests: Iterable[Any]) -> int:
     """Tokens that the answers of these requests hold, without what was computed beyond their ends."""
-    counted = 0
-    for request in requests:
-        end = request.finished_len
-        counted += len(request.output_ids) if end is None else end
-    return counted
+    return sum(len(each.output_ids) if each.finished_len is None else each.finished_len for each in requests)
 
 
 def register() -> None:

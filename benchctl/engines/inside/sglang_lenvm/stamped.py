@@ -30,19 +30,14 @@ def main(pipe: str, log: str, command: list[str]) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     server = os.getpid()
     if os.fork() == 0:
-        _ignore_signals()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # they end the server, which we must outlive
+            signal.signal(number, signal.SIG_IGN)
         with open(log, "ab", buffering=0) as stamped:  # noqa: PTH123 - pathlib would double the start-up
             _stamp(reader, stamped.write, server)
         os.unlink(pipe)  # noqa: PTH108
         os._exit(0)
     os.close(reader)
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell is meant
-
-
-def _ignore_signals() -> None:
-    """Ignore the signals that end the server, which this process must outlive."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _stamp(reader: int, write: Callable[[bytes], int | None], server: int) -> None:

@@ -238,11 +238,11 @@ def _plain_fields(config: object) -> dict[str, object]:
     """The public fields of a configuration that JSON can represent."""
     fields = getattr(config, "__dict__", {})
     plain = {name: _plain(value) for name, value in fields.items() if not name.startswith("_")}
-    return {name: value for name, value in plain.items() if value is not _plain and not _is_secret(name, value)}
-
-
-def _is_secret(name: str, value: object) -> bool:
-    return isinstance(value, str) and any(part in name.split("_") for part in _SECRETS)
+    return {
+        name: value
+        for name, value in plain.items()
+        if value is not _plain and not (isinstance(value, str) and set(_SECRETS).intersection(name.split("_")))
+    }
 
 
 def _plain(value: object) -> object:
