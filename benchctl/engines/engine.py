@@ -154,8 +154,15 @@ class PromptCounter:
 
     async def count_chat(self, post: PostJson, chat: Chat) -> int | None:
         """Tokens of ``chat``, with those of the model's template; None where the server does not say."""
-        body = {"messages": chat, "add_generation_prompt": True, "add_special_tokens": False}
-        return await self._count(post, body | self.template_fields)
+        return await self._count(
+            post,
+            {
+                "messages": chat,
+                "add_generation_prompt": True,
+                "add_special_tokens": False,
+                **self.template_fields,
+            },
+        )
 
     @property
     def template_fields(self) -> dict[str, Any]:
@@ -259,8 +266,11 @@ class Engine:
         """The same of a server that someone else started, as far as it can be asked with these headers."""
         models = (await offered_json(client, "/v1/models", headers)).get("data")
         first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
-        config = {"served_model": first.get("id"), "model_path": first.get("root")}
-        return config | {"max_model_len": first.get("max_model_len")}
+        return {
+            "served_model": first.get("id"),
+            "model_path": first.get("root"),
+            "max_model_len": first.get("max_model_len"),
+        }
 
     async def after_load_warnings(self, client: Client) -> tuple[ResultWarning, ...]:
         """Warnings of the server about its own numbers."""
@@ -408,8 +418,7 @@ async def offered_text(client: Client, path: str, headers: Mapping[str, str]) ->
     from benchctl.untrusted.http import fetch  # noqa: PLC0415 - as above
 
     try:
-        response = await fetch(client, "GET", path, headers=headers)
-        return response.raise_for_status().text
+        return (await fetch(client, "GET", path, headers=headers)).raise_for_status().text
     except HTTPError:
         return ""
 

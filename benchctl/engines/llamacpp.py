@@ -197,8 +197,7 @@ class LlamaCppEngine(Engine):
             body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}
         else:
             body["model"] = options.request_model or settings.model
-        is_chat = request.messages is not None
-        return streamed(request, settings, body, form=_form(settings.request, is_chat=is_chat))
+        return streamed(request, settings, body, form=_form(settings.request, is_chat=request.messages is not None))
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The options that the server was started with, replaced by the settings that it reports."""

@@ -201,8 +201,11 @@ class SglangEngine(PythonServer):
 
 def quiet_env(model: str) -> dict[str, str]:
     """No telemetry, and a health path that generates nothing."""
-    own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    return own | ({"HF_HUB_OFFLINE": "1"} if is_local(model) else {})
+    return {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        **({"HF_HUB_OFFLINE": "1"} if is_local(model) else {}),
+    }
 
 
 def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:

@@ -197,8 +197,11 @@ class TransformersEngine(PythonServer):
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Offline for a model on disk; variables of the profile take precedence."""
-        offline = {"HF_HUB_OFFLINE": "1"} if is_local(settings.model) else {}
-        return {"HF_HUB_DISABLE_TELEMETRY": "1", **offline, **super().env(settings, site)}
+        return {
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            **({"HF_HUB_OFFLINE": "1"} if is_local(settings.model) else {}),
+            **super().env(settings, site),
+        }
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """Ask for ``request``; our own servers hold one model, which the request need not name."""
@@ -249,11 +252,11 @@ def _sampling_config(sampling: Sampling) -> dict[str, Any]:
     """The profile's sampling as transformers spells it, complete, because the model's own would fill gaps."""
     if sampling.is_greedy:
         return {"do_sample": False, "repetition_penalty": sampling.repetition_penalty}
-    config = {
+    return {
         "do_sample": True,
         "temperature": sampling.temperature,
         "top_k": max(sampling.top_k, 0),
         "top_p": sampling.top_p,
         "repetition_penalty": sampling.repetition_penalty,
+        **({"min_p": sampling.min_p} if sampling.min_p else {}),
     }
-    return config | ({"min_p": sampling.min_p} if sampling.min_p else {})

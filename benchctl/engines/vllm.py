@@ -262,8 +262,7 @@ class VllmEngine(PythonServer):
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The configuration that the plugin wrote, and the version that the server reports."""
-        version = (await get_json(client, "/version")).get("version")
-        return {**effective(site.description), "version": version}
+        return {**effective(site.description), "version": (await get_json(client, "/version")).get("version")}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return (step for _, step in read_numbered_steps(directory))

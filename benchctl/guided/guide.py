@@ -194,17 +194,14 @@ class Guide:
                 0, positions, torch.arange(len(scored), device=ids.device)
             )
             ids = ids.index_select(0, positions)
-        raw = self._score([rows[position] for position in scored], ids, others)
+        scorer = self._load()
+        with self._timer.section("lvm_forward"), self._counting(scorer):
+            raw = scorer.score([rows[position] for position in scored], ids, others)
         with self._timer.section("lvm_apply_guidance"):
             return self._operations.tilt_candidates(
                 candidates.probs, candidates.mask, candidates.counts, candidates.ids, raw, lines,
                 self._ends(ids.device), table.modes.table, table.modes.rules,
             )  # fmt: skip
-
-    def _score(self, rows: list[GuideRow], ids: Tensor, others: list[GuideRow]) -> Tensor:
-        scorer = self._load()
-        with self._timer.section("lvm_forward"), self._counting(scorer):
-            return scorer.score(rows, ids, others)
 
     @contextmanager
     def _counting(self, scorer: "Scorer") -> Iterator[None]:

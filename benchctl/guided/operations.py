@@ -309,9 +309,7 @@ def register_kernels() -> None:
 
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """A copy that the host does not wait for."""
-    if device.type != "cuda":
-        return numbers.to(device)
-    return numbers.pin_memory().to(device, non_blocking=True)
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)
 
 
 class Arriving:

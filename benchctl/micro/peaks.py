@@ -247,6 +247,8 @@ def judged_peaks(info: WorkerInfo, answer: dict[str, object], *, busy_frac: floa
     except msgspec.ValidationError as error:
         unmeasured = msgspec.convert(answer["unmeasured"], dict[str, str])
         reasons = "; ".join(f"{dtype}: {reason}" for dtype, reason in unmeasured.items())
-        advice = reasons or "ask for more arithmetic with --dtype"
-        raise UsageError(f"the peaks of {info.device_name} are incomplete: {error}; {advice}") from error
+        raise UsageError(
+            f"the peaks of {info.device_name} are incomplete: {error}; "
+            f"{reasons or 'ask for more arithmetic with --dtype'}"
+        ) from error
     return msgspec.structs.replace(peaks, warnings=peak_warnings(peaks))

@@ -302,8 +302,7 @@ _Dumper.add_representer(str, _text_node)
 _resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 for _name, _pattern, _first_characters in _CORE_SCHEMA:
     for _character in _first_characters:
-        _entry = f"{_STANDARD}{_name}", re.compile(rf"^(?:{_pattern})\Z")
-        _resolvers.setdefault(_character, []).append(_entry)
+        _resolvers.setdefault(_character, []).append((f"{_STANDARD}{_name}", re.compile(rf"^(?:{_pattern})\Z")))
 _Reader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = _resolvers
 
 

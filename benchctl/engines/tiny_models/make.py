@@ -31,8 +31,9 @@ def make_model(
     with random ones of their own. Refuses as ``make_directories`` does.
     """
     name = f"{directory.expanduser().resolve().name}.gguf" if gguf else None
-    write = partial(write_model, recipe=recipe, weights=weights, gguf=name)
-    return make_directories({directory: write}, replace=replace)
+    return make_directories(
+        {directory: partial(write_model, recipe=recipe, weights=weights, gguf=name)}, replace=replace
+    )
 
 
 def make_draft_pair(directory: Path, base: Recipe, layers: int, *, replace: bool = False) -> tuple[Path, ...]:
@@ -77,8 +78,13 @@ def make_value_pair(
             write_safetensors(target / "model.safetensors", recipe, tensor_specs(recipe))
             write_safetensors(target / "value_head.safetensors", recipe, head)
 
-    base_writer = partial(write_model, recipe=base, weights=weights)
-    return make_directories({directory / "base": base_writer, directory / "value": write_value}, replace=replace)
+    return make_directories(
+        {
+            directory / "base": partial(write_model, recipe=base, weights=weights),
+            directory / "value": write_value,
+        },
+        replace=replace,
+    )
 
 
 def _head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:
@@ -124,9 +130,9 @@ def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = 
         (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_safetensors(target / "adapter_model.safetensors", base, tuple(adapter_specs(base, rank)))
 
-    base_writer = partial(write_model, recipe=base)
     return make_directories(
-        {directory / "base": base_writer, directory / "adapter": write_adapter}, replace=replace
+        {directory / "base": partial(write_model, recipe=base), directory / "adapter": write_adapter},
+        replace=replace,
     )
 
 

@@ -99,13 +99,12 @@ def tensor_specs(recipe: Recipe) -> tuple[TensorSpec, ...]:
     """All tensors of the model, in the order of a forward pass."""
     shape, scale = recipe.shape, recipe.initializer_range
     embedding = (shape.vocab, shape.hidden)
-    specs = [TensorSpec("model.embed_tokens.weight", embedding, scale)]
-    for layer in range(shape.layers):
-        specs += _layer_specs(recipe, f"model.layers.{layer}.")
-    specs.append(_norm("model.norm.weight", shape.hidden))
-    if not shape.tied_embeddings:
-        specs.append(TensorSpec("lm_head.weight", embedding, scale))
-    return tuple(specs)
+    return (
+        TensorSpec("model.embed_tokens.weight", embedding, scale),
+        *(spec for layer in range(shape.layers) for spec in _layer_specs(recipe, f"model.layers.{layer}.")),
+        _norm("model.norm.weight", shape.hidden),
+        *(() if shape.tied_embeddings else (TensorSpec("lm_head.weight", embedding, scale),)),
+    )
 
 
 def _layer_specs(recipe: Recipe, prefix: str) -> Iterator[TensorSpec]:

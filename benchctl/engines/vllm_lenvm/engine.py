@@ -182,9 +182,8 @@ class VllmLenvmEngine(VllmEngine):
         return {**super().build(settings), **own}
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        argv = super().argv(settings, site)
         guidance = (_PROCESSOR_FLAG, "benchctl_lenvm:LenvmLogitsProcessor")
-        return argv if settings.server.guides_with is None else (*argv, *guidance)
+        return super().argv(settings, site) + (() if settings.server.guides_with is None else guidance)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the model runner, and the settings of the processor."""
@@ -270,9 +269,11 @@ def _require_model(path: str) -> None:
     """Raises EngineUnavailableError for a path that is not there; what may be a repository is for vLLM to find."""
     if "models/" not in path or Path(path).expanduser().is_dir():
         return
-    remedy = f"a small one: benchctl models make-tiny {shlex.quote(path)}"
-    if Path(path).name == "base":
-        remedy = f"a small pair: {pair_remedy(path, 'value', 'the value_model of the variants', is_base=True)}"
+    remedy = (
+        f"a small pair: {pair_remedy(path, 'value', 'the value_model of the variants', is_base=True)}"
+        if Path(path).name == "base"
+        else f"a small one: benchctl models make-tiny {shlex.quote(path)}"
+    )
     raise EngineUnavailableError(
         f"engine 'vllm-lenvm': the model {path!r} is not a directory with a config.json; name one, or make {remedy}"
     )

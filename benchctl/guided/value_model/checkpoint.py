@@ -155,11 +155,9 @@ def read_eos_ids(directory: Path) -> frozenset[int]:
     """Tokens that end a text: those of the configuration, of generation_config.json, and the tokenizer's own."""
     ids: list[object] = []
     for filename in ("config.json", "generation_config.json"):
-        document = _read_json(directory / filename) or {}
-        given = document.get("eos_token_id")
+        given = (_read_json(directory / filename) or {}).get("eos_token_id")
         ids += given if isinstance(given, list) else [given]
-    settings = _read_json(directory / "tokenizer_config.json") or {}
-    token = settings.get("eos_token")
+    token = (_read_json(directory / "tokenizer_config.json") or {}).get("eos_token")
     content = token.get("content") if isinstance(token, dict) else token
     added = (_read_json(directory / "tokenizer.json") or {}).get("added_tokens", [])
     ids += [entry.get("id") for entry in added if entry.get("content") == content]

@@ -155,8 +155,10 @@ class Scorer:
                 )
 
     def _score(self, pairs: Sequence[_Pair], ids: Tensor, lagging: Sequence[_Pair]) -> Tensor:
-        if not self._is_fused:
-            self._extend_in_two_phases(pairs)
+        behind = [] if self._is_fused else [(row, slot) for row, slot in pairs if slot.cached < len(row.tokens)]
+        if behind:
+            with self._timer.section("value_extend"):
+                self._extend(behind, MAX_LAG)
         scored = [self._row_work(row, slot, line) for line, (row, slot) in enumerate(pairs)]
         extended = [self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging]
         work = Work([*scored, *extended], ids.shape[1])
@@ -166,12 +168,6 @@ class Scorer:
         self._done.steps += 1
         self._done.fused += self._is_fused
         return raw
-
-    def _extend_in_two_phases(self, pairs: Sequence[_Pair]) -> None:
-        lagging = [(row, slot) for row, slot in pairs if slot.cached < len(row.tokens)]
-        if lagging:
-            with self._timer.section("value_extend"):
-                self._extend(lagging, MAX_LAG)
 
     def _lagging(self, waiting: Sequence[ScoredRow]) -> list[_Pair]:
         """Rows that are not scored now and would need a pass of their own if they lacked one token more."""

@@ -20,12 +20,15 @@ A family may have ``attention_bias``, ``mlp_bias`` and a ``head_dim`` of its own
 
 def backbone_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a bare backbone."""
-    hidden = config.hidden_size
-    shapes = {EMBEDDING: (config.vocab_size, hidden), "norm.weight": (hidden,)}
-    for layer in range(config.num_hidden_layers):
-        for name, shape in _layer_shapes(config).items():
-            shapes[f"layers.{layer}.{name}"] = shape
-    return shapes
+    return {
+        EMBEDDING: (config.vocab_size, config.hidden_size),
+        "norm.weight": (config.hidden_size,),
+        **{
+            f"layers.{layer}.{name}": shape
+            for layer in range(config.num_hidden_layers)
+            for name, shape in _layer_shapes(config).items()
+        },
+    }
 
 
 def head_dim(config: BackboneConfig) -> int:
@@ -36,27 +39,30 @@ def head_dim(config: BackboneConfig) -> int:
 def _layer_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     hidden, size, ffn = config.hidden_size, head_dim(config), config.intermediate_size
     query, key = config.num_attention_heads * size, config.num_key_value_heads * size
-    linear = {
-        "q_proj": (query, hidden),
-        "k_proj": (key, hidden),
-        "v_proj": (key, hidden),
-        "o_proj": (hidden, query),
-    }
     # Qwen2 has three of four biases without saying so; others have all of them or none.
     is_qwen2 = config.model_type == "qwen2"
-    has_bias = is_qwen2 or getattr(config, "attention_bias", False)
+    attention_bias = bool(is_qwen2 or getattr(config, "attention_bias", False))
+    mlp_bias = bool(getattr(config, "mlp_bias", False))
+    head_norms = {"self_attn.q_norm": ((size,), False), "self_attn.k_norm": ((size,), False)}
+    # The shape of each weight, and whether it has a bias.
+    weights: dict[str, tuple[tuple[int, ...], bool]] = {
+        "self_attn.q_proj": ((query, hidden), attention_bias),
+        "self_attn.k_proj": ((key, hidden), attention_bias),
+        "self_attn.v_proj": ((key, hidden), attention_bias),
+        "self_attn.o_proj": ((hidden, query), attention_bias and not is_qwen2),
+        **(head_norms if config.model_type == "qwen3" else {}),
+        "mlp.gate_proj": ((ffn, hidden), mlp_bias),
+        "mlp.up_proj": ((ffn, hidden), mlp_bias),
+        "mlp.down_proj": ((hidden, ffn), mlp_bias),
+        "input_layernorm": ((hidden,), False),
+        "post_attention_layernorm": ((hidden,), False),
+    }
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in linear.items():
-        shapes[f"self_attn.{name}.weight"] = shape
-        if has_bias and not (is_qwen2 and name == "o_proj"):
-            shapes[f"self_attn.{name}.bias"] = shape[:1]
-    if config.model_type == "qwen3":
-        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-    for name, shape in {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}.items():
-        shapes[f"mlp.{name}.weight"] = shape
-        if getattr(config, "mlp_bias", False):
-            shapes[f"mlp.{name}.bias"] = shape[:1]
-    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    for name, (shape, has_bias) in weights.items():
+        shapes[f"{name}.weight"] = shape
+        if has_bias:
+            shapes[f"{name}.bias"] = shape[:1]
+    return shapes
 
 
 def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:

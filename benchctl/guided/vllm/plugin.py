@@ -135,9 +135,7 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
         """
         if self._server is None:
             return logits
-        batch: Batch | Rows = self._rows
-        if self._slots is not None:
-            batch = self._slots.batch(*step)
+        batch: Batch | Rows = self._rows if self._slots is None else self._slots.batch(*step)
         return self._server.apply(logits, batch, self._steps.number) if batch.in_order else logits
 
 

@@ -57,10 +57,11 @@ def scorer_maker(
     _check_memory(needed, kv_bytes, device, settings.memory_bytes)
 
     def make_scorer() -> Scorer:
-        if settings.random_weights:
-            model = random_value_model(config, device, kind)
-        else:
-            model = load_value_model(directory, device, dtype)
+        model = (
+            random_value_model(config, device, kind)
+            if settings.random_weights
+            else load_value_model(directory, device, dtype)
+        )
         chosen = choose_operations(model.config, device, model.dtype, kernels=settings.kernels)
         model.operations = chosen.operations
         scorer = Scorer(

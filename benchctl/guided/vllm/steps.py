@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -72,9 +71,8 @@ class GuidedStepLog(StepTimer):
 
     def watch_sampler(self, sampler: type, method: str = "forward") -> None:
         """Time vLLM's sampler from now on, by the method that is called to sample."""
-        setattr(sampler, method, self._timed(getattr(sampler, method)))
+        forward = getattr(sampler, method)
 
-    def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def timed(*given: Any, **named: Any) -> Any:
             self._is_in_sampler = True
@@ -89,7 +87,7 @@ class GuidedStepLog(StepTimer):
                 self._is_in_sampler = False
                 self._end_guided_step()
 
-        return timed
+        setattr(sampler, method, timed)
 
     def _begin_stage(self, name: str) -> None:
         self._stage = self.section(name)

@@ -222,10 +222,11 @@ class ForwardPass:
         """``[B, V]``: those of the last position of each sequence."""
         self._last_rows = slice(point.new_tokens - 1, None, point.new_tokens)
         queries = self._rotated[:, : d.q_heads]
-        if point.phase == "decode":
-            self._queries = queries.unflatten(1, (d.kv_heads, -1))
-        else:
-            self._queries = queries.unflatten(0, (point.batch_size, -1)).transpose(1, 2)
+        self._queries = (
+            queries.unflatten(1, (d.kv_heads, -1))
+            if point.phase == "decode"
+            else queries.unflatten(0, (point.batch_size, -1)).transpose(1, 2)
+        )
         self._attention_options = self._options_of_attention()
 
     def run(self) -> None:

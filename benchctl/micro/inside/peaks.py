@@ -245,11 +245,17 @@ def all_reduce_series(kind: str, ranks: int, *, rounds: int, most_bytes: int) ->
         arguments = (kind, ranks, [_SMALL_BYTES, *large_bytes], rounds, Path(directory))
         torch.multiprocessing.spawn(_run_rank, arguments, nprocs=ranks)
         small_s, *large_s = json.loads((Path(directory) / "times").read_bytes())
-    series = [{"quantity": "all-reduce-time", "setting": f"{_SMALL_BYTES} x {ranks}", "values": small_s}]
-    for size, times_s in zip(large_bytes, large_s, strict=True):
-        rates = [2 * (ranks - 1) / ranks * size / time_s for time_s in times_s]
-        series.append({"quantity": "all-reduce", "setting": f"{size} x {ranks}", "values": rates})
-    return series
+    return [
+        {"quantity": "all-reduce-time", "setting": f"{_SMALL_BYTES} x {ranks}", "values": small_s},
+        *(
+            {
+                "quantity": "all-reduce",
+                "setting": f"{size} x {ranks}",
+                "values": [2 * (ranks - 1) / ranks * size / time_s for time_s in times_s],
+            }
+            for size, times_s in zip(large_bytes, large_s, strict=True)
+        ),
+    ]
 
 
 def _run_rank(rank: int, kind: str, ranks: int, sizes: list[int], rounds: int, directory: Path) -> None:

@@ -113,8 +113,10 @@ def started(torch: ModuleType, settings: Message) -> tuple[dict[str, Any], Answe
 
 def _torch() -> ModuleType:
     if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter of an engine is not benchctl's
-        version = platform.python_version()
-        raise WorkerError("torch", f"{sys.executable} is Python {version}; name one of 3.10 or later with --python")
+        raise WorkerError(
+            "torch",
+            f"{sys.executable} is Python {platform.python_version()}; name one of 3.10 or later with --python",
+        )
     try:
         return import_module("torch")
     except Exception as error:

@@ -193,12 +193,12 @@ StepLog.__abstractmethods__ = frozenset()
 
 def _numbers(source: object, names: tuple[str, ...]) -> dict[str, int | float | bool]:
     """Those of the named attributes that are numbers."""
-    numbers = {}
-    for name in names:
-        value = getattr(source, name, None)
-        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            numbers[name] = value
-    return numbers
+    values = {name: getattr(source, name, None) for name in names}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    }
 
 
 def _spec_decoding(stats: object) -> dict[str, object]:
