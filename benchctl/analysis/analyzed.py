@@ -242,8 +242,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
     is reported in ``damage``.
     """
     damage: list[str] = []
-    results = load_results(path, damage)
-    return analyze(experiment_of(results, allow_suspect=allow_suspect), damage)
+    return analyze(experiment_of(load_results(path, damage), allow_suspect=allow_suspect), damage)
 
 
 def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExperiment:
@@ -255,8 +254,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     pairs = baseline_pairs(experiment, confidence)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
-    is_passes = manifest.dataset == NO_REQUESTS
-    passes, launches = summarise_passes(cells, pairs, confidence) if is_passes else (None, ())
+    passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())
     return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,
@@ -325,8 +323,7 @@ def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tup
     levels = []
     for percent in PERCENTS:
         name = f"p{percent}_{latency}_ms"
-        values = [run.counted(name) for run in cell.runs]
-        level = level_of_blocks(values, cell.centre(name), confidence)
+        level = level_of_blocks([run.counted(name) for run in cell.runs], cell.centre(name), confidence)
         levels.append(level and replace(level, num_requests=few_requests(cell.runs, percent)))
     return tuple(levels)
 

@@ -170,8 +170,15 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
         f"{cells_in_words(slow)}: {span_of(walls, '.2f')} times the wall time for {span_of(flops, '.2f')} times "
         f"the {kind} FLOPs, so {percents}% of the slowdown (in logarithms) is not arithmetic."
     )
-    numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
-    return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
+    return Finding(
+        code="unexplained-by-flops",
+        sentence=sentence,
+        numbers={
+            "wall_ratio": fmean(walls),
+            f"flops_ratio{suffix}": fmean(flops),
+            "unexplained_frac": fmean(shares),
+        },
+    )
 
 
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collection[str]) -> Finding | None:
@@ -192,12 +199,15 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collect
         f"cells by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios "
         "over all blocks with their interval, or absolute times."
     )
-    numbers = {
-        "baseline_scatter_frac": base.scatter_frac,
-        "others_scatter_frac": pooled,
-        "num_blocks": float(base.n),
-    }
-    return Finding(code="noisy-baseline", sentence=sentence, numbers=numbers)
+    return Finding(
+        code="noisy-baseline",
+        sentence=sentence,
+        numbers={
+            "baseline_scatter_frac": base.scatter_frac,
+            "others_scatter_frac": pooled,
+            "num_blocks": float(base.n),
+        },
+    )
 
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
@@ -246,14 +256,12 @@ def _drafts_in_vain(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) ->
         server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
         options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
         rates = {name: drafts.counts.metrics[name] for name in ("acceptance_rate", "acceptance_length")}
-        reason = ""
-        if options == (1, False):
-            reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
+        reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
         return Finding(
             code="speculation-cannot-win",
             sentence=(
                 f"{label} cannot win by its drafts: the tokens per step of a sequence are {tokens:.3g}, no more "
-                f"than without them, and every draft costs time{reason}."
+                f"than without them, and every draft costs time{reason if options == (1, False) else ''}."
             ),
             numbers={"tokens_per_step": tokens} | {k: rate for k, rate in rates.items() if rate is not None},
         )

@@ -263,11 +263,13 @@ def _metrics(run: ForeignRun) -> dict[str, float | None]:
 def _warnings(cells: Sequence[_Cell], unmatched: Sequence[str]) -> list[ResultWarning]:
     runs = [run for cell in cells for run in (*cell.a, *cell.b)]
     sources = sorted({run.source for run in runs})
-    message = (
-        "result files record neither the order of the runs nor the server's configuration nor the machine: nothing "
-        "proves that only the intended change lies between the sides"
-    )
-    warnings = [ResultWarning(code="foreign-results", message=message)]
+    warnings = [
+        ResultWarning(
+            code="foreign-results",
+            message="result files record neither the order of the runs nor the server's configuration nor the "
+            "machine: nothing proves that only the intended change lies between the sides",
+        )
+    ]
     if len(sources) > 1:
         message = (
             f"the runs were measured by different tools ({', '.join(sources)}), which start and stop their clocks "
@@ -279,8 +281,7 @@ def _warnings(cells: Sequence[_Cell], unmatched: Sequence[str]) -> list[ResultWa
         key for cell in cells for key in _settings(cell) if bool(_values(cell.a, key)) != bool(_values(cell.b, key))
     }
     if one_sided:
-        names = ", ".join(sorted(one_sided))
-        message = f"not on file for both sides, and so not compared: {names}"
+        message = f"not on file for both sides, and so not compared: {', '.join(sorted(one_sided))}"
         warnings.append(ResultWarning(code="settings-unknown", message=message))
     warnings += [ResultWarning(code="load-unmatched", message=f"only one side has {label}") for label in unmatched]
     notes = dict.fromkeys(note for run in runs for note in run.notes)

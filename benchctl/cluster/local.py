@@ -209,8 +209,10 @@ class BlockProcess:
 
 def devices_begun_on(results: ResultDirectory) -> Mapping[int, tuple[str, ...]]:
     """Devices that each block which was begun could use."""
-    manifests = ((block, of_block.manifest()) for block, of_block in results.begun_blocks().items())
-    return {block: tuple(gpu.uuid or str(gpu.index) for gpu in manifest.gpus) for block, manifest in manifests}
+    return {
+        block: tuple(gpu.uuid or str(gpu.index) for gpu in of_block.manifest().gpus)
+        for block, of_block in results.begun_blocks().items()
+    }
 
 
 class BlocksOnSlots:

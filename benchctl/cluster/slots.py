@@ -192,10 +192,11 @@ def _groups(gpus: Sequence[NodeGpu], size: int) -> list[tuple[NodeGpu, ...]]:
         by_node.setdefault(-1 if gpu.numa_node is None else gpu.numa_node, []).append(gpu)
     nodes = [members for _, members in sorted(by_node.items())]
     left = [gpu for members in nodes for gpu in members[len(members) // size * size :]]
-    groups = []
-    for members in (*nodes, left):
-        groups += [tuple(members[first : first + size]) for first in range(0, len(members) - size + 1, size)]
-    return groups
+    return [
+        tuple(members[first : first + size])
+        for members in (*nodes, left)
+        for first in range(0, len(members) - size + 1, size)
+    ]
 
 
 def _cores_by_gpu(host: Host) -> dict[int, tuple[int, ...]]:

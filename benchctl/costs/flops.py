@@ -172,8 +172,7 @@ def published_flops(
         return _two_n_flops(totals, base, value_model, top_k * candidate_cost)
     if value_model is not None:
         value_model = replace(value_model, head="value_head" if convention == "published" else "lm_head")
-    models = {"base": base, "value": value_model}
-    account = price_work(published_work(totals, top_k), models, totals.output_tokens)
+    account = price_work(published_work(totals, top_k), {"base": base, "value": value_model}, totals.output_tokens)
     phases = {
         phase: flops.scaled(candidate_cost) if phase == "value_candidates" else flops
         for phase, flops in account.phases.items()
@@ -221,8 +220,11 @@ def observed_flops(
 
 
 def _observed_models(base: ModelShape, value_model: ModelShape | None, draft_model: ModelShape | None) -> Models:
-    value = None if value_model is None else value_model.as_value_model()
-    return {"base": base, "value": value, "draft": draft_model}
+    return {
+        "base": base,
+        "value": None if value_model is None else value_model.as_value_model(),
+        "draft": draft_model,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +280,6 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterable[
         "value_prefill": replace(exact["value_prefill"], heads=0),
         "value_extend": replace(exact["value_extend"], heads=0),
     }
-    without_first = {"base_decode": output_work(lengths.sequences, num_skipped=1)}
 
     def logged(phase: str) -> RunWork:
         return {phase: observed[phase]}
@@ -291,7 +292,11 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterable[
         ),
         ("lengths", "each sequence's own length instead of rounded means", exact),
         ("head", "heads only where a token is sampled or a candidate scored", sampled),
-        ("first-token", "the first output token comes from prefill", without_first),
+        (
+            "first-token",
+            "the first output token comes from prefill",
+            {"base_decode": output_work(lengths.sequences, num_skipped=1)},
+        ),
         (
             "verification",
             "every draft token that the base model verified, also the rejected ones",

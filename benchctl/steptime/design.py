@@ -77,8 +77,7 @@ class Design:
 
 def group_label(run: ObservedSteps, by: str) -> str:
     """The group of a run: ``run``, ``model`` or ``tensor-parallel``."""
-    labels = {"run": run.run, "model": run.deployment.shape.name}
-    return labels.get(by, f"TP{run.deployment.tensor_parallel}")
+    return {"run": run.run, "model": run.deployment.shape.name}.get(by, f"TP{run.deployment.tensor_parallel}")
 
 
 def fitted_design(

@@ -336,8 +336,9 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
     }
     values = np.array([model.values[name] for name in design.names])
     for deployment, prompt, output, concurrency in product(deployments.values(), PROMPTS, OUTPUTS, CONCURRENCY):
-        has_memory = deployment.hardware.memory_bytes is not None
-        if has_memory and concurrency * (prompt + output) > kv_capacity_tokens(deployment):
+        if deployment.hardware.memory_bytes is not None and concurrency * (prompt + output) > kv_capacity_tokens(
+            deployment
+        ):
             continue
         columns = model.columns(_steps_of(prompt, output, concurrency), deployment)
         matrix = stacked([columns.get(name, 0.0) for name in design.names])
@@ -345,16 +346,18 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
         # The outputs of its requests, as often as its batch is renewed.
         num_steps = num_requests(concurrency) / concurrency * output
         rows = matrix / np.maximum(predicted_us, 1.0)[:, None]
-        run = RunToAdd(
-            prompt_tokens=prompt,
-            output_tokens=output,
-            concurrency=concurrency,
-            reason="",
-            model=deployment.shape.name,
-            tensor_parallel=deployment.tensor_parallel,
+        yield (
+            RunToAdd(
+                prompt_tokens=prompt,
+                output_tokens=output,
+                concurrency=concurrency,
+                reason="",
+                model=deployment.shape.name,
+                tensor_parallel=deployment.tensor_parallel,
+            ),
+            _information(rows, spreads) * (num_steps / _STEPS_OF_RUN),
+            num_steps * float(np.mean(predicted_us)) / US_PER_S,
         )
-        information = _information(rows, spreads) * (num_steps / _STEPS_OF_RUN)
-        yield run, information, num_steps * float(np.mean(predicted_us)) / US_PER_S
 
 
 def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:

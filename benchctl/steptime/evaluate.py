@@ -99,12 +99,11 @@ def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Pre
 
 def buckets(predictions: Predictions) -> dict[str, tuple[Accuracy, ...]]:
     """Errors by model, tensor-parallel size, phase, batch and mean context of a row."""
-    works = [(run.work.num_seqs, run.work.context) for run in predictions.runs]
-    lengths = [len(run.duration_us) for run in predictions.runs]
-    columns = np.vstack([stacked(work, length) for work, length in zip(works, lengths, strict=True)])
+    columns = np.vstack(
+        [stacked((run.work.num_seqs, run.work.context), len(run.duration_us)) for run in predictions.runs]
+    )
     context = columns[:, 1] / np.maximum(columns[:, 0], 1.0)
     phases = np.concatenate([phases_of(run) for run in predictions.runs])
-    batches, contexts = bin_names(_BATCHES), bin_names(_CONTEXTS)
 
     def by_group(by: HoldOut) -> tuple[Accuracy, ...]:
         labels = _group_labels(predictions, by)
@@ -114,8 +113,8 @@ def buckets(predictions: Predictions) -> dict[str, tuple[Accuracy, ...]]:
         "model": by_group("model"),
         "tensor parallel": by_group("tensor-parallel"),
         "phase": predictions.by_label(phases, ("decode", "mixed", "prefill")),
-        "batch": predictions.by_label(bin_labels(columns[:, 0], _BATCHES), batches),
-        "context": predictions.by_label(bin_labels(context, _CONTEXTS), contexts),
+        "batch": predictions.by_label(bin_labels(columns[:, 0], _BATCHES), bin_names(_BATCHES)),
+        "context": predictions.by_label(bin_labels(context, _CONTEXTS), bin_names(_CONTEXTS)),
     }
 
 

@@ -105,12 +105,14 @@ def _corrected(
     memory = kv + (weights + is_above(work.num_sampled, 0.0) * times.head_weights_us)
     if structure == "roofline":
         return (greater(compute, memory),)
-    is_compute_bound = is_above(compute, memory)
+    is_compute_bound, shape = is_above(compute, memory), deployment.shape
+    num_bytes = tokens * (shape.hidden * _ELEMENT_BYTES)
+    all_reduce = all_reduce_us(num_bytes, deployment.hardware, deployment.tensor_parallel)
     return (
         is_compute_bound * compute,
         (1.0 - is_compute_bound) * memory,
-        has_tokens * step_all_reduces_us(tokens, deployment),
-        has_tokens * float(deployment.shape.layers),
+        has_tokens * (2 * shape.layers * all_reduce),  # two for each layer
+        has_tokens * float(shape.layers),
         work.num_seqs,
         has_tokens * 0.0 + 1.0,
     )
@@ -294,9 +296,10 @@ def all_reduce_us(num_bytes: Quantity, hardware: Hardware, devices: int) -> Quan
         return 0.0 * num_bytes
 
     def kernel_us(name: str) -> Quantity:
-        kernel = KERNELS.get(hardware.device, _H100)[name]
-        link_us = moved_bytes(num_bytes, name, devices) * (US_PER_S / hardware.link_bytes_per_s)
-        return kernel.floor_us + kernel.peer_us * (devices - 1) + kernel.link_factor * link_us
+        kernel, peers = KERNELS.get(hardware.device, _H100)[name], devices - 1
+        read_bytes = num_bytes * (peers if name == "one_shot" else 2 * peers / devices)
+        link_us = read_bytes * (US_PER_S / hardware.link_bytes_per_s)
+        return kernel.floor_us + kernel.peer_us * peers + kernel.link_factor * link_us
 
     if isinstance(num_bytes, float | int):
         return kernel_us(kernel_name(num_bytes, devices))
@@ -312,20 +315,8 @@ def kernel_name(num_bytes: float, devices: int) -> str:
     return "one_shot" if num_bytes < _two_shot_from(devices) else "two_shot"
 
 
-def moved_bytes(num_bytes: Quantity, kernel: str, devices: int) -> Quantity:
-    """Bytes that a device reads from its peers."""
-    peers = devices - 1
-    return num_bytes * (peers if kernel == "one_shot" else 2 * peers / devices)
-
-
 def _two_shot_from(devices: int) -> int:
     return next((size for most, size in _TWO_SHOT_FROM if devices <= most), 0)
-
-
-def step_all_reduces_us(tokens: Quantity, deployment: Deployment) -> Quantity:
-    """Time of a step's all-reduces, two for each layer; 0 on one device."""
-    num_bytes = tokens * (deployment.shape.hidden * _ELEMENT_BYTES)
-    return 2 * deployment.shape.layers * all_reduce_us(num_bytes, deployment.hardware, deployment.tensor_parallel)
 
 
 def experts_read_by(tokens: Any, deployment: Deployment, rule: ExpertsRead) -> Any:
@@ -369,6 +360,5 @@ def value_model_us(work: StepWork, deployment: Deployment) -> Quantity:
         + decoded * mean_context * times.decode_position_us
         + work.candidates * times.head_us
     )
-    memory = (work.guided_rows * mean_context + tokens) * times.kv_token_us
-    memory = memory + is_above(tokens, 0.0) * (times.static_weights_us + times.head_weights_us)
-    return greater(compute, memory)
+    kv = (work.guided_rows * mean_context + tokens) * times.kv_token_us
+    return greater(compute, kv + is_above(tokens, 0.0) * (times.static_weights_us + times.head_weights_us))

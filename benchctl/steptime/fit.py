@@ -392,7 +392,6 @@ def calibrate(
             f"the scales are {scales.compute:.3g} and {scales.memory:.3g}, and a time cannot shrink below 0: these "
             "steps do not fit the model; fit a model of its own to them"
         )
-    origin = provenance_of(design, observed, fitted_on)
     calibrated = replace(
         model,
         hardware=hardware,
@@ -401,7 +400,7 @@ def calibrate(
         memory_scale=model.memory_scale * scales.memory,
         # Two scales of all steps alike teach the coefficients nothing about drafts: their own fit counts.
         provenance=replace(
-            origin,
+            provenance_of(design, observed, fitted_on),
             calibrated_from=model.hardware,
             most_query_tokens=model.provenance.most_query_tokens,
         ),
@@ -432,6 +431,5 @@ def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, 
 
 def _responds(before: Floats, after: Floats) -> Floats:
     """1 where a feature falls as a peak rises, 0 where it does not: -d ln f / d ln peak, which is one of both."""
-    change = 1.0 - after / np.where(before > 0, before, 1.0)
-    elasticity = np.where(before > 0, change, 0.0) / _NUDGE
+    elasticity = np.where(before > 0, 1.0 - after / np.where(before > 0, before, 1.0), 0.0) / _NUDGE
     return np.asarray(np.round(np.clip(elasticity, 0.0, 1.0), 3), dtype=np.float64)

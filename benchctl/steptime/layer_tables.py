@@ -237,8 +237,7 @@ class SkewTable:
         """The share of a batch; 0 for a single row and for batches that nothing like them was measured for."""
         if rows < 2 or not self._shares:
             return 0.0
-        key = (_nearest(self._chunks, chunk), _nearest(self._rows, rows), _class_of(spread))
-        return self._shares.get(key, 0.0)
+        return self._shares.get((_nearest(self._chunks, chunk), _nearest(self._rows, rows), _class_of(spread)), 0.0)
 
 
 def fits(batches: Iterable[SkewedBatch], attention: AttentionTable) -> bool:

@@ -120,7 +120,10 @@ class LayerProfile:
 
         Each of these is computed by every layer, has logits, and attends as ``_verification_us`` says.
         """
-        attention_us = self._attention_us(chunks, decodes)
+        attention, batch = self.tables.attention, (chunks.tokens, chunks.history, decodes.number)
+        attention_us = attention.at(*batch, decodes.mean)
+        if share := self.share_of_longest(chunks.tokens, decodes):
+            attention_us += share * (attention.at(*batch, decodes.longest) - attention_us)
         if draft_tokens:
             attention_us = self._verification_us(attention_us, chunks, decodes, draft_tokens)
         return (
@@ -135,13 +138,6 @@ class LayerProfile:
             return 0.0
         spread = (decodes.mean - decodes.shortest) / (decodes.longest - decodes.shortest)
         return self.tables.skew.share(chunk, decodes.number, spread)
-
-    def _attention_us(self, chunks: Chunks, decodes: DecodingRows) -> float:
-        attention, batch = self.tables.attention, (chunks.tokens, chunks.history, decodes.number)
-        time_us = attention.at(*batch, decodes.mean)
-        if share := self.share_of_longest(chunks.tokens, decodes):
-            time_us += share * (attention.at(*batch, decodes.longest) - time_us)
-        return time_us
 
     def _verification_us(self, single_us: float, chunks: Chunks, decodes: DecodingRows, draft_tokens: int) -> float:
         """Attention of one layer with q = K + 1 query tokens of each row; ``single_us`` is that at one.
@@ -181,8 +177,7 @@ class LayerProfile:
             tokens = self.graph_sizes[index]
         bytes_per_hop = tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
         time_us = sum(self._times_run(name) * line.at(tokens) for name, line in self.tables.dense.items())
-        time_us += self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop)
-        return time_us
+        return time_us + (self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop))
 
     def _of_rows_us(self, rows: int) -> float:
         shard_bytes = rows * self.shape.vocab * _BYTES / self.tables.tensor_parallel
@@ -221,5 +216,4 @@ def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
     None is above twice the number of sequences that a batch can have.
     """
     most = min(2 * max_num_seqs, 512)
-    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    return tuple(size for size in sizes if size <= most)
+    return tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most)

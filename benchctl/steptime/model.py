@@ -128,8 +128,7 @@ class StepTimeModel:
         """
         if not self.draws:
             return self
-        values = self.draws[index % len(self.draws)]
-        pairs = zip(self.coefficients, values, strict=True)
+        pairs = zip(self.coefficients, self.draws[index % len(self.draws)], strict=True)
         return replace(self, coefficients=tuple(replace(each, value=value) for each, value in pairs))
 
     def check_deployment(self, deployment: Deployment) -> None:

@@ -269,10 +269,9 @@ class _Server:
         def is_enough(batch: float) -> bool:
             return rate * self.decoding_s(batch, rate) <= batch
 
-        shares = (math.expm1(_GRID_SPREAD * i / _GRID_POINTS) for i in range(1, _GRID_POINTS))
         low, high = 0.0, self.max_rows
-        for share in shares:
-            candidate = self.max_rows * share / math.expm1(_GRID_SPREAD)
+        for i in range(1, _GRID_POINTS):
+            candidate = self.max_rows * math.expm1(_GRID_SPREAD * i / _GRID_POINTS) / math.expm1(_GRID_SPREAD)
             if is_enough(candidate):
                 high = candidate
                 break

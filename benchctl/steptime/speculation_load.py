@@ -67,11 +67,12 @@ class ServerSteps:
 
     def step(self, rows: float, num_draft_tokens: int, all_accepted: float, *, bonus: bool) -> SpeculativeStep:
         """A step with K drafts of each row, all of which are accepted with probability ``all_accepted``."""
-        verified = one_step(num_decodes=rows, context=self.context, row_tokens=num_draft_tokens + 1)
         has_backfill = bonus and num_draft_tokens > 0 and all_accepted > 0
         return SpeculativeStep(
             draft_s=sum((self._pass_s(rows, position) for position in range(num_draft_tokens)), 0.0),
-            verify_s=self.target_s(verified),
+            verify_s=self.target_s(
+                one_step(num_decodes=rows, context=self.context, row_tokens=num_draft_tokens + 1)
+            ),
             backfill_s=self._backfill_s(rows, all_accepted) if has_backfill else 0.0,
         )
 

@@ -266,10 +266,9 @@ def _chunk_context(num_prefills: Floats, prefill_tokens: Floats, ended: Floats) 
     An engine leaves at most one prompt of a step unfinished, so a step carries on the tokens of one prompt.
     """
     context = np.zeros(len(num_prefills))
-    is_open = ended < num_prefills
-    for i in np.flatnonzero(is_open[:-1]):
-        share = prefill_tokens[i] / num_prefills[i]
-        context[i + 1] = (context[i] if num_prefills[i] == 1 else 0.0) + share
+    for i in np.flatnonzero((ended < num_prefills)[:-1]):
+        before = context[i] if num_prefills[i] == 1 else 0.0
+        context[i + 1] = before + prefill_tokens[i] / num_prefills[i]
     return context
 
 

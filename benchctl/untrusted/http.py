@@ -47,18 +47,21 @@ async def fetch(
                 coding = response.headers.get("content-encoding", "").strip().lower()
                 # Those of which a piece of the stream, of 64 KiB, cannot become more than 64 MiB
                 if coding not in {"", "identity", "gzip", "deflate"}:
-                    message = f"{request.url} answers in the coding {visible_line(coding, _SHOWN_CHARS)}"
-                    raise httpx.DecodingError(f"{message}, which was not requested", request=request)
+                    raise httpx.DecodingError(
+                        f"{request.url} answers in the coding {visible_line(coding, _SHOWN_CHARS)}, which was not "
+                        "requested",
+                        request=request,
+                    )
                 async for data in response.aiter_bytes():
                     body += data
                     if len(body) > max_bytes:
-                        message = f"{request.url} answers with more than {max_bytes >> 20} MiB"
-                        raise httpx.RemoteProtocolError(message, request=request)
+                        raise httpx.RemoteProtocolError(
+                            f"{request.url} answers with more than {max_bytes >> 20} MiB", request=request
+                        )
             finally:
                 await response.aclose()
     except TimeoutError:
-        message = f"{request.url} has not answered within {limit_s:g} s"
-        raise httpx.ReadTimeout(message, request=request) from None
+        raise httpx.ReadTimeout(f"{request.url} has not answered within {limit_s:g} s", request=request) from None
     of_content = [
         pair
         for pair in response.headers.multi_items()
@@ -73,8 +76,10 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])
     except DECODING_ERRORS as error:
-        message = f"{response.request.url} does not answer with a JSON object: {decoding_problem(error)}"
-        raise httpx.DecodingError(message, request=response.request) from None
+        raise httpx.DecodingError(
+            f"{response.request.url} does not answer with a JSON object: {decoding_problem(error)}",
+            request=response.request,
+        ) from None
 
 
 async def fetch_json(

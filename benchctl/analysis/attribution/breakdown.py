@@ -112,9 +112,8 @@ def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | 
             is_logged = logged.get(parent, nowhere)
             times_ns[parent] = times_ns.get(parent, 0) + times_ns[name] * ~is_logged
             has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
-    totals_ns = {name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)}
     return Breakdown(
-        total_ns=totals_ns,
+        total_ns={name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)},
         num_steps=len(steps),
         step_frac={name: float(has.mean()) for name, has in has_section.items()} | {STEP: 1.0},
         clocks=steps.clocks,

@@ -121,7 +121,6 @@ def estimate_terms(
     if not design.is_paired:
         pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
         return [_of_all_pairs(pairs[:, :, term], design.confidence) for term in range(pairs.shape[2])]
-    by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
     return [
         estimate_paired(
             values,
@@ -131,7 +130,7 @@ def estimate_terms(
             estimator="mean" if design.evidence is None else "robust",
             evidence=design.evidence,
         )
-        for values in zip(*by_block, strict=True)
+        for values in zip(*(split(x, y) for x, y in zip(a, b, strict=True)), strict=True)
     ]
 
 

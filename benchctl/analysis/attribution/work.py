@@ -184,8 +184,7 @@ def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape 
     hardware, value = deployment.hardware, deployment.value_shape
     if deployment.tensor_parallel > 1:
         hardware = hardware.times(deployment.tensor_parallel)
-    names = (*_BASE_COUNTS, *(() if value is None else _VALUE_COUNTS))
-    prefill, decode, context, *guided = _counts(columns, names)
+    prefill, decode, context, *guided = _counts(columns, _BASE_COUNTS + (() if value is None else _VALUE_COUNTS))
     base = _base_passes(columns, prefill, decode, context)
     totals_s = dict.fromkeys((OF_BASE, OF_VALUE, "sampling's", "draft model's"), 0.0)
     totals_s[OF_BASE] = base.total_s(deployment.shape, hardware)
@@ -275,19 +274,17 @@ def fitted_draft_warnings(model: "StepTimeModel", name: str, num_draft_tokens: i
     None for 0 draft tokens, for a fit that saw as many query tokens, and for the roofline, which fits nothing.
     """
     verified_tokens, fitted_tokens = num_draft_tokens + 1, model.provenance.most_query_tokens
-    if not num_draft_tokens or model.structure == "roofline":
-        return ()
-    if fitted_tokens is not None and fitted_tokens >= verified_tokens:
+    is_fitted = fitted_tokens is not None and fitted_tokens >= verified_tokens
+    if is_fitted or not num_draft_tokens or model.structure == "roofline":
         return ()
     fit = (
         "its file does not say whether the steps of its fit had drafts"
         if fitted_tokens is None
         else f"fitted to steps of at most {count_of(fitted_tokens, 'query token')} for each decoding sequence"
     )
-    drafts = count_of(num_draft_tokens, "draft token")
     message = (
-        f"{name}: {fit}, and a verification of {drafts} has {verified_tokens}: its time is an extrapolation; fit "
-        "the model to steps with as many drafts, or give the costs of drafts as constants ('benchctl speculation' "
-        "with --draft-cost and without --model)"
+        f"{name}: {fit}, and a verification of {count_of(num_draft_tokens, 'draft token')} has {verified_tokens}: "
+        "its time is an extrapolation; fit the model to steps with as many drafts, or give the costs of drafts as "
+        "constants ('benchctl speculation' with --draft-cost and without --model)"
     )
     return (ResultWarning(code="drafts-not-fitted", message=message, where="step-time model"),)

@@ -279,8 +279,7 @@ class SideRatio:
     @property
     def block_ratios(self) -> dict[int, float]:
         """B / A by block, as measured."""
-        values = zip(self.design.blocks, self.a_values, self.b_values, strict=True)
-        return {block: b / a for block, a, b in values}
+        return {block: b / a for block, a, b in zip(self.design.blocks, self.a_values, self.b_values, strict=True)}
 
     @property
     def outliers(self) -> tuple[int, ...]:
@@ -323,8 +322,9 @@ def side_ratio(
         return None
     a_values, b_values = (tuple(side[i] or 0.0 for i in shared) for side in (a, b))
     design = design.select(shared)
-    differences = log_ratios(a_values, b_values)
-    estimate = estimate_paired(differences, confidence, design.positions, slope=design.slope, estimator=estimator)
+    estimate = estimate_paired(
+        log_ratios(a_values, b_values), confidence, design.positions, slope=design.slope, estimator=estimator
+    )
     level, effect = a_values[0], estimate.position_effect or 0.0
     if effect or len(set(a_values)) > 1:
         weights = estimate.block_weights or [1.0]
@@ -362,8 +362,9 @@ def unpaired_ratio(a: Values, b: Values, confidence: float = 0.95) -> SideRatio 
     estimate = RatioEstimate(
         num_blocks=min(sizes), is_paired=False, confidence=confidence, log_ratio=log_ratio, uncertainty=uncertainty
     )
-    level = geometric_mean(a_values)
-    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=UNORDERED)
+    return SideRatio(
+        a=geometric_mean(a_values), estimate=estimate, a_values=a_values, b_values=b_values, design=UNORDERED
+    )
 
 
 def scatter_of(values: Sequence[float], weights: Sequence[float] = ()) -> float | None:

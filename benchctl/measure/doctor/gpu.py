@@ -64,15 +64,15 @@ def _absent(gpus: OpenedGpus, visible: str | None, *, is_needed: bool) -> Check:
 def _sampling(reader: GpuReader, nvml_problem: str) -> Iterator[Check]:
     """The driver, and what a run will know of each device."""
     gpus = reader.described()
-    untold = {
-        each.index: [name for name in READ_QUANTITIES if getattr(each, name) is None] for each in reader.read()
+    unknown = {
+        each.index: names
+        for each in reader.read()
+        if (names := [name for name in READ_QUANTITIES if getattr(each, name) is None])
     }
-    unknown = {index: names for index, names in untold.items() if names}
-    driver = gpus[0].driver or "of unknown version"
     yield Check(
         "gpu",
         "driver",
-        f"driver {driver}, {len(gpus)} visible",
+        f"driver {gpus[0].driver or 'of unknown version'}, {len(gpus)} visible",
         facts={"driver": gpus[0].driver, "num_visible": len(gpus)},
     )
     is_nvml = isinstance(reader, NvmlReader)
@@ -155,13 +155,12 @@ def _clocks(gpu: NodeGpu, sample: GpuSample) -> Check:
     slowing = sorted(_SLOWING.intersection(sample.throttle_reasons or ()))
     if slowing:
         finding += f", held down by {', '.join(slowing)}"
-    remedy = "let it cool down, or raise its power limit, before measuring" if slowing else None
     most_hz = None if most_mhz is None else most_mhz * HZ_PER_MHZ
     return Check(
         "gpu",
         f"{gpu.index} clocks",
         finding,
-        remedy=remedy,
+        remedy="let it cool down, or raise its power limit, before measuring" if slowing else None,
         facts={"sm_clock_hz": clock_hz, "sm_clock_max_hz": most_hz, "throttle_reasons": sample.throttle_reasons},
     )
 

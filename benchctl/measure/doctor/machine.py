@@ -88,11 +88,19 @@ def memory_checks(profile: Profile) -> Iterator[Check]:
                 facts={"directory": directory, "weight_bytes": memory.weights, "prefix_bytes": memory.prefixes},
             )
     except UsageError as error:
-        remedy = "name the directory of a value model with --set variants.NAME.server.value_model=DIR"
-        yield check("value model", str(error), remedy=remedy, is_missing=True)
+        yield check(
+            "value model",
+            str(error),
+            remedy="name the directory of a value model with --set variants.NAME.server.value_model=DIR",
+            is_missing=True,
+        )
     for shortfall in kv_shortfalls(profile):
-        remedy = "change one of these with --set, or in the profile"
-        yield check("KV cache", shortfall.message, remedy=remedy, is_missing=shortfall.is_certain)
+        yield check(
+            "KV cache",
+            shortfall.message,
+            remedy="change one of these with --set, or in the profile",
+            is_missing=shortfall.is_certain,
+        )
 
 
 def engine_checks(needed: Mapping[str, ServerOptions], *, has_gpu: bool) -> tuple[Check, ...]:
@@ -154,12 +162,11 @@ def _data_set(name: str, directory: Path) -> Check:
         "missing": f"not in {directory}",
         "damaged": f"{path} does not have the size of the published file",
     }[state]
-    remedy = None if state == "present" else f"benchctl data fetch {name}"
     return Check(
         "data",
         name,
         finding,
-        remedy=remedy,
+        remedy=None if state == "present" else f"benchctl data fetch {name}",
         is_missing=state == "missing",
         facts={"path": str(path), "state": state},
     )
@@ -235,19 +242,20 @@ def _try_priority() -> Priority:
 def priority_check(granted: Priority) -> Check:
     """Check that the client can take precedence over a server that keeps all cores busy."""
     is_refused = granted.level != "fifo" and "not permitted" in granted.reason
-    facts = {"level": granted.level, "reason": granted.reason}
     return _check(
-        "priority", f"of the load client: {granted}", remedy=_TO_GET_PRIORITY if is_refused else None, facts=facts
+        "priority",
+        f"of the load client: {granted}",
+        remedy=_TO_GET_PRIORITY if is_refused else None,
+        facts={"level": granted.level, "reason": granted.reason},
     )
 
 
 def _load() -> Check:
     load = psutil.getloadavg()[0]
     is_busy = load > _BUSY_FRAC * (psutil.cpu_count() or 1)
-    finding = f"{load:.2f} processes ran or waited, on average over the last minute"
     return _check(
         "load",
-        finding,
+        f"{load:.2f} processes ran or waited, on average over the last minute",
         remedy="end other work before measuring; 'top' lists it" if is_busy else None,
         facts={"load_1min": load},
     )
@@ -260,10 +268,9 @@ def governor_check(system: Path) -> Check:
             {text for path in system.glob("cpu/cpu*/cpufreq/scaling_governor") if (text := _read(path)) is not None}
         )
     )
-    finding = ", ".join(governors) or "unknown, as is usual for a virtual machine"
     return _check(
         "governor",
-        finding,
+        ", ".join(governors) or "unknown, as is usual for a virtual machine",
         remedy="sudo cpupower frequency-set -g performance" if set(governors) - {"performance"} else None,
         facts={"governors": governors},
     )
@@ -299,9 +306,14 @@ def results_check(results: Path) -> Check:
     """Check the free space for result directories."""
     path, existing = results.absolute(), existing_parent(results)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        finding = f"{existing} is not a directory that can be written to"
-        remedy = "name another one: --output-dir DIR, here and for 'benchctl run'"
-        return _check("results", finding, remedy=remedy, is_missing=True, is_needed=True, facts={"path": str(path)})
+        return _check(
+            "results",
+            f"{existing} is not a directory that can be written to",
+            remedy="name another one: --output-dir DIR, here and for 'benchctl run'",
+            is_missing=True,
+            is_needed=True,
+            facts={"path": str(path)},
+        )
     free_bytes = shutil.disk_usage(existing).free
     return _check(
         "results",
@@ -317,9 +329,12 @@ def results_check(results: Path) -> Check:
 def shared_memory_check(directory: Path) -> Check:
     """Check the space for memory that the processes of an engine share."""
     if not directory.is_dir():
-        finding = f"{directory} does not exist; engines of several processes need it"
-        remedy = f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}"
-        return _check("shared memory", finding, remedy=remedy, is_missing=True)
+        return _check(
+            "shared memory",
+            f"{directory} does not exist; engines of several processes need it",
+            remedy=f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}",
+            is_missing=True,
+        )
     usage = shutil.disk_usage(directory)
     remedy = f"sudo mount -o remount,size=8G {directory}; start a container with --shm-size=8g"
     return _check(
@@ -332,12 +347,11 @@ def shared_memory_check(directory: Path) -> Check:
 
 def open_files_check(limit: int) -> Check:
     """Check ``limit``, the most files that a process may open once its soft limit is raised to the hard one."""
-    most = max(limit - OWN_OPEN_FILES, 0)
     return _limit_check(
         "open files",
         limit,
         _LEAST_OPEN_FILES,
-        f"{limit:,} at once, enough for {most:,} requests in flight",
+        f"{limit:,} at once, enough for {max(limit - OWN_OPEN_FILES, 0):,} requests in flight",
         _TO_OPEN_MORE,
     )
 

@@ -134,13 +134,13 @@ def opened_gpus(
     uuids = [devices[index].uuid if index in devices else None for index in indices]
     chosen, warnings = visible_devices(visible, uuids, mig)
     absent = {index: reason for index, reason in unreadable.items() if index in chosen}
-    for index, reason in absent.items():
-        warnings.append(
-            ResultWarning(
-                code=GPU_UNREADABLE,
-                message=f"GPU {index} cannot be read ({reason}): its use, power, clocks and throttling are unknown",
-            )
+    warnings += [
+        ResultWarning(
+            code=GPU_UNREADABLE,
+            message=f"GPU {index} cannot be read ({reason}): its use, power, clocks and throttling are unknown",
         )
+        for index, reason in absent.items()
+    ]
     if readable := [index for index in chosen if index not in absent]:
         reader = make_reader([devices[index] for index in readable])
         return OpenedGpus(reader=reader, warnings=tuple(warnings))
@@ -180,11 +180,13 @@ def visible_devices(
             unknown = [str(i) for i, uuid in enumerate(uuids) if uuid is None]
             hint = f" (the identity of GPU {', '.join(unknown)} is unknown)" if unknown else ""
             says = f"names {len(named)} devices" if named else f"names none of the {len(uuids)} devices here"
-            message = (
-                f"{VARIABLE} is {visible_value(visible)}, whose entry {visible_value(entry)} {says}{hint}; what it "
-                "and later entries mean is not sampled"
+            warnings.append(
+                ResultWarning(
+                    code="gpu-unknown-name",
+                    message=f"{VARIABLE} is {visible_value(visible)}, whose entry {visible_value(entry)} "
+                    f"{says}{hint}; what it and later entries mean is not sampled",
+                )
             )
-            warnings.append(ResultWarning(code="gpu-unknown-name", message=message))
             break
         is_part[named[0]] = entry.startswith(_MIG)
     if whole := [str(position) for position in is_part if is_part[position]]:

@@ -149,11 +149,13 @@ def sampler(
                     writer.write(sample)
                     begun.set()
         except Exception as error:  # noqa: BLE001 - a load does not end for want of samples
-            message = (
-                f"the {name} sampler failed ({type(error).__name__}: {error}): its samples do not cover the "
-                "whole load"
+            warnings.append(
+                ResultWarning(
+                    code=f"{name}-sampler-failed",
+                    message=f"the {name} sampler failed ({type(error).__name__}: {error}): its samples do not "
+                    "cover the whole load",
+                )
             )
-            warnings.append(ResultWarning(code=f"{name}-sampler-failed", message=message))
         finally:
             begun.set()
 
