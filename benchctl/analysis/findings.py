@@ -166,13 +166,12 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
     walls = [row.number("wall_ratio") or math.nan for row in slow]
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
     percents = span_of([100 * share for share in shares], ".0f")
-    sentence = (
-        f"{cells_in_words(slow)}: {span_of(walls, '.2f')} times the wall time for {span_of(flops, '.2f')} times "
-        f"the {kind} FLOPs, so {percents}% of the slowdown (in logarithms) is not arithmetic."
-    )
     return Finding(
         code="unexplained-by-flops",
-        sentence=sentence,
+        sentence=(
+            f"{cells_in_words(slow)}: {span_of(walls, '.2f')} times the wall time for {span_of(flops, '.2f')} "
+            f"times the {kind} FLOPs, so {percents}% of the slowdown (in logarithms) is not arithmetic."
+        ),
         numbers={
             "wall_ratio": fmean(walls),
             f"flops_ratio{suffix}": fmean(flops),
@@ -194,14 +193,13 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collect
     pooled = math.sqrt(fmean((spread.scatter_frac or 0.0) ** 2 for spread in others))
     if base.scatter_frac < max(NOISY_SCATTER_FRAC, NOISIER_FACTOR * pooled):
         return None
-    sentence = (
-        f"Wall times of the baseline scatter by {base.scatter_frac:.1%} over {base.n} blocks, those of the other "
-        f"cells by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios "
-        "over all blocks with their interval, or absolute times."
-    )
     return Finding(
         code="noisy-baseline",
-        sentence=sentence,
+        sentence=(
+            f"Wall times of the baseline scatter by {base.scatter_frac:.1%} over {base.n} blocks, those of the "
+            f"other cells by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. "
+            "Use ratios over all blocks with their interval, or absolute times."
+        ),
         numbers={
             "baseline_scatter_frac": base.scatter_frac,
             "others_scatter_frac": pooled,
@@ -212,20 +210,31 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collect
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
     """A value model that was loaded by its first request: in the warm-up, or in the measured load."""
-    missing = "without a warm-up the measured load would have paid for it"
-    included = "the measured times include it; warm up with a guided request"
     for code, phase, of_runs, consequence in (
-        ("lazy-load-in-warmup", "the warm-up", [run.run.warmup_columns for run in runs], missing),
-        ("lazy-load-measured", "the measured load", [run.run.columns for run in runs], included),
+        (
+            "lazy-load-in-warmup",
+            "the warm-up",
+            [run.run.warmup_columns for run in runs],
+            "without a warm-up the measured load would have paid for it",
+        ),
+        (
+            "lazy-load-measured",
+            "the measured load",
+            [run.run.columns for run in runs],
+            "the measured times include it; warm up with a guided request",
+        ),
     ):
         times_ns = [sum(map(int, columns.section_ns.get("value_model_load", ()))) for columns in of_runs]
         if num_runs := sum(map(bool, times_ns)):
             load_s = s_from_ns(sum(times_ns) / num_runs)
-            sentence = (
-                f"In {count_of(num_runs, 'run')} the value model was loaded during {phase} ({load_s:.2g} s): "
-                f"{consequence}."
+            yield Finding(
+                code=code,
+                sentence=(
+                    f"In {count_of(num_runs, 'run')} the value model was loaded during {phase} ({load_s:.2g} s): "
+                    f"{consequence}."
+                ),
+                numbers={"num_runs": float(num_runs), "load_s": load_s},
             )
-            yield Finding(code=code, sentence=sentence, numbers={"num_runs": float(num_runs), "load_s": load_s})
 
 
 def cells_in_words(rows: Sequence[SweepRow]) -> str:

@@ -211,8 +211,10 @@ class ArrayJob:
         if settings.cpus is not None:
             srun_words.append(f"--cpus-per-task={settings.cpus}")
         if self._runtime == "pyxis":
-            mount = f"--container-mounts={self.directory}:{self.directory}"
-            srun_words += [f"--container-image={settings.container}", mount]
+            srun_words += [
+                f"--container-image={settings.container}",
+                f"--container-mounts={self.directory}:{self.directory}",
+            ]
         return {
             **{key: value for key, value in options.items() if value is not None},
             "job_name": f"benchctl-{self.profile.name}"[:MAX_JOB_NAME],
@@ -230,9 +232,8 @@ class ArrayJob:
         """The text of the script as it is submitted; a single block is a plain job. Raises ImportError."""
         from submitit.slurm.slurm import _make_sbatch_string  # noqa: PLC0415 - there is no public way without Slurm
 
-        command = f"{self.python()} -u -m submitit.core._submit {shlex.quote(str(folder))}"
         return _make_sbatch_string(
-            command=command,
+            command=f"{self.python()} -u -m submitit.core._submit {shlex.quote(str(folder))}",
             folder=folder,
             map_count=num_blocks if num_blocks > 1 else None,
             **self.parameters(num_blocks),

@@ -173,11 +173,13 @@ def published_flops(
     if value_model is not None:
         value_model = replace(value_model, head="value_head" if convention == "published" else "lm_head")
     account = price_work(published_work(totals, top_k), {"base": base, "value": value_model}, totals.output_tokens)
-    phases = {
-        phase: flops.scaled(candidate_cost) if phase == "value_candidates" else flops
-        for phase, flops in account.phases.items()
-    }
-    return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
+    return FlopsAccount(
+        output_tokens=totals.output_tokens,
+        phases={
+            phase: flops.scaled(candidate_cost) if phase == "value_candidates" else flops
+            for phase, flops in account.phases.items()
+        },
+    )
 
 
 def _two_n_flops(
@@ -193,13 +195,15 @@ def _two_n_flops(
         for shape in (base, value_model)
     )
     extend = OperatorFlops(linear=value_flops * totals.output_tokens)
-    phases = {
-        "base_prefill": OperatorFlops(linear=base_flops * totals.prompt_tokens),
-        "base_decode": OperatorFlops(linear=base_flops * totals.output_tokens),
-        "value_extend": extend,
-        "value_candidates": extend.scaled(candidates_per_token),
-    }
-    return FlopsAccount(output_tokens=totals.output_tokens, phases=phases)
+    return FlopsAccount(
+        output_tokens=totals.output_tokens,
+        phases={
+            "base_prefill": OperatorFlops(linear=base_flops * totals.prompt_tokens),
+            "base_decode": OperatorFlops(linear=base_flops * totals.output_tokens),
+            "value_extend": extend,
+            "value_candidates": extend.scaled(candidates_per_token),
+        },
+    )
 
 
 def observed_flops(
@@ -215,8 +219,11 @@ def observed_flops(
     The value model is charged its value head whatever its shape says, because scoring uses no other. Drafts without
     a ``draft_model`` cost what their verification does.
     """
-    models = _observed_models(base, value_model, draft_model)
-    return price_work(observed_work(sequences, counts), models, sum(output for _, output in sequences))
+    return price_work(
+        observed_work(sequences, counts),
+        _observed_models(base, value_model, draft_model),
+        sum(output for _, output in sequences),
+    )
 
 
 def _observed_models(base: ModelShape, value_model: ModelShape | None, draft_model: ModelShape | None) -> Models:

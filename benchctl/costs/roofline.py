@@ -109,10 +109,9 @@ def pass_time(
     """The least time of passes with these counts, at the peaks of ``hardware``."""
     prefix_bytes = kv_tokens * shape.kv_bytes_per_token()
     flops = forward_flops(shape, tokens, positions, heads, decode_positions=decode_positions)
-    bandwidth = hardware.bandwidth_bytes_per_s
     return PassTime(
-        weights_s=(forward_bytes(shape, kv_tokens, tokens) - prefix_bytes) / bandwidth,
-        prefixes_s=prefix_bytes / bandwidth,
+        weights_s=(forward_bytes(shape, kv_tokens, tokens) - prefix_bytes) / hardware.bandwidth_bytes_per_s,
+        prefixes_s=prefix_bytes / hardware.bandwidth_bytes_per_s,
         compute_s=flops / hardware.peak_of(shape.precision),
     )
 

@@ -145,8 +145,7 @@ class Rows:
     @property
     def columns(self) -> Floats:
         """The scaled design over the root of the number of steps, reduced."""
-        stacked_rows = self.triangles.reshape(-1, self.triangles.shape[2])
-        return np.asarray(stacked_rows[:, :-1] / np.sqrt(self.counts.sum()))
+        return np.asarray(self.triangles.reshape(-1, self.triangles.shape[2])[:, :-1] / np.sqrt(self.counts.sum()))
 
 
 def relative_rows(design: Floats, measured_us: Floats, blocks: Sequence[Indices]) -> Rows:

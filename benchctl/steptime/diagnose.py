@@ -310,9 +310,14 @@ def suggest_runs(
         falls = 1.0 - np.diag(after[best]) / np.diag(before)
         order = np.argsort(-falls)
         helped = tuple(design.names[i] for i in order if falls[i] >= 0.5) or (design.names[order[0]],)
-        reason = f"variance of {', '.join(helped)} falls by up to {falls[order[0]]:.0%}"
         run, added, _ = candidates.pop(best)
-        chosen.append(replace(run, reason=reason, coefficients=helped))
+        chosen.append(
+            replace(
+                run,
+                reason=f"variance of {', '.join(helped)} falls by up to {falls[order[0]]:.0%}",
+                coefficients=helped,
+            )
+        )
         information = information + added
     return tuple(chosen)
 

@@ -197,11 +197,13 @@ def hold_out(observed: Sequence[ObservedSteps], options: FitOptions, by: HoldOut
         these = [run for run, label in zip(observed, labels, strict=True) if label in left_out]
         parts.append(predict_runs(fit_model(others, options, names=names), these))
     offsets = np.cumsum([0, *(len(part.runs) for part in parts[:-1])])
-    columns = ("measured_us", "predicted_us", "low_us", "high_us")
     joined = Predictions(
         runs=tuple(run for part in parts for run in part.runs),
         run_of=np.concatenate([part.run_of + offset for part, offset in zip(parts, offsets, strict=True)]),
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns},
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("measured_us", "predicted_us", "low_us", "high_us")
+        },
     )
     return Evaluation.of(joined, options.structure, by)
 

@@ -384,8 +384,9 @@ def calibrate(
     """The model on the device of these steps, and the scales. Raises UsageError as ``solve_scales`` does."""
     design = design_of(observed, model.columns)
     hardware = one_hardware(design)
-    parts = [parts_of(model, run) for run in design.runs]
-    compute, memory, overhead = (np.concatenate(column) for column in zip(*parts, strict=True))
+    compute, memory, overhead = (
+        np.concatenate(column) for column in zip(*(parts_of(model, run) for run in design.runs), strict=True)
+    )
     scales = solve_scales(compute, memory, overhead, design.measured_us)
     if min(scales.compute, scales.memory) <= 0:
         raise UsageError(

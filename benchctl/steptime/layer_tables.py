@@ -260,5 +260,4 @@ def _nearest(marks: Sequence[float], mark: float) -> float:
     """The nearest by ratio; of two as near the lesser. No chunk at all is like none but itself."""
     if not mark:
         return 0.0
-    positive = [each for each in marks if each]
-    return min(positive, key=lambda each: abs(math.log(each / mark)), default=math.nan)
+    return min((each for each in marks if each), key=lambda each: abs(math.log(each / mark)), default=math.nan)

@@ -214,11 +214,13 @@ class Speculation:
     def at_rate(self, rate_per_s: float, size: RequestSize, limits: ServerLimits) -> RateLoad:
         """The load of each draft length at one rate. Raises UsageError for a rate that is not above 0."""
         steps = replace(self.steps, context=size.mean_context)
-        loads = (
-            (num, load_at_rate(rate_per_s, size, self._seconds_per_token(steps, num), limits))
-            for num in (0, *self.draft_tokens)
+        return RateLoad(
+            rate_per_s=rate_per_s,
+            loads=tuple(
+                (num, load_at_rate(rate_per_s, size, self._seconds_per_token(steps, num), limits))
+                for num in (0, *self.draft_tokens)
+            ),
         )
-        return RateLoad(rate_per_s=rate_per_s, loads=tuple(loads))
 
     def _seconds_per_token(self, steps: ServerSteps, num: int) -> StepSeconds:
         """Time in which a step of such work yields one token to each of its rows, with the prompts that it adds.

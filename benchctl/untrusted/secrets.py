@@ -244,8 +244,6 @@ def _hub_token() -> Iterator[tuple[str, str]]:
 
 _LINE_BYTES: Final = 1 << 17
 """Of a longer line, or of a longer private key, the beginning is passed on before its end has come."""
-
-
 _PIECE_BYTES: Final = 1 << 17
 
 

@@ -72,8 +72,11 @@ class Part:
     @property
     def numbers(self) -> tuple[float, ...]:
         """All of its numbers that are known."""
-        numbers = (self.added_s, self.a_s, self.b_s, self.ci_low_s, self.ci_high_s)
-        return tuple(number for number in numbers if number is not None)
+        return tuple(
+            number
+            for number in (self.added_s, self.a_s, self.b_s, self.ci_low_s, self.ci_high_s)
+            if number is not None
+        )
 
     @property
     def ratio(self) -> float | None:

@@ -155,13 +155,16 @@ def _clocks(gpu: NodeGpu, sample: GpuSample) -> Check:
     slowing = sorted(_SLOWING.intersection(sample.throttle_reasons or ()))
     if slowing:
         finding += f", held down by {', '.join(slowing)}"
-    most_hz = None if most_mhz is None else most_mhz * HZ_PER_MHZ
     return Check(
         "gpu",
         f"{gpu.index} clocks",
         finding,
         remedy="let it cool down, or raise its power limit, before measuring" if slowing else None,
-        facts={"sm_clock_hz": clock_hz, "sm_clock_max_hz": most_hz, "throttle_reasons": sample.throttle_reasons},
+        facts={
+            "sm_clock_hz": clock_hz,
+            "sm_clock_max_hz": None if most_mhz is None else most_mhz * HZ_PER_MHZ,
+            "throttle_reasons": sample.throttle_reasons,
+        },
     )
 
 

@@ -272,9 +272,15 @@ def _rows(*selection: str) -> tuple[dict[int, dict[str, str]], str]:
 
 def _ask(*options: str) -> tuple[list[str], str]:
     """The lines that the program prints, and the reason of a failure in its words or the system's."""
-    argv = (_PROGRAM, *options, "--format=csv,noheader,nounits")
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S)
+        done = subprocess.run(
+            (_PROGRAM, *options, "--format=csv,noheader,nounits"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_LIMIT_S,
+        )
     except FileNotFoundError:
         return [], f"no program {_PROGRAM} is on the PATH"
     except (OSError, subprocess.TimeoutExpired) as error:

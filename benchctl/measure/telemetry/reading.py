@@ -142,8 +142,7 @@ def opened_gpus(
         for index, reason in absent.items()
     ]
     if readable := [index for index in chosen if index not in absent]:
-        reader = make_reader([devices[index] for index in readable])
-        return OpenedGpus(reader=reader, warnings=tuple(warnings))
+        return OpenedGpus(reader=make_reader([devices[index] for index in readable]), warnings=tuple(warnings))
     reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in absent.items())
     return OpenedGpus(
         warnings=tuple(warnings), problem=reasons or (NONE_VISIBLE if uuids else "it lists no device")
@@ -224,8 +223,9 @@ FORGOTTEN_LIMIT_S: Final = 5.0
 
 def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
     """The memory in use of each device, by its index."""
-    readings = reader.read()
-    return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
+    return {
+        sample.index: sample.memory_used_bytes for sample in reader.read() if sample.memory_used_bytes is not None
+    }
 
 
 def wait_memory_returned(
