@@ -22,7 +22,7 @@ from benchctl.measure.on_file import keep_noise
 from benchctl.profile.model import Profile
 from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
-from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
+from benchctl.report.export import PAGE_NAME, drawing, write_derived, write_pictures
 from benchctl.report.table import Column, Table
 from benchctl.report.texts import texts_of
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
@@ -32,15 +32,16 @@ from benchctl.untrusted.text import visible_line
 
 def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, PageVerdict]:
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
-    analysis = analyze_directory(path)
-    files = write_derived(analysis)
-    if outcome.num_failed:
-        _warn_of_failures(analysis, outcome.num_failed)
-    print_tables_and_notes(analysis, is_short=_has_verdicts(analysis, files.verdict))
-    print(f"\nruns: {counts_text(outcome)}")
-    for line in suspects_lines(analysis):
-        warn(line)
-    drawn = write_pictures(analysis, files)
+    with drawing() as draw:
+        analysis = analyze_directory(path)
+        files = write_derived(analysis, draw)
+        if outcome.num_failed:
+            _warn_of_failures(analysis, outcome.num_failed)
+        print_tables_and_notes(analysis, is_short=_has_verdicts(analysis, files.verdict))
+        print(f"\nruns: {counts_text(outcome)}")
+        for line in suspects_lines(analysis):
+            warn(line)
+        drawn = write_pictures(analysis, files)
     if drawn.no_pictures is not None:
         print(f"not drawn: {drawn.no_pictures}")
     elif len(drawn.written) > len(files.written):

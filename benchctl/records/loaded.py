@@ -241,7 +241,7 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     runs: list[LoadedRun] = []
     with _collecting(damage):
         plan = results.due_plan()
-    from benchctl.records.two_readers import two_readers  # noqa: PLC0415 - multiprocessing
+    from benchctl.records.second_process import two_readers  # noqa: PLC0415 - multiprocessing
 
     begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
     logs = [log for run in begun for log in (run.step_log, run.request_log) if is_file(log, within=results.path)]

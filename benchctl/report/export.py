@@ -2,10 +2,12 @@
 directories.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -18,8 +20,10 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.files import document_bytes, read_if_there, write_bytes_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
+from benchctl.records.second_process import Call, second_process
 from benchctl.records.writers import current_manifest
-from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
+from benchctl.report.charts.figure import Chart, chart_bytes, note_of, on_paper, why_not_drawn
+from benchctl.report.charts.vega import load_vega, vega_bytes
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page, draw_charts
 from benchctl.report.page.plots import draw_forest
@@ -29,6 +33,9 @@ from benchctl.units import first_of
 from benchctl.untrusted.files import OutsideError, is_there, make_folder
 
 PAGE_NAME: Final = "report.html"
+Picture: TypeAlias = Callable[[], bytes]
+"""Waits for the bytes of a picture that is being drawn."""
+Draw: TypeAlias = Callable[[Chart], Picture]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,9 @@ class ReportFiles:
 
     root: Path
     written: tuple[Path, ...]
-    no_pictures: str | None = None
+    pictures: Mapping[str, Picture]
+    """Those that are being drawn, by their files."""
+    no_pictures: str | None
     """The reason why none can be drawn here."""
     damage: tuple[str, ...]
     verdict: PageVerdict
@@ -63,17 +72,36 @@ def write_report(results_path: Path, *, allow_suspect: bool = False, directory: 
 
     Raises UsageError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
-    analysis = analyze_directory(results_path, allow_suspect=allow_suspect)
-    return write_pictures(analysis, write_derived(analysis, directory))
+    with drawing() as draw:
+        analysis = analyze_directory(results_path, allow_suspect=allow_suspect)
+        return write_pictures(analysis, write_derived(analysis, draw, directory))
 
 
-def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -> ReportFiles:
+@contextmanager
+def drawing() -> Iterator[Draw]:
+    """Yields what begins to draw a chart, in a second process, which gets ready at once: that takes a second."""
+    with second_process() if why_not_drawn() is None else nullcontext() as call:
+        if call is not None:
+            call(load_vega)
+        yield partial(_begun, call)
+
+
+def _begun(call: Call | None, chart: Chart) -> Picture:
+    suffix, spec = Path(chart.file).suffix, on_paper(chart.spec, chart.title, note_of(chart))
+    answer = None if call is None else call(vega_bytes, spec, suffix)
+
+    def picture() -> bytes:
+        if answer is None or answer.exception() is not None:
+            return vega_bytes(spec, suffix)
+        return cast("bytes", answer.result())
+
+    return picture
+
+
+def write_derived(analysis: AnalyzedExperiment, draw: Draw, directory: Path | None = None) -> ReportFiles:
     """Write tables, results of runs and the page into the directory that was analyzed, or into ``directory``."""
     root, verdict = directory or analysis.results.path, directory_verdict(analysis)
-    charts = draw_charts(analysis, verdict.comparisons)
-    written = tuple(_write(root, name, content) for name, content in _contents(analysis, verdict, charts))
-    if root == analysis.results.path:
-        record_derived(root, written)
+    page_charts = charts = draw_charts(analysis, verdict.comparisons)
     estimated = [
         each
         for each in verdict.comparisons
@@ -81,7 +109,21 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
     ]
     if estimated:
         charts = (draw_forest(*estimated, chart_id="ratios", file="ratios.png"), *charts)
-    return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict, charts=charts)
+    no_pictures = why_not_drawn()
+    drawn = [chart for chart in charts if chart.file and chart.spec and no_pictures is None]
+    pictures = {f"plots/{chart.file}": draw(chart) for chart in drawn}
+    written = tuple(_write(root, name, content) for name, content in _contents(analysis, verdict, page_charts))
+    if root == analysis.results.path:
+        record_derived(root, written)
+    return ReportFiles(
+        root=root,
+        written=written,
+        pictures=pictures,
+        no_pictures=no_pictures,
+        damage=analysis.damage,
+        verdict=verdict,
+        charts=charts,
+    )
 
 
 def _contents(
@@ -111,16 +153,10 @@ def _write(root: Path, name: str, content: bytes) -> Path:
 
 
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
-    """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
-    if (reason := why_not_drawn()) is not None:
-        return replace(files, no_pictures=reason)
-    pictures = (
-        _write(files.root, f"plots/{chart.file}", chart_bytes(chart, Path(chart.file).suffix))
-        for chart in files.charts
-        if chart.file and chart.spec
-    )
+    """Write the pictures beside the files of a report."""
+    pictures = tuple(_write(files.root, name, picture()) for name, picture in files.pictures.items())
     written = (*files.written, *pictures)
-    if files.root == analysis.results.path:
+    if pictures and files.root == analysis.results.path:
         record_derived(files.root, written)
     return replace(files, written=written)
 

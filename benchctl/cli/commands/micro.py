@@ -55,7 +55,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSeries, best_series, hardware_of
-from benchctl.report.export import write_derived, write_pictures
+from benchctl.report.export import drawing, write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
 from benchctl.report.table import Column, Table, table_of
 from benchctl.report.time_tables import bonus_table
@@ -330,9 +330,9 @@ def forward(
         outcome = _measured(forward_profile(points, **passes.settings()), passes, is_quiet=passes.quiet)
     else:
         outcome = _resumed(resume, is_quiet=passes.quiet)
-    with keeping(outcome.path):
+    with keeping(outcome.path), drawing() as draw:
         analysis = analyze_directory(outcome.path)
-        files = write_derived(analysis)
+        files = write_derived(analysis, draw)
         print_tables_and_notes(analysis)
         path = shlex.quote(str(outcome.path))
         say(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")

@@ -19,6 +19,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.errors import UsageError, address_space_shortfall
 from benchctl.records.schema import Clock
+from benchctl.report.charts.vega import vega_bytes
 from benchctl.untrusted.text import visible, visible_line
 
 Spec = dict[str, Any]
@@ -45,7 +46,6 @@ CROSS: Final = "M-0.9,-0.9L0.9,0.9M0.9,-0.9L-0.9,0.9"
 
 _SYMBOL_PX: Final = 40
 _LABEL_CHARACTERS: Final = 200
-_LIGHT: Final = {"background": "white", "font": "Arial, sans-serif", "axis": {"gridColor": "#e5e5e5"}}
 _CONFIG: Final[Spec] = {
     "view": {"stroke": None},
     "axis": {"titleFontWeight": "normal", "tickSize": 4, "domain": False, "labelFontSize": 11, "titleFontSize": 12},
@@ -428,8 +428,11 @@ def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") 
     """
     if (reason := why_not_drawn()) is not None:
         raise UsageError(f"no picture can be drawn: {reason}")
-    import vl_convert  # noqa: PLC0415 - takes a second, and only pictures need it
+    return vega_bytes(on_paper(spec, title, note), suffix)
 
+
+def on_paper(spec: Spec, title: str, note: str) -> Spec:
+    """The whole specification of a picture for paper, with ``note`` below the title."""
     text = {
         "text": _lines(visible_line(title, _LABEL_CHARACTERS)),
         "subtitle": _lines(visible_line(note, 4 * _LABEL_CHARACTERS)),
@@ -440,20 +443,19 @@ def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") 
         "offset": 14,
         "subtitleColor": SLATE,
     }
-    full = {**sized(spec, 900), "title": text, "padding": 12}
-    if suffix == ".svg":
-        return vl_convert.vegalite_to_svg(full, config=_LIGHT).encode()
-    if suffix == ".pdf":
-        return bytes(vl_convert.vegalite_to_pdf(full, config=_LIGHT))
-    return bytes(vl_convert.vegalite_to_png(full, scale=1.5, config=_LIGHT))
+    return {**sized(spec, 900), "title": text, "padding": 12}
+
+
+def note_of(chart: Chart) -> str:
+    """The text below the title of a drawn chart."""
+    simulated = "Simulated: no GPU was measured." if chart.is_simulated else ""
+    selection = f"Shown: {chart.selection}." if chart.selection else ""
+    return " ".join(filter(None, (simulated, chart.caption, selection)))
 
 
 def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
     """The picture of a drawn chart with its caption."""
-    simulated = "Simulated: no GPU was measured." if chart.is_simulated else ""
-    selection = f"Shown: {chart.selection}." if chart.selection else ""
-    note = " ".join(filter(None, (simulated, chart.caption, selection)))
-    return picture_bytes(chart.spec, chart.title, note, suffix)
+    return picture_bytes(chart.spec, chart.title, note_of(chart), suffix)
 
 
 def _lines(text: str) -> list[str]:
