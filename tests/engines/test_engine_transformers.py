@@ -75,7 +75,7 @@ def test_a_model_on_disk_is_served_offline_and_a_built_in_name_stands_for_its_re
     assert argv[argv.index("serve") + 1] == "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(EngineUnavailableError, match=r"is a directory without a config\.json"):
         ENGINE.argv(settings_of(tmp_path, python=python), site)
-    missing = r"lacks .*accelerate.*uvicorn.*pip install 'transformers\[serving\]' torch"
+    missing = r"lacks .*accelerate.*fastapi.*pip install 'transformers\[serving\]' torch"
     with pytest.raises(EngineUnavailableError, match=missing):
         ENGINE.check_available(settings_of(model, python=python))
 
