@@ -34,7 +34,7 @@ _MOST_PREPARED: Final = 1024
 """Requests that are bytes ahead of their time, or wait for a slot after it ..."""
 _MOST_PREPARED_BYTES: Final = 8 << 20
 """... and their bytes: long prompts are not all in memory twice."""
-_MOST_ENDED: Final = 4096
+_MOST_ENDED: Final = 16_384
 """Answers that wait to be recorded, beyond which no further request is prepared: a client that cannot keep up with
 its server sends less, instead of keeping all that it received."""
 _TURN_NS: Final = NS_PER_MS // 2
