@@ -144,7 +144,7 @@ def test_a_client_that_records_slowly_sends_less_instead_of_keeping_all_answers(
 
     def record_slowly(_record):
         time.sleep(0.002)
-        num_alive.append(sum(isinstance(each, Exchange) for each in gc.get_objects()))
+        num_alive.append(sum(type(each) is Exchange for each in gc.get_objects()))
 
     requests = [request(i, max_tokens=1, gap_ms=0) for i in range(150)]
     drive(how, {"kind": "closed-loop", "max_concurrency": 8}, requests, on_record=record_slowly)

@@ -316,15 +316,18 @@ def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed
 
 
 def test_the_analysis_bench_reads_large_directories_beside_the_least_that_it_would_take(tmp_path):
-    small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--steps", 3200, "--runs", 16, "--run-steps", 50]
+    small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--steps", 3200, "--batch", 1, "--runs", 16]
+    small += ["--run-steps", 50, "--sweep-blocks", 1, "--prompts", 2]
     said, tables = measured(tmp_path, "analysis.speed", *small, "--rounds", 1)
     assert "show: 12 runs and 768 tokens" in said
     for title, ways in (
         ("show", ["first reading", "benchctl show"]),
-        ("compare", ["limit: decoding alone", "benchctl compare"]),
+        ("sweep", ["limit: decoding alone", "benchctl show", "first report", "benchctl report"]),
+        ("compare", 2 * ["limit: decoding alone", "reading the bytes alone", "benchctl compare"]),
     ):
         assert [row["way"] for row in tables[title]] == ways
-        assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in tables[title])
+        assert all(row["wall s"] > 0 for row in tables[title])
+        assert all(row["peak MiB"] > 10 for row in tables[title] if row["way"].startswith(("benchctl", "first")))
     built, *opened = tables["report"]
     assert (built["runs"], 500_000 < built["bytes"] < 2_000_000) == (16, True)
     for row in opened:
