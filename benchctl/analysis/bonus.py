@@ -175,14 +175,12 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
     for row, blocks in blocks_of.items():
         decode, expanded, prefill = (np.array([times[each][block] for block in blocks]) for each in row.passes)
         expansion = expanded - decode
-        estimates[row] = [
-            estimate_paired(ns.tolist(), confidence) for ns in (decode, expansion, prefill, expansion - prefill)
-        ]
-    scores = [
-        difference.block_scores(blocks_of[row])
-        for row, (*_, difference) in estimates.items()
-        if difference.uncertainty is not None
-    ]
+        parts = (decode, expansion, prefill, expansion - prefill)
+        estimates[row] = [estimate_paired(ns.tolist(), confidence) for ns in parts]
+    scores = []
+    for row, (*_, difference) in estimates.items():
+        if difference.uncertainty is not None:
+            scores.append(difference.block_scores(blocks_of[row]))
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
         context_tokens=design[0].context_tokens,
@@ -374,10 +372,8 @@ def _cheaper_way(rows: Sequence[BackfillComparison]) -> str:
         return f"no verdict from {blocks} blocks; {MIN_PAIRED_BLOCKS} are the least that give one (--blocks)"
     every, rows_of_all = cheaper_from(rows), [row for row in rows if row.bonus_tokens == row.batch_size]
     if (answer := every or cheaper_from(rows_of_all)) is None:
-        return (
-            f"inconclusive at batch {rows_of_all[-1].batch_size}, whose interval holds 0; more blocks may decide "
-            "it (--blocks)"
-        )
+        size = rows_of_all[-1].batch_size
+        return f"inconclusive at batch {size}, whose interval holds 0; more blocks may decide it (--blocks)"
     way, least, most = answer
     sizes = f"at batch {least}" if least == most else f"from batch {least} on (measured up to {most})"
     cheaper = f"{_WAYS[way]} is cheaper {sizes}"

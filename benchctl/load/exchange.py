@@ -155,9 +155,8 @@ class Exchange:
         """Arrivals of reads in a row, none before the one before it."""
         offset_ns = self.clock.steady_offset_ns(self.reads[-1][0])
         arrivals_ns: Sequence[int] = ()
-        if offset_ns is not None and {*map(len, stamps)} == {
-            TIMESPEC.size
-        }:  # the usual case, without a call per read
+        are_stamped = {*map(len, stamps)} == {TIMESPEC.size}
+        if are_stamped and offset_ns is not None:  # the usual case, without a call per read
             seconds = TIMESPEC.iter_unpack(b"".join(stamps))
             arrivals_ns = [whole * NS_PER_S + nanoseconds - offset_ns for whole, nanoseconds in seconds]
         if not arrivals_ns or any(map(gt, arrivals_ns, reads_ns)):

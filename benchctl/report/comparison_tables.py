@@ -94,7 +94,8 @@ def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
     """Every metric with a row; a cell is named in its first one."""
     rows: list[dict[str, str]] = []
     for cell, metrics in _metrics_with_rows(comparison, show_all=show_all):
-        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(map(metric_row, metrics))]
+        of_cell = map(metric_row, metrics)
+        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
     change = f"change ({percentage(comparison.rules.confidence)} CI)"
     return _table(comparison, {"metric": "metric"}, {"change": change, "p": "p", "verdict": "verdict"}, rows)
 
@@ -149,11 +150,12 @@ def _number(centre: float) -> str:
 
 def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
     """True for metrics that have a row: deciding ones, exact ones that differ, and some of general interest."""
+    is_known = metric.a is not None or metric.b is not None
     of_interest = {
         "deciding": True,
         "exact": metric.verdict == "different",
         "exploratory": metric.metric.name in SHOWN_EXPLORATORY
-        or (metric.metric.name in SHOWN_WHERE_KNOWN and (metric.a is not None or metric.b is not None)),
+        or (metric.metric.name in SHOWN_WHERE_KNOWN and is_known),
     }
     return show_all or of_interest[metric.role]
 
@@ -181,7 +183,8 @@ def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | No
             continue
         of_cell = _rows(decomposition, show_all=show_all)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
-    behind = {"factor": f"factor ({percentage(comparison.rules.confidence)} CI)", "adds": "adds", "share": "share"}
+    factor = f"factor ({percentage(comparison.rules.confidence)} CI)"
+    behind = {"factor": factor, "adds": "adds", "share": "share"}
     return _table(comparison, {"part": "where the time went"}, behind, rows) if rows else None
 
 
@@ -235,10 +238,8 @@ def _part_row(part: Part, whole: Part | None = None, of: str = "") -> dict[str, 
 
 def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
     """The verdict, the answer, the tables, then what must be known to trust them."""
-    parts = [
-        f"**{markdown_text(verdict_sentence(comparison))}**",
-        "\n".join(f"- {markdown_text(line)}" for line in answer_lines(comparison)),
-    ]
+    parts = [f"**{markdown_text(verdict_sentence(comparison))}**"]
+    parts.append("\n".join(f"- {markdown_text(line)}" for line in answer_lines(comparison)))
     for table in comparison_tables(comparison, show_all=show_all):
         parts += [*([f"{markdown_text(table.title)}:"] if table.title else []), table.markdown()]
     parts.append("\n".join(f"- {markdown_text(line)}" for line in footnotes_of(comparison, show_all=show_all)))
@@ -311,11 +312,10 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     for name, counts in (("robust", "outlying blocks count little"), ("mean", "every block counts the same")):
         if name in estimators:
             yield f"estimator: {name}; {counts}, in centres and their scatter (±) as in the change"
-    yield (
-        f"noise floors from {comparison.rules.noise_source}"
-        if comparison.noise
-        else "no noise floor: no A/A experiment of this machine is on file (benchctl run NAME --aa)"
-    )
+    if comparison.noise:
+        yield f"noise floors from {comparison.rules.noise_source}"
+    else:
+        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run NAME --aa)"
 
 
 def _order_lines(comparison: Comparison, *, show_all: bool) -> Iterator[str]:
@@ -330,10 +330,8 @@ def _order_lines(comparison: Comparison, *, show_all: bool) -> Iterator[str]:
             if metric.order is not None and (slope := slope_of(metric.order)) is not None
         ]
         num_tests += len(slopes)
-        effects += [
-            (probability, f"{words.format(percentage_change(math.expm1(log)))} {where}")
-            for probability, log, where in sorted(slopes)[:1]
-        ]
+        for probability, log, where in sorted(slopes)[:1]:
+            effects.append((probability, f"{words.format(percentage_change(math.expm1(log)))} {where}"))
     significant = [(probability, line) for probability, line in effects if probability * num_tests < 0.05]
     for probability, line in significant:
         yield f"{line}{probability * num_tests:.2g}, corrected for {num_tests} tests)"

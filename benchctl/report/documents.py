@@ -62,11 +62,12 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
 
 def refusal_document(error: InvalidDataError) -> dict[str, Any]:
     """The same document for results that must not be compared or cannot be read."""
+    differences = error.differences if isinstance(error, NotComparableError) else ()
     return {
         "verdict": "not-comparable" if isinstance(error, NotComparableError) else "invalid",
         "exit_code": error.exit_code,
         "summary": str(error).splitlines()[0],
-        "reasons": list(error.differences if isinstance(error, NotComparableError) else ()) or [str(error)],
+        "reasons": list(differences) or [str(error)],
         "cells": [],
         "metrics": [],
         "allowed_differences": [],
@@ -208,9 +209,12 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
 
 def _drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
     """Counts and acceptance of an arm's draft tokens; None where none were drafted."""
-    return (
-        None if drafts is None else {**drafts.counts.metrics, "positions": [asdict(at) for at in drafts.positions]}
-    )
+    if drafts is None:
+        return None
+    return {
+        **drafts.counts.metrics,
+        "positions": [asdict(position) for position in drafts.positions],
+    }
 
 
 def quality_document(cell: CellComparison) -> dict[str, Any] | None:
@@ -218,12 +222,8 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
     if cell.quality is None:
         return None if cell.quality_note is None else {"note": cell.quality_note}
     pass_at = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
-    return {
-        **asdict(cell.quality),
-        "pass_at": pass_at,
-        "decides": cell.is_quality_deciding,
-        "lines": list(quality_lines(cell.quality)),
-    }
+    lines = list(quality_lines(cell.quality))
+    return {**asdict(cell.quality), "pass_at": pass_at, "decides": cell.is_quality_deciding, "lines": lines}
 
 
 def _decomposition_document(of: Decomposition, cause: str | None) -> dict[str, Any]:

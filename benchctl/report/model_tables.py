@@ -253,8 +253,9 @@ def measured_lines(measured: MeasuredSpeculation) -> Iterator[str]:
             yield f"{words}: law and measurement agree {within}, in {sum(judged)} of {count_of(len(judged), 'arm')}"
     costs, everywhere_p = measured.costs, measured.same_everywhere_p
     if costs is not None:
+        backfill = costs.backfill
+        also = "" if backfill is None else f", bonus tokens {with_interval(backfill, percentage)}"
         draft = with_interval(costs.draft, percentage)
-        also = "" if costs.backfill is None else f", bonus tokens {with_interval(costs.backfill, percentage)}"
         yield f"fitted to decoding steps: one more draft token adds {draft} of a step{also}"
     else:
         yield "no baseline without drafts: time per step and speed-up are unknown"
@@ -315,9 +316,8 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Each structure on all groups left out, then the groups of the first; of many only the eight worst."""
     judged = evaluations[0]
     rows: list[tuple[str, Accuracy]] = [(evaluation.structure, evaluation.whole) for evaluation in evaluations]
-    groups = (
-        judged.groups if len(judged.groups) <= 8 else sorted(judged.groups, key=lambda each: -each.mape_frac)[:8]
-    )
+    worst = sorted(judged.groups, key=lambda group: -group.mape_frac)[:8]
+    groups = judged.groups if len(judged.groups) <= 8 else worst
     rows += [(f"  {judged.structure}, without {group.label}", group) for group in groups]
     what = f"each {judged.by} predicted by a fit to the others"
     return accuracy_table(f"Errors on steps that the fit did not see: {what}", "structure", rows)

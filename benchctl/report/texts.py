@@ -58,8 +58,9 @@ def _footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
     """``[1] code: message (which runs)``."""
     lines = []
     for number, note in enumerate(footnotes(analysis), start=1):
-        runs = first_of(
-            [run.record.run_id for run in analysis.runs if warning_kind(note) in map(warning_kind, run.warnings)], 3
-        )
+        run_ids = [
+            run.record.run_id for run in analysis.runs if warning_kind(note) in map(warning_kind, run.warnings)
+        ]
+        runs = first_of(run_ids, 3)
         lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({runs})" if runs else ""))
     return lines

@@ -149,8 +149,9 @@ def split_wall(
         return {name: math.log(factor) for name, factor in factors.items()}
 
     own = estimate_differences([logs(run) for run in a], [logs(run) for run in b], PairDesign.of(wall))
+    estimates = _as_compared(wall, own, ratios)
     per_log_s, parts = logarithmic_mean(wall.a, wall.b), []
-    for name, factor in _as_compared(wall, own, ratios).items():
+    for name, factor in estimates.items():
         low, high = (end * per_log_s for end in factor.log_interval) if factor.log_interval else (None, None)
         added_s = factor.log_ratio * per_log_s
         parts.append(Factor(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, estimate=factor))
@@ -192,18 +193,17 @@ def split_sections(
     if len(breakdowns) < len(runs) or not divided:
         return None
     for run, breakdown in zip(runs, breakdowns, strict=True):
-        leaves = {  # a section that is divided in any run is so in all
-            f"{name} (unnamed)" if name in divided else name: s_from_ns(mean_ns) * run.step_scale
-            for name, mean_ns in breakdown.leaf_means_ns.items()
-        }
+        leaves = {}
+        for name, mean_ns in breakdown.leaf_means_ns.items():  # a section that is divided in any run is so in all
+            leaf = f"{name} (unnamed)" if name in divided else name
+            leaves[leaf] = s_from_ns(mean_ns) * run.step_scale
         rows.append({STEP: sum(leaves.values()), **leaves})
     whole, *sections = estimate_levels(rows[: len(a)], rows[len(a) :], design)
+    clocks = sorted({clock for each in breakdowns for clock in each.clocks})
     return Split(
         whole=whole,
         parts=tuple(sections),
-        origin="; ".join(
-            CLOCK_NOTE[clock] for clock in sorted({clock for each in breakdowns for clock in each.clocks})
-        ),
+        origin="; ".join(CLOCK_NOTE[clock] for clock in clocks),
         unplaced=tuple(sorted({name for each in breakdowns for name in each.unplaced})),
     )
 
@@ -227,9 +227,8 @@ def split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], des
     floors = _all_or_reason(run.floor for run in (*a, *b))
     if isinstance(floors, str):
         return floors
-    names = [
-        name for name in floors[0].parts if name in {OF_BASE, OF_VALUE} or any(each.parts[name] for each in floors)
-    ]
+    always = {OF_BASE, OF_VALUE}
+    names = [name for name in floors[0].parts if name in always or any(each.parts[name] for each in floors)]
     rows = []
     for run, floor in zip((*a, *b), floors, strict=True):
         step_s, floor_s = run.mean_step_s, floor.total_s

@@ -72,11 +72,8 @@ class Part:
     @property
     def numbers(self) -> tuple[float, ...]:
         """All of its numbers that are known."""
-        return tuple(
-            number
-            for number in (self.added_s, self.a_s, self.b_s, self.ci_low_s, self.ci_high_s)
-            if number is not None
-        )
+        numbers = (self.added_s, self.a_s, self.b_s, self.ci_low_s, self.ci_high_s)
+        return tuple(number for number in numbers if number is not None)
 
     @property
     def ratio(self) -> float | None:
@@ -124,6 +121,7 @@ def estimate_terms(
     if not design.is_paired:
         pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
         return [_of_all_pairs(pairs[:, :, term], design.confidence) for term in range(pairs.shape[2])]
+    by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
     return [
         estimate_paired(
             values,
@@ -133,7 +131,7 @@ def estimate_terms(
             estimator="mean" if design.evidence is None else "robust",
             evidence=design.evidence,
         )
-        for values in zip(*(split(x, y) for x, y in zip(a, b, strict=True)), strict=True)
+        for values in zip(*by_block, strict=True)
     ]
 
 

@@ -58,9 +58,8 @@ def count_run_flops(
         counts = _counts_of_steps(run, lengths, messages, has_value_model=value_model is not None)
         if counts is not None:
             counts = _with_drafts(counts, run, lengths, drafter, messages)
-        published, observed, corrections = _priced(
-            lengths, counts, base, value_model, None if drafter is None else drafter.shape, top_k
-        )
+        draft_model = None if drafter is None else drafter.shape
+        published, observed, corrections = _priced(lengths, counts, base, value_model, draft_model, top_k)
     return RunFlops(
         published=published,
         observed=observed,
@@ -87,19 +86,16 @@ def _priced(
     observed = observed_flops(
         lengths.sequences, counts, base=base, value_model=value_model, draft_model=draft_model
     )
-    return (
+    corrections = explain_difference(
         published,
-        observed,
-        explain_difference(
-            published,
-            lengths=lengths,
-            counts=counts,
-            base=base,
-            value_model=value_model,
-            draft_model=draft_model,
-            top_k=top_k,
-        ),
+        lengths=lengths,
+        counts=counts,
+        base=base,
+        value_model=value_model,
+        draft_model=draft_model,
+        top_k=top_k,
     )
+    return published, observed, corrections
 
 
 def _run_lengths(
@@ -116,14 +112,14 @@ def _run_lengths(
         prompt_tokens = request.prompt_tokens
         if prompt_tokens is None and request.request_id in prepared_of:
             prompt_tokens = prepared_of[request.request_id].prompt_tokens
-            messages["prompt-tokens-estimated"] = (
-                "FLOPs: the engine reported no prompt tokens; those of the workload replace them"
-            )
+            message = "FLOPs: the engine reported no prompt tokens; those of the workload replace them"
+            messages.setdefault("prompt-tokens-estimated", message)
         outputs = _output_tokens(request, messages)
         if prompt_tokens is None or outputs is None:
             messages.setdefault("tokens-unknown", f"no FLOPs: tokens of request {request.request_id} are unknown")
             return None
-        question_prompts.setdefault(question_of.get(request.request_id, (request.request_id, 0)), prompt_tokens)
+        question = question_of.get(request.request_id, (request.request_id, 0))
+        question_prompts.setdefault(question, prompt_tokens)
         sequences.extend(Lengths(prompt_tokens, output) for output in outputs)
     if not sum(prompt * output for prompt, output in sequences):
         messages.setdefault("no-completed-requests", "no FLOPs: no request with prompt and output was completed")

@@ -104,10 +104,8 @@ def request_rows(run: RunSummary) -> list[figure.Row]:
     Seconds are those of the run's clock; ``waited`` is the end of the grey bar, ``first`` and ``last`` are None
     without any output.
     """
-    sends = sorted(
-        ((each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None),
-        key=lambda send: send[:2],
-    )
+    sends = [(each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None]
+    sends.sort(key=lambda send: send[:2])
     rows: list[figure.Row] = []
     for sent_ns, _, request in sends:
         times_ns = (sent_ns, first_token_ns(request), last_token_ns(request))
@@ -185,6 +183,7 @@ def draw_distributions(arms: Mapping[str, Blocks], unit: str) -> figure.Chart:
         where=("datum.latency === latency", figure.OF_ARM),
         encoding=figure.by_series(labels),
     )
+    x = figure.axis("latency, ms", "ms")
     return figure.Chart(
         **words,
         caption=(
@@ -194,7 +193,7 @@ def draw_distributions(arms: Mapping[str, Blocks], unit: str) -> figure.Chart:
         definition="; ".join(
             f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in names
         ),
-        spec=figure.picture([panel], rows, figure.axis("latency, ms", "ms"), choices=choices, legend=labels),
+        spec=figure.picture([panel], rows, x, choices=choices, legend=labels),
         choices=choices,
         has_log_switch=True,
     )
@@ -204,7 +203,8 @@ def _lines(of_blocks: Sequence[tuple[str, Sorted]], most: int) -> Iterator[figur
     """The points of the lines of one arm: ``of`` is the block, or nothing for all of them."""
     lines = [(block, quantiles(values, most)) for block, values in of_blocks if len(of_blocks) > 1]
     if of_blocks:
-        lines.append(("", quantiles(np.sort(np.concatenate([values for _, values in of_blocks])), MAX_POINTS)))
+        whole = np.sort(np.concatenate([values for _, values in of_blocks]))
+        lines.append(("", quantiles(whole, MAX_POINTS)))
     for block, values in lines:
         shares = np.linspace(0, 1, len(values))
         for ms, share in zip(values.tolist(), shares.tolist(), strict=True):
@@ -332,7 +332,8 @@ def _by_device(devices: Sequence[str]) -> figure.Spec:
     """A line for each device, with a dash of its own where there are several."""
     encoding: figure.Spec = {"detail": {"field": "device"}}
     if len(devices) > 1:
-        scale = {"domain": devices, "range": [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]}
+        dashes = [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]
+        scale = {"domain": devices, "range": dashes}
         encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
     return encoding
 
@@ -357,7 +358,8 @@ def _lines_of(samples: Sequence[Any], quantities: Quantities, least: int) -> dic
         for title, (name, unit) in quantities.items():
             if (value := getattr(sample, name)) is not None:
                 lines.setdefault((title, device), []).append((sample.t_ns, value / unit))
-    return dict(sorted(lines.items())) if any(len(points) >= least for points in lines.values()) else {}
+    has_enough = any(len(points) >= least for points in lines.values())
+    return dict(sorted(lines.items())) if has_enough else {}
 
 
 def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, float]]:

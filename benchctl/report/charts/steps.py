@@ -79,7 +79,8 @@ def section_parts(breakdown: Breakdown) -> Parts:
     """Every leaf of the sections in ms per step, and the unnamed rest last; together the mean step."""
     leaves = breakdown.leaf_means_ns
     parts = {name: ms_from_ns(leaves[name]) for name in SECTION_PARENT if name in leaves}
-    return {**parts, UNNAMED: max(0.0, ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts)))}
+    rest = ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts))
+    return {**parts, UNNAMED: max(0.0, rest)}
 
 
 def draw_flops(subject: figure.Subject) -> figure.Chart:
@@ -110,7 +111,8 @@ def draw_flops(subject: figure.Subject) -> figure.Chart:
     title = "FLOPs of a run: charged by the published rule, and observed in the step log"
     chart = figure.Chart(id="flops", title=title, section="", file="flops_breakdown.png")
     if not bars:
-        return replace(chart, skipped="FLOPs are unknown: no finished run with known model shapes and token counts")
+        reason = "FLOPs are unknown: no finished run with known model shapes and token counts"
+        return replace(chart, skipped=reason)
     largest = max(sum(parts.values()) for parts in bars.values())
     unit, name = (PETA, "PFLOPs") if largest >= PETA / 2 else (TERA, "TFLOPs")
     scaled = [(label, {part: value / unit for part, value in parts.items()}) for label, parts in bars.items()]
@@ -138,18 +140,8 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
             end += value
             number = short_number(value) if value >= 0.1 * longest else ""
             ink = "black" if _COLORS.get(name, GREY) in {YELLOW, SKY, GREY, ORANGE, PURPLE} else "white"
-            rows.append(
-                {
-                    "bar": label,
-                    "part": name,
-                    "value": value,
-                    "start": start,
-                    "end": end,
-                    "middle": (start + end) / 2,
-                    "number": number,
-                    "ink": ink,
-                }
-            )
+            row = {"bar": label, "part": name, "value": value, "start": start, "end": end}
+            rows.append({**row, "middle": (start + end) / 2, "number": number, "ink": ink})
         ends.append({"bar": label, "end": end, "number": short_number(end)})
     visible = [name for name in names if max(p.get(name, 0.0) for p in whole.values()) >= 0.001 * longest]
     color = figure.by_color("part", {name: _COLORS.get(name, GREY) for name in names or [UNNAMED]})
@@ -371,8 +363,8 @@ def batch_size_rows(
         part = times_ms[(least <= sizes) & (sizes <= most)]
         if len(part):
             low, high = np.percentile(part, (5, 95)).tolist()
-            mean = float(part.mean())
-            yield {"arm": label, "size": name, "mean": mean, "steps": len(part), "low": low, "high": high}
+            numbers = {"mean": float(part.mean()), "steps": len(part), "low": low, "high": high}
+            yield {"arm": label, "size": name, **numbers}
 
 
 CHARTS: Final = (draw_sections, draw_step_time, draw_batch_size, draw_flops)
