@@ -224,6 +224,7 @@ def decoding_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start}: {error.reason})"
     problem = next(iter(str(error).splitlines()), "") or type(error).__name__
+    problem = problem.replace("Invalid UTF-8 encoded string", "it is not UTF-8 text")  # msgspec 0.23 and later
     return re.sub(r"Expected `str` matching regex '.*'(?= - at )", "it names no file of the directory", problem)
 
 
