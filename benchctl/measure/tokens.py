@@ -207,7 +207,7 @@ def _why_estimated(profile: Profile, tokenizer: Tokenizer) -> str:
     directory = _directory(settings.model)
     if directory is not None:
         return f"to read the tokenizer in {directory}, run: python -m pip install tokenizers"
-    missing = f"no tokenizer of {settings.model} is on this machine"
+    missing = f"no tokenizer of model {settings.model!r} is on this machine"
     if isinstance(tokenizer, ServerTokenizer):
         return f"the server does not count them, and {missing}; name one in {KEY}"
     if engine.prompt_counter(settings) is not None:

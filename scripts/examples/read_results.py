@@ -38,7 +38,7 @@ for a, b in sides if len(paths) == 1 else [(paths[0], paths[1])]:
                 low, high = (
                     "unknown" if end is None else f"{end:.3f}" for end in (estimate.ci_low, estimate.ci_high)
                 )
-                print(f"{arm} {name}: x{estimate.ratio:.3f} [{low}, {high}] over {num} blocks")
+                print(f"{arm} {name}: x{estimate.ratio:.3f} [{low}, {high}], blocks: {num}")
 
 # %% Everything is plain data: any library can go on from here
 if picture and rows:

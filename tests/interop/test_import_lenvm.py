@@ -369,4 +369,4 @@ def test_the_command_imports_comparing_the_arms_is_a_screening_and_the_example_s
     script = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "examples" / "read_results.py")]
     told = subprocess.run([*script, "out"], cwd=truth.path.parent, capture_output=True, text=True, check=True)
     assert "lenvm against baseline: inconclusive (exit code 3)" in told.stdout
-    assert re.search(r"^lenvm wall_s: x\S+ \[unknown, unknown\] over 1 blocks$", told.stdout, re.MULTILINE)
+    assert re.search(r"^lenvm wall_s: x\S+ \[unknown, unknown\], blocks: 1$", told.stdout, re.MULTILINE)

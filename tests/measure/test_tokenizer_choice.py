@@ -201,4 +201,4 @@ def test_a_server_that_is_not_there_or_counts_nothing_leaves_an_estimate_with_a_
     with tokenizer_for(profile) as tokenizer:
         assert tokenizer.count_texts(TEXTS) == tuple(map(count_tokens, TEXTS))
         message = warning_of(profile, tokenizer)
-    assert "the server does not count them, and no tokenizer of unknown is on this machine" in message
+    assert "the server does not count them, and no tokenizer of model 'unknown' is on this machine" in message
