@@ -30,9 +30,10 @@ from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
-from benchctl.sim.core import SimLoad, Simulation, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
 from benchctl.workload.prepare import RecordedLoad

@@ -8,22 +8,22 @@ and the last percent of answers runs close to the bound.
 """
 
 import random
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.requests import Request
 from benchctl.workload.seeded import named_stream
 
-_QUANTILES: Final = np.array((0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0))
-_LENGTHS: Final = np.array((80.0, 141, 188, 254, 345, 464, 690, 1165, 1195))
+_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
+_LENGTHS: Final = (80.0, 141.0, 188.0, 254.0, 345.0, 464.0, 690.0, 1165.0, 1195.0)
 """Length at each of the quantiles, linear between them: mean 297.3 tokens."""
 
-_SCALES: Final = np.array((-100.0, -10.0, -5.0, -2.0, 0.0))
-_MEAN_LENGTHS: Final = np.array((278.905, 343.32375, 351.300625, 351.300625, 353.2875))
+_SCALES: Final = (-100.0, -10.0, -5.0, -2.0, 0.0)
+_MEAN_LENGTHS: Final = (278.905, 343.32375, 351.300625, 351.300625, 353.2875)
 """Published mean lengths by scale of ``centered_exp``. The values at -5 (351.98) and -2 (350.62) are out of
 order by less than their noise of 5.9 tokens; both are set to their mean, which makes the curve monotone."""
 _WORDS: Final = """
@@ -153,7 +153,7 @@ def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
 
 def natural_length(quantile: float) -> int:
     """Tokens of an answer at ``quantile``: the published-like table, linear between its points."""
-    return round(float(np.interp(quantile, _QUANTILES, _LENGTHS)))
+    return round(_interpolated(quantile, _QUANTILES, _LENGTHS))
 
 
 def guided_length_ratio(guidance: GuidanceParams | None) -> float:
@@ -165,5 +165,14 @@ def guided_length_ratio(guidance: GuidanceParams | None) -> float:
     """
     if guidance is None or guidance.has_target or guidance.mode != "centered_exp":
         return 1.0
-    shorter = float(np.interp(-abs(guidance.value_scale), _SCALES, _MEAN_LENGTHS) / _MEAN_LENGTHS[-1])
+    shorter = _interpolated(-abs(guidance.value_scale), _SCALES, _MEAN_LENGTHS) / _MEAN_LENGTHS[-1]
     return shorter if guidance.value_scale <= 0 else 1 / shorter
+
+
+def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The value at ``x`` of points that are joined by lines, to the last bit that of ``numpy.interp``."""
+    if not xs[0] < x < xs[-1]:
+        return ys[0] if x <= xs[0] else ys[-1]
+    low = bisect_right(xs, x) - 1
+    slope = (ys[low + 1] - ys[low]) / (xs[low + 1] - xs[low])
+    return slope * (x - xs[low]) + ys[low]

@@ -15,11 +15,11 @@ from benchctl.sim.costs.cost_model import (
     published_noise,
 )
 from benchctl.sim.drafts import Drafts
-from benchctl.sim.guidance import AggregateRows, GuidedRows
+from benchctl.sim.guidance import GuidedRows
 from benchctl.sim.requests import OUTSIDE, Entry, Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence
-from benchctl.sim.steps import NEVER_NS, Course, StepLog, walk, walk_guided
+from benchctl.sim.steps import NEVER_NS, Course, StepLog, walk
 
 _UNLIMITED: Final = 1 << 40
 
@@ -62,12 +62,16 @@ class SimulatedEngine:
         )
         speculates = config.num_speculative_tokens > 0
         self._drafts: Final = Drafts(config, self.block_manager, cost_model) if speculates else None
-        draws_together = self._has_value_model and config.guided_rows == "aggregate"
+        guided, draws_together = GuidedRows(config), self._has_value_model and config.guided_rows == "aggregate"
+        if draws_together:
+            from benchctl.sim.aggregate import AggregateRows  # noqa: PLC0415 - numpy, for few servers
+
+            guided = AggregateRows(config)
         self.scheduler: Final = Scheduler(
             min(config.max_num_seqs, rules.max_num_seqs or config.max_num_seqs),
             _UNLIMITED if rules.is_unlimited else config.max_num_batched_tokens,
             self.block_manager,
-            guided=AggregateRows(config) if draws_together else GuidedRows(config),
+            guided=guided,
             drafts=self._drafts,
             has_closing_step=rules.has_closing_step,
         )
@@ -281,9 +285,7 @@ class SimulatedEngine:
             cost, fixed_ns, position, slope, start_ns, until_ns, num_steps, step, kv_used, needs, num_blocks
         )
         if num_guided:
-            num_run, self.now_ns, kv_used_last = walk_guided(
-                course, scheduler.guided.counts_of(step, num_steps), self.log
-            )
+            num_run, self.now_ns, kv_used_last = scheduler.guided.walk(course, self.log)
         else:
             num_run, self.now_ns, kv_used_last = walk(course, self.log, self._noise)
             if self._has_value_model:

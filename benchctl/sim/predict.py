@@ -24,9 +24,10 @@ from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
-from benchctl.sim.core import SimLoad, Simulation, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.requests import Prompt, Request, SamplingParams
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import config_of, core_request
 from benchctl.steptime.model import StepTimeModel, read_model
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, ServerLimits, kv_capacity_tokens, load_at_rate

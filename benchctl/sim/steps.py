@@ -1,4 +1,4 @@
-"""The steps of one server life: the walk over decode steps, their log, and its records and columns.
+"""The steps of one server life: the walk over decode steps, their log, and its records.
 
 A log stores stretches: a row of ten numbers for steps of one batch; each step besides has its duration and the
 blocks in use. The forward is what is left of a step's duration after its other sections, which few steps differ in.
@@ -13,47 +13,31 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, cycle, islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from benchctl.records.columns import (
-    CLOCKS,
-    PHASES,
-    POSITION_PREFIX,
-    SECTION_PREFIX,
-    Integers,
-    StepColumns,
-    columns_with,
-)
 from benchctl.records.schema import StepRecord
 from benchctl.sim.costs.cost_model import (
-    LVM_PARTS,
-    SECTIONS,
     DecodeCost,
-    GuidedCounts,
     GuidedStep,
     Lines,
     NoiseSource,
     StepCost,
 )
 
-_NO: Final = -1
+NO_VALUE: Final = -1
 """Stands for None in a column of integers."""
-_COUNTS: Final = ("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens")
-_GUIDED: Final = (*_COUNTS, "fused", "lvm_forward")
+COUNTS: Final = ("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens")
+_GUIDED: Final = (*COUNTS, "fused", "lvm_forward")
 _DRAFTED: Final = ("drafts", "draft_tokens", "draft", "backfill")
-_DRAFT_SECTIONS: Final = ("draft", "backfill")
-_PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
+DRAFT_SECTIONS: Final = ("draft", "backfill")
 NEVER_NS: Final = 1 << 62
 """Later than any virtual time."""
 MOST_STEPS: Final = 1 << 20
 """Steps after which a log is cleared whose steps are not kept."""
 _SHORTEST: Final = 96
 """Steps from which arrays are faster than a loop; measured, and of no influence on results."""
-_LONGEST: Final = 8192
 
 
 class Stretch(NamedTuple):
@@ -130,12 +114,12 @@ class StepLog:
 
     def add_guided(self, guided: GuidedStep, lvm_forward_ns: int | None, num_steps: int = 1) -> None:
         """Append the same counts of guidance, and time of the value forward, for each of some steps."""
-        fused = _NO if guided.fused is None else int(guided.fused)
+        fused = NO_VALUE if guided.fused is None else int(guided.fused)
         counts = (guided.scored_rows, guided.candidates, guided.value_prefill_tokens, guided.value_extend_tokens)
-        self._add_extra((*counts, fused, _NO if lvm_forward_ns is None else lvm_forward_ns), num_steps)
+        self._add_extra((*counts, fused, NO_VALUE if lvm_forward_ns is None else lvm_forward_ns), num_steps)
 
     def add_drafted(
-        self, drafts: int, draft_tokens: int, accepted: Iterable[int], draft_ns: int, backfill_ns: int = _NO
+        self, drafts: int, draft_tokens: int, accepted: Iterable[int], draft_ns: int, backfill_ns: int = NO_VALUE
     ) -> None:
         """Append the drafts of one step, the accepted ones by position, and the times of drafting and backfill."""
         self._add_extra((drafts, draft_tokens, draft_ns, backfill_ns), 1)
@@ -159,7 +143,7 @@ class StepLog:
     def _record(self, stretch: Stretch, rest: StepCost, at: int, offset: int, start_ns: int) -> StepRecord:
         """Step ``at`` of the columns, which is step ``offset`` of its stretch."""
         extra = {name: column[at] for name, column in self.extra.items()}
-        fused = extra.get("fused", _NO)
+        fused = extra.get("fused", NO_VALUE)
         accepted = self.accepted[at * self.num_drafts : (at + 1) * self.num_drafts].tolist()
         return StepRecord(
             step=self.num_cleared + at + 1,
@@ -173,10 +157,10 @@ class StepLog:
             num_decode_tokens=stretch.num_decodes + extra.get("draft_tokens", 0),
             context_tokens=stretch.context + offset * stretch.num_decodes,
             output_tokens=stretch.num_output,
-            is_greedy=None if stretch.is_greedy == _NO else bool(stretch.is_greedy),
+            is_greedy=None if stretch.is_greedy == NO_VALUE else bool(stretch.is_greedy),
             guided_rows=extra.get("guided_rows", 0),
             candidates=extra.get("candidates", 0),
-            fused=None if fused == _NO else bool(fused),
+            fused=None if fused == NO_VALUE else bool(fused),
             preempted=0 if offset else stretch.num_preempted,
             kv_used_blocks=self.kv_used[at],
             value_prefill_tokens=extra.get("value_prefill_tokens", 0),
@@ -194,12 +178,12 @@ class StepLog:
             return {**sections, "model_forward": self.dur_ns[at] - rest_ns}
         if self.has_noise:
             rest = rest.scaled(self.factors[at])
-        lvm_forward_ns = extra.get("lvm_forward", _NO)
-        if lvm_forward_ns != _NO:
+        lvm_forward_ns = extra.get("lvm_forward", NO_VALUE)
+        if lvm_forward_ns != NO_VALUE:
             rest = msgspec.structs.replace(rest, lvm_forward=lvm_forward_ns)
         elif rest.lvm_forward is not None:  # a step of a guided stretch that scores no row
             rest = msgspec.structs.replace(rest, lvm_forward=None, lvm_apply_guidance=None)
-        drafted = {name: extra[name] for name in _DRAFT_SECTIONS if extra.get(name, _NO) != _NO}
+        drafted = {name: extra[name] for name in DRAFT_SECTIONS if extra.get(name, NO_VALUE) != NO_VALUE}
         forward_ns = self.dur_ns[at] - rest.total_ns() - sum(drafted.values())
         return msgspec.structs.replace(rest, model_forward=forward_ns).sections() | drafted
 
@@ -208,74 +192,6 @@ class StepLog:
 def _sections_and_time(rest: StepCost) -> tuple[dict[str, int], int]:
     """Sections and time of steps that differ in their forward alone: those of one stretch."""
     return rest.sections(), rest.total_ns()
-
-
-def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
-    """The steps of the load, or those of the warm-up, as the columns that the analysis reads, made all at once."""
-    table = np.frombuffer(log.stretches, dtype=np.int64).reshape(-1, _WIDTH)
-    num_steps = table[:, 0]
-    stretch = np.repeat(np.arange(len(table)), num_steps)
-    at = np.flatnonzero(table[stretch, Stretch._fields.index("is_warmup")] == is_warmup)
-    stretch = stretch[at]
-    offset = at - (np.cumsum(num_steps) - num_steps)[stretch]
-    rows = dict(zip(Stretch._fields, table[stretch].T, strict=True))
-    extra = {name: np.frombuffer(column, dtype=np.int64)[at] for name, column in log.extra.items()}
-    dur_ns = np.frombuffer(log.dur_ns, dtype=np.int64)
-    before_ns = np.cumsum(dur_ns) - dur_ns
-    phase = np.where(rows["prefill_tokens"] == 0, PHASES.index("decode"), PHASES.index("mixed"))
-    phase[(rows["prefill_tokens"] > 0) & (rows["num_decodes"] == 0)] = PHASES.index("prefill")
-    zeros = np.zeros(len(at), dtype=np.int64)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "start_ns": rows["start_ns"] + before_ns[at] - before_ns[at - offset],
-        "dur_ns": dur_ns[at],
-        "num_seqs": rows["num_prefills"] + rows["num_decodes"],
-        "phase": phase,
-        "clock": np.full(len(at), CLOCKS.index("virtual")),
-        "num_prefill_tokens": rows["prefill_tokens"],
-        "num_decode_tokens": rows["num_decodes"] + extra.get("draft_tokens", 0),
-        "context_tokens": rows["context"] + offset * rows["num_decodes"],
-        "output_tokens": rows["num_output"],
-        "is_greedy": rows["is_greedy"],
-        **{name: extra.get(name, zeros) for name in _COUNTS},
-        "fused": extra.get("fused", zeros + _NO),
-        "preempted": np.where(offset == 0, rows["num_preempted"], 0),
-        "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int32)[at],
-        **{SECTION_PREFIX + name: values for name, values in _section_columns(log, at, stretch, extra).items()},
-    }
-    if log.num_drafts:
-        accepted = np.frombuffer(log.accepted, dtype=np.int64).reshape(-1, log.num_drafts)[at]
-        arrays |= {name: extra[name] for name in ("drafts", "draft_tokens")}
-        arrays["accepted_tokens"] = accepted.sum(axis=1)
-        arrays |= {f"{POSITION_PREFIX}{number}": values for number, values in enumerate(accepted.T, start=1)}
-    return columns_with(arrays)
-
-
-def _section_columns(
-    log: StepLog, at: Integers, stretch: Integers, extra: dict[str, Integers]
-) -> dict[str, Integers]:
-    """Time of each section, -1 in steps without it: ``StepCost.sections`` for all steps at once."""
-    rest_ids = np.frombuffer(log.rest_ids, dtype=np.int32)[stretch]
-    rests = [msgspec.structs.asdict(rest) for rest in log.rests]
-    exists = {name: np.array([rest[name] is not None for rest in rests], dtype=bool)[rest_ids] for name in _PARTS}
-    factor = np.frombuffer(log.factors)[at] if log.has_noise else None
-    parts: dict[str, Integers] = {}
-    for name in _PARTS:
-        part = np.array([rest[name] or 0 for rest in rests], dtype=np.int64)[rest_ids]
-        parts[name] = part if factor is None else np.rint(part * factor).astype(np.int64)
-    if "lvm_forward" in extra:
-        parts["lvm_forward"] = np.maximum(extra["lvm_forward"], 0)
-        for name in ("lvm_forward", "lvm_apply_guidance"):  # steps of guided stretches that score no row
-            exists[name] &= extra["lvm_forward"] >= 0
-            parts[name] = np.where(exists[name], parts[name], 0)
-    drafted: dict[str, Integers] = {name: extra[name] for name in _DRAFT_SECTIONS if name in extra}
-    parts["lvm_apply_outer"] = parts["lvm_rest"] + sum(parts[name] for name in LVM_PARTS)
-    parts["sampler_total"] = parts["sampler_rest"] + sum(
-        parts[name] for name in ("pre_lvm", "lvm_apply_outer", "sample")
-    )
-    exists |= {"lvm_apply_outer": exists["lvm_rest"], "sampler_total": exists["sampler_rest"]}
-    others_ns = parts["schedule"] + parts["sampler_total"] + sum(np.maximum(part, 0) for part in drafted.values())
-    parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - others_ns
-    return {name: np.where(exists[name], parts[name], _NO) for name in SECTIONS} | drafted
 
 
 class Course(NamedTuple):
@@ -315,8 +231,9 @@ def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Prog
         first_ns = course.fixed_ns + course.cost.forward_at(course.position)
         num_likely = min(num_likely, 1 + max(course.until_ns - course.now_ns, 0) // max(first_ns, 1))
     if num_likely >= _SHORTEST:
-        forwards_ns = _forwards_ns(course, min(num_likely, _LONGEST))
-        return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
+        from benchctl.sim.aggregate import walk_as_arrays  # noqa: PLC0415 - numpy, which a server does without
+
+        return walk_as_arrays(course, log, num_likely)
     return walk_steps(course, log, num_likely)
 
 
@@ -352,45 +269,6 @@ def _leading(lines: Lines, begin: int, end: int) -> Lines:
         if least > 1 or most < -1:
             return lines[:1] if least > 1 else lines[1:]
     return lines
-
-
-def walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
-    """Steps of a batch with guided rows, which were drawn: as many as ``counts`` has."""
-    cost = course.cost
-    if cost.scored_rest is None or cost.value_forward_ns is None:
-        raise TypeError("this price has no guided rows")
-    is_scored = counts.scored_rows > 0
-    value_ns = np.rint(cost.value_forward_ns(counts)).astype(np.int64)
-    scored_ns = cost.scored_rest.total_ns() - cost.rest.total_ns() + value_ns
-    dur_ns = course.fixed_ns + _forwards_ns(course, len(is_scored)) + np.where(is_scored, scored_ns, 0)
-    progress = _steps_in_bounds(course, dur_ns, log)
-    columns = (*counts, np.where(is_scored, value_ns, -1))
-    for column, values in zip(log.extra.values(), columns, strict=True):
-        column.frombytes(values[: progress[0]].tobytes())
-    return progress
-
-
-def _forwards_ns(course: Course, num_steps: int) -> Integers:
-    """model_forward of each of the next steps."""
-    positions = course.position + course.slope * np.arange(num_steps)
-    forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
-    whole_ns: Integers = np.rint(forward_ns).astype(np.int64) + course.cost.forward_ns
-    return whole_ns
-
-
-def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
-    """Append the steps of these durations that are within the bounds of the course."""
-    num_steps = len(dur_ns)
-    ends_ns = course.now_ns + np.cumsum(dur_ns)
-    new_blocks = np.array(course.needs)[np.arange(course.step, course.step + num_steps) % len(course.needs)]
-    new_blocks[0] = 0  # the scheduler gave out the blocks of the first step
-    kv_used = course.kv_used + np.cumsum(new_blocks)
-    in_time = int(np.searchsorted(ends_ns, course.until_ns)) + 1
-    with_room = int(np.searchsorted(kv_used, course.num_blocks, side="right"))
-    num_run = min(num_steps, in_time, with_room)
-    log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
-    log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
-    return num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1])
 
 
 def _walk_with_noise(course: Course, log: StepLog, noise: NoiseSource) -> Progress:

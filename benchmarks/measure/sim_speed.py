@@ -28,8 +28,9 @@ import numpy as np
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.files import encode
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, Simulation, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.requests import CountedRequests, Prompt, Request, SamplingParams
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.workload.datasets.published import timestamp_ns
 from benchmarks.common.harness import Figures, compared, options, write
 

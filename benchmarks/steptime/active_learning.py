@@ -19,8 +19,9 @@ from benchctl.analysis.attribution.work import work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.requests import Prompt, Request, SamplingParams
+from benchctl.sim.simulation import simulate
 from benchctl.steptime.diagnose import CONCURRENCY, OUTPUTS, PROMPTS, RunToAdd, diagnose, num_requests
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel, write_model

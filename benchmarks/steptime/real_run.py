@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.sim.core import SimLoad, simulate
+from benchctl.sim.core import SimLoad
+from benchctl.sim.simulation import simulate
 from benchmarks.common.harness import show, text
 from benchmarks.steptime.run_folder import LoadCurve, RequestTimes, read_run
 

@@ -18,10 +18,11 @@ from support.servers.simulator import request_of, run
 
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
 from benchctl.sim.http.api import CompletionBody, request_from
 from benchctl.sim.requests import StaticPrefixes, static_prefixes
+from benchctl.sim.simulation import simulate
 
 
 def serve(prompt_tokens, *, batch_size, cached_tokens=None):

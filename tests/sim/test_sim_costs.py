@@ -26,9 +26,10 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.records.files import encode
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for, published_noise
 from benchctl.sim.costs.fitted import decode_work
+from benchctl.sim.simulation import simulate
 from benchctl.steptime.model import write_model
 from benchctl.steptime.work import Deployment, StepWork
 

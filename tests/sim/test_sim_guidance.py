@@ -12,17 +12,17 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of
 
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.core import Simulation
+from benchctl.sim.aggregate import scoring_threshold
 from benchctl.sim.guidance import (
     CandidateLaw,
     GuidedRow,
     candidate_bound,
     candidate_entropy,
     score_rows,
-    scoring_threshold,
 )
 from benchctl.sim.http.api import parse_custom_params
 from benchctl.sim.requests import SamplingParams
+from benchctl.sim.simulation import Simulation
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 UNCERTAIN = GuidanceParams(mode="centered_exp", value_scale=-10.0, value_entropy_threshold=0.4)

@@ -27,12 +27,13 @@ from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core, SimLoad, Simulation, simulate
+from benchctl.sim.core import Core, SimLoad
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.drafts import DraftedRows, verified
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests, SamplingParams
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.steps import walk, walk_steps
 from benchctl.steptime.speculation_law import DraftCost, speed_up, tokens_per_step
 

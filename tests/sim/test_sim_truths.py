@@ -17,8 +17,9 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, Simulation, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.requests import Request, SamplingParams
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import config_of, core_request
 from benchctl.steptime.model import read_model, write_model
 from benchctl.workload.datasets.base import DATA_DIRECTORY_VARIABLE

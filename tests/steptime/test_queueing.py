@@ -14,8 +14,9 @@ from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import SimLoad, simulate
+from benchctl.sim.core import SimLoad
 from benchctl.sim.requests import SamplingParams
+from benchctl.sim.simulation import simulate
 from benchctl.steptime.queueing import (
     RequestSize,
     ServerLimits,

@@ -4,17 +4,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.sim.options import COST_MODELS
-from benchctl.records.columns import Floats, Integers
 from benchctl.sim.config import SimConfig
 from benchctl.units import NS_PER_S
 from benchctl.workload.seeded import named_stream
+
+if TYPE_CHECKING:  # numpy, which a server does without
+    from benchctl.records.columns import Floats, Integers
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,11 +136,11 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class GuidedCounts(NamedTuple):
     """Counts of guidance in steps of a stretch, as in GuidedStep; ``fused`` is 1, 0, or -1 for None."""
 
-    scored_rows: Integers
-    candidates: Integers
-    value_prefill_tokens: Integers
-    value_extend_tokens: Integers
-    fused: Integers
+    scored_rows: "Integers"
+    candidates: "Integers"
+    value_prefill_tokens: "Integers"
+    value_extend_tokens: "Integers"
+    fused: "Integers"
 
 
 Lines: TypeAlias = tuple[tuple[float, float], ...]
@@ -165,7 +167,7 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     scored_rest: StepCost | None = None
     """Every section of a step that scores rows; model_forward and lvm_forward are 0."""
-    value_forward_ns: Callable[[GuidedCounts], Floats] | None = None
+    value_forward_ns: "Callable[[GuidedCounts], Floats] | None" = None
     """lvm_forward of such steps."""
 
     def holds_at(self, position: int) -> bool:

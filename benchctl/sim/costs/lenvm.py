@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.roofline import Quantity
@@ -88,7 +87,7 @@ def cost_model(config: SimConfig) -> CostModel:
             rest=guided.rest(batch, schedule_ns, 0, is_scored=False),
             scored_rest=guided.rest(batch, schedule_ns, 0, is_scored=True),
             value_forward_ns=lambda counts: guided.value_ns(
-                np.maximum(counts.fused, 0).astype(float), counts.value_prefill_tokens.astype(float)
+                counts.fused.clip(0).astype(float), counts.value_prefill_tokens.astype(float)
             ),
         )
 

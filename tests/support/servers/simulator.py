@@ -20,10 +20,11 @@ from benchctl.records.record import Message
 from benchctl.records.schema import StepRecord
 from benchctl.sim.answers import Answer, PlannedAnswers
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core, Phase, SimLoad, Simulation, simulate
+from benchctl.sim.core import Core, Phase, SimLoad
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import Prompt, Request, SamplingParams
+from benchctl.sim.simulation import Simulation, simulate
 from benchctl.workload.tokenizers import tokenize_chat
 
 FILTERED = SamplingParams(top_k=5, min_p=0.01)
