@@ -112,16 +112,16 @@ class StepColumns:
 
     def total(self, name: str, where: Flags | None = None) -> int | None:
         """Sum of an optional field over the steps of ``where``; None without steps, or if one of them lacks it."""
-        values = self.optional(name)
+        values = self.arrays.get(name)
         if values is None:
             return None
         summands = values if where is None else values[where]
-        return None if not len(summands) or np.isnan(summands).any() else int(summands.sum())
+        return None if not len(summands) or summands.min() < 0 else int(summands.sum())
 
     def known_values(self, name: str) -> Floats:
         """An optional field in the steps that have it."""
-        values = self.optional(name)
-        return np.empty(0) if values is None else values[~np.isnan(values)]
+        values = self.arrays.get(name)
+        return np.empty(0) if values is None else values[values >= 0].astype(np.float64)
 
     def in_phase(self, phase: StepPhase) -> Flags:
         """True for each step of this phase."""

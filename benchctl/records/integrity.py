@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -214,9 +215,12 @@ class Verification:
     """Bytes that were read."""
 
 
-def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
+def verify_directory(
+    path: Path, read_before: Mapping[str, RunRecord] = MappingProxyType({}), *, is_fresh: bool = False
+) -> Verification:
     """Compare a result directory with its digests; with ``is_fresh`` every file is read, once.
 
+    ``read_before`` are records of its runs by their names, which are not read again.
     Raises RecordError when its plan or manifest cannot be read. Runs whose record cannot be read are left out; the
     reader of records reports them.
     """
@@ -226,7 +230,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     folders = {run.path.name: run.path.relative_to(path).as_posix() for run in runs}
     for run in runs:
         with suppress(InvalidDataError):
-            records[run.path.name] = run.read()
+            records[run.path.name] = read_before.get(run.path.name) or run.read()
     try:
         digests = read_digests(path)
         alterations += _altered_manifests(results, digests, records)

@@ -18,7 +18,7 @@ from benchctl.analysis.metrics.latency import (
     percentiles,
     quotient,
 )
-from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
+from benchctl.analysis.metrics.run import num_guided_steps
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
@@ -62,13 +62,16 @@ TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
 
 
 def summary_row(
-    run: LoadedRun, metrics: Mapping[str, float | None], settings: VariantSettings | None, flops: RunFlops | None
+    run: LoadedRun,
+    metrics: Mapping[str, float | None],
+    tails: Mapping[str, float],
+    settings: VariantSettings | None,
+    flops: RunFlops | None,
 ) -> dict[str, Value]:
     """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown.
 
-    ``few_requests`` names the percentiles of latencies that are those of too few requests, such as ``p95 p99``.
+    ``few_requests`` names the percentiles in ``tails``, those of too few requests, such as ``p95 p99``.
     """
-    tails = tails_of_few(run)
     return dict.fromkeys(SUMMARY_COLUMNS) | {
         **_identity(run, settings),
         **_output_columns(run),

@@ -14,7 +14,7 @@ from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of, shapes_of
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
-from benchctl.analysis.metrics.run import drafter_of, run_metrics
+from benchctl.analysis.metrics.run import drafter_of, metrics_and_tails
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
@@ -82,10 +82,11 @@ T = TypeVar("T")
 
 def _derive_once(derive: Callable[["Experiment", LoadedRun], T]) -> Callable[["Experiment", LoadedRun], T]:
     """A method whose value is derived once for each run."""
+    name = derive.__name__
 
     @wraps(derive)
     def derive_once(self: "Experiment", run: LoadedRun) -> T:
-        values: dict[str, T] = self._derived[derive.__name__]
+        values: dict[str, T] = self._derived[name]
         run_id = run.record.run_id
         if run_id not in values:
             values[run_id] = derive(self, run)
@@ -111,6 +112,8 @@ class Experiment:
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
+    decompositions: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    """The differences that were divided into parts, each once (``decompose_pair``)."""
     _slopes: dict[tuple[str, bool], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -130,7 +133,7 @@ class Experiment:
     @cached_property
     def verified(self) -> Verification:
         """Its files beside their digests. Raises RecordError where plan or manifest cannot be read."""
-        return verify_directory(self.path)
+        return verify_directory(self.path, {run.record.run_id: run.record for run in self.results.runs})
 
     @property
     def estimator(self) -> Estimator:
@@ -168,16 +171,19 @@ class Experiment:
             return self.hardware
         return hardware_or_none(settings.server.simulated_hardware)
 
-    @_derive_once
     def metrics(self, run: LoadedRun) -> Metrics:
         """Every metric of a run, including those that do not count."""
+        return self._metrics_and_tails(run)[0]
+
+    @_derive_once
+    def _metrics_and_tails(self, run: LoadedRun) -> tuple[Metrics, Mapping[str, float]]:
         profile = self.profile_or_none
-        return run_metrics(run, None if profile is None else profile.workload.arrival)
+        return metrics_and_tails(run, None if profile is None else profile.workload.arrival)
 
     @_derive_once
     def row(self, run: LoadedRun) -> Mapping[str, Value]:
         """The value of a run in every column of ``SUMMARY_COLUMNS``, including those that do not count."""
-        return summary_row(run, self.metrics(run), self.settings(run.record), self.flops(run))
+        return summary_row(run, *self._metrics_and_tails(run), self.settings(run.record), self.flops(run))
 
     def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
         """A number of a run; None where it is unknown, or timed by a client whose times are excluded.

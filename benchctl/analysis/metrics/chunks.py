@@ -41,8 +41,11 @@ class Chunks:
     @property
     def late_ns(self) -> Integers:
         """Time from the arrival of each chunk until it was read."""
-        late_ns = (choice.chunk_late_ns or (UNKNOWN_NS,) * len(choice.chunk_ns) for choice in self.choices)
-        return np.concatenate([np.empty(0, np.int64), *(np.asarray(values, np.int64) for values in late_ns)])
+        late_ns = np.full(len(self.t_ns), UNKNOWN_NS)
+        for start, choice in zip(self.starts.tolist(), self.choices, strict=True):
+            if choice.chunk_late_ns:
+                late_ns[start : start + len(choice.chunk_late_ns)] = choice.chunk_late_ns
+        return late_ns
 
     def of_gaps(self, values: Integers) -> Integers:
         """Of one value for each chunk those of the chunks that follow another one of their choice."""

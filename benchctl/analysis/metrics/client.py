@@ -204,9 +204,12 @@ class OfferedLoad:
     unit: str
 
 
-def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
-    """The load on the client's clock; None if all requests are sent at one moment, or with a launch rate limit."""
-    occupancy = slot_occupancy(requests, arrival)
+def offered_load(
+    requests: Sequence[RequestRecord], arrival: Arrival, occupancy: SlotOccupancy | None
+) -> OfferedLoad | None:
+    """The load on the client's clock, by the occupancy of its slots if it has any; None if all requests are sent at
+    one moment, or with a launch rate limit.
+    """
     if occupancy is not None and occupancy.mean_open is not None:
         return OfferedLoad(planned=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
     sends = sends_of(requests, arrival)
@@ -222,7 +225,7 @@ def client_metrics(
     from benchctl.analysis.metrics.chunks import chunks_of  # noqa: PLC0415 - numpy, after the load
 
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
-    offered = None if arrival is None else offered_load(requests, arrival)
+    offered = None if arrival is None else offered_load(requests, arrival, occupancy)
     lags = known_values(map(send_lag_ns, requests))
     chunks = chunks_of(requests)
     late, num_chunks = chunks.late_ns[chunks.late_ns >= 0], len(chunks.t_ns)

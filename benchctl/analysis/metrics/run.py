@@ -17,7 +17,7 @@ import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
 from benchctl.analysis.metrics.chunks import latencies_ns
-from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load
+from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     e2el_ns,
@@ -99,13 +99,20 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
 
     ``arrival`` is the schedule of the load; metrics that need it are unknown without.
     """
+    return metrics_and_tails(run, arrival)[0]
+
+
+def metrics_and_tails(
+    run: LoadedRun, arrival: Arrival | None = None
+) -> tuple[dict[str, float | None], dict[str, float]]:
+    """The metrics of a run, and the percentiles that its few requests do not bear out (``tails_of_few``)."""
     requests = measured(run.requests)
     completed = tuple(request for request in requests if is_completed(request))
-    span = load_window_ns(run)
+    span, latencies = load_window_ns(run), latencies_ns(completed)
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client, arrival),
-        **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
+        **latency_metrics(latencies, len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,
         **gpu_metrics(
@@ -120,7 +127,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
     }
     metrics |= dict.fromkeys(uncertain_metrics(run))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
-    return {name: metrics[name] for name in METRICS}
+    return {name: metrics[name] for name in METRICS}, tails_of_few(run.record, latencies, len(completed))
 
 
 def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] | None:
@@ -188,19 +195,20 @@ def _load_metrics(
     }
 
 
-def tails_of_few(run: LoadedRun) -> dict[str, float]:
+def tails_of_few(
+    record: RunRecord, latencies: Mapping[str, Sequence[float]], num_completed: int
+) -> dict[str, float]:
     """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
 
     Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
     """
-    completed = [request for request in measured(run.requests) if is_completed(request)]
-    if not run.record.is_virtual or len(completed) >= smallest_sample(max(PERCENTS)):
-        return {}
     enough = smallest_sample(max(PERCENTS))
-    of_few = [percent for percent in PERCENTS if smallest_sample(percent) > len(completed)]
+    if not record.is_virtual or num_completed >= enough:
+        return {}
+    of_few = [percent for percent in PERCENTS if smallest_sample(percent) > num_completed]
     tails = (
-        (f"p{percent}_{latency}_ms", ms_or_none(value, run.record.clock_factor))
-        for latency, durations_ns in latencies_ns(completed).items()
+        (f"p{percent}_{latency}_ms", ms_or_none(value, record.clock_factor))
+        for latency, durations_ns in latencies.items()
         for percent, value in percentiles(durations_ns, enough, of_few).items()
     )
     return {name: value for name, value in tails if value is not None}
@@ -208,8 +216,8 @@ def tails_of_few(run: LoadedRun) -> dict[str, float]:
 
 def num_guided_steps(steps: StepColumns) -> int | None:
     """Steps in which a value model scored rows; unknown if any step does not count them."""
-    rows = steps.optional("guided_rows")
-    return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
+    rows = steps.known_values("guided_rows")
+    return int((rows > 0).sum()) if 0 < len(rows) == len(steps) else None
 
 
 def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float | None]:
@@ -320,7 +328,7 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
         num_completed=len(completed),
         errors=Counter(request.error.kind for request in requests if request.error is not None),
         goodput=goodput,
-        offered=offered_load(requests, arrival),
+        offered=offered_load(requests, arrival, slot_occupancy(requests, arrival)),
     )
 
 

@@ -236,8 +236,8 @@ def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
     return tuple(value for value in values if value != ABSENT or key not in _OF_RUNS)
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+_as_json: Final = json.JSONEncoder(sort_keys=True).encode
+"""As ``json.dumps``, which makes an encoder for each call."""
 
 
 HARDWARE: Final = "hardware"

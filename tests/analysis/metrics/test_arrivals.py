@@ -22,7 +22,7 @@ from test_client_guard import codes, run_of, samples_of
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics import arrivals
 from benchctl.analysis.metrics.arrivals import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings, uncertain_metrics
-from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_few
+from benchctl.analysis.metrics.run import load_figures, metrics_and_tails, run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.records.columns import columns_from
@@ -296,7 +296,8 @@ def test_gaps_of_tokens_that_a_simulator_wrote_together_have_bounds_and_their_me
     assert set(bounds) == {"p50_itl_ms", "p90_itl_ms", "p95_itl_ms", "p99_itl_ms"}
     assert (bounds["p50_itl_ms"], bounds["p99_itl_ms"]) == ((0, 20), (20, 80))
     assert (metrics["p50_itl_ms"], metrics["itl_ms"]) == (None, pytest.approx(720 / 39))
-    assert ("p99_itl_ms" in tails_of_few(few), "p50_itl_ms" in tails_of_few(few)) == (True, False)
+    _, tails = metrics_and_tails(few)
+    assert ("p99_itl_ms" in tails, "p50_itl_ms" in tails) == (True, False)
 
 
 TRUTHS = st.lists(

@@ -203,7 +203,7 @@ def test_a_load_says_how_its_client_did_and_how_its_slots_were_filled():
         "empty for 10.00% of their time; filled again after 10.00 ms (p50), 10.00 ms (p99); a connection "
         "took 8.000 ms of it (p99)"
     )
-    slower = offered_load([sent(i, 10 * i, i) for i in range(300)], OPEN)
+    slower = offered_load([sent(i, 10 * i, i) for i in range(300)], OPEN, None)
     assert (slower.planned, slower.met, slower.unit) == (pytest.approx(100), pytest.approx(1000 / 11), "requests/s")
 
 
