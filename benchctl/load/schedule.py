@@ -43,8 +43,9 @@ _WAVE_GAP_NS: Final = 2 * NS_PER_MS
 """Answers that end within this of each other are one wave: all its slots are filled before one is decoded ..."""
 _MOST_DELAY_NS: Final = 50 * NS_PER_MS
 """... but no later than this after the first of them: where answers end all the time, no moment is better."""
+_SAMPLE_NS: Final = 100 * NS_PER_MS
 _BEAT_NS: Final = 20 * NS_PER_MS
-"""Often enough to see most stalls of the loop; it costs a thousandth of a core."""
+"""Often enough to see most stalls of the loop; it costs a few thousandths of a core."""
 MADE_UP_S: Final = 0.005
 """The longest delay that later launches make up for: so many seconds' worth of them may follow at once."""
 
@@ -327,8 +328,9 @@ class Load:
         """Prepare requests, and record those that have ended, whenever there is either; never returns."""
         while True:
             await self._wait(lambda: bool(self._ended) or self._can_prepare())
-            if self._is_wave() and (self._prepared or self._is_exhausted):
-                await asyncio.sleep(0.001)
+            wait_ns = self._wave_left_ns()
+            if wait_ns > 0 and (self._prepared or self._is_exhausted):
+                await asyncio.sleep(s_from_ns(wait_ns + NS_PER_MS // 2))  # the loop rounds to whole ms
                 continue
             end_ns = time.monotonic_ns() + _TURN_NS
             try:
@@ -342,13 +344,12 @@ class Load:
             self._has_changed.set()
             await asyncio.sleep(0)
 
-    def _is_wave(self) -> bool:
-        """True while answers end one after another, so that recording them should wait."""
+    def _wave_left_ns(self) -> int:
+        """Time for which recording should wait, because answers may still end with those that have."""
         if not self._ended:
-            return False
-        now_ns = time.monotonic_ns()
-        is_growing = now_ns - self._ended[-1].done_ns < _WAVE_GAP_NS
-        return is_growing and now_ns - self._ended[0].done_ns < _MOST_DELAY_NS
+            return 0
+        end_ns = min(self._ended[-1].done_ns + _WAVE_GAP_NS, self._ended[0].done_ns + _MOST_DELAY_NS)
+        return end_ns - time.monotonic_ns()
 
     def _prepare_until(self, end_ns: int) -> None:
         while self._can_prepare() and time.monotonic_ns() < end_ns:
@@ -386,19 +387,25 @@ class Load:
 
     async def _sample(self) -> None:
         """Report a sample ten times per second, with the longest lag since the one before; never returns."""
-        clock, num_offsets = self._client.clock, 0
+        clock, num_offsets, loop = self._client.clock, 0, asyncio.get_running_loop()
+        lags_ns: list[int] = []
+
+        def note_lag(due_ns: int) -> None:
+            lags_ns.append(time.monotonic_ns() - due_ns)
+
         while self._on_sample is not None:
-            lag_ns = 0
-            for _ in range(5):
-                due_ns = time.monotonic_ns() + _BEAT_NS
-                await asyncio.sleep(s_from_ns(_BEAT_NS))
-                lag_ns = max(lag_ns, time.monotonic_ns() - due_ns)
+            lags_ns[:] = [0]
+            now_ns = time.monotonic_ns()
+            for beat_ns in range(_BEAT_NS, _SAMPLE_NS, _BEAT_NS):  # without a task, which would cost as much again
+                loop.call_later(s_from_ns(beat_ns), note_lag, now_ns + beat_ns)
+            await asyncio.sleep(s_from_ns(_SAMPLE_NS))
+            note_lag(now_ns + _SAMPLE_NS)
             clock.sample()
             self._on_sample(
                 ClientSample(
                     t_ns=time.monotonic_ns(),
                     worker=self._worker,
-                    loop_lag_ns=lag_ns,
+                    loop_lag_ns=max(lags_ns),
                     cpu_ns=time.process_time_ns(),
                     num_open=self.activity().num_open,
                     offset=clock.offsets[-1] if len(clock.offsets) > num_offsets else None,

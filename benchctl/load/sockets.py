@@ -154,11 +154,12 @@ class Receiver:
         connection.sock.close()
 
     def _read_and_pause(self) -> None:
-        """Read, then let more arrive: each time the process wakes has a price."""
+        """Read, let more arrive and read that: each time the process wakes has a price."""
         if not self.read_ready() and self.is_stamping and len(self._connections) > _MANY_STREAMS:
             pause_ns = min(_PAUSE_NS, self.due_ns - time.monotonic_ns())
             if pause_ns > 0:
                 time.sleep(pause_ns / NS_PER_S)
+                self.read_ready()
 
     def read_ready(self) -> bool:
         """Read once from each connection that has data; True when an answer may have ended."""
