@@ -30,7 +30,6 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import ServerOptions, check_rules
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 from benchctl.profile.model import VariantSettings
-from benchctl.records.files import encode
 from benchctl.records.record import Call, PreparedRequest
 
 if TYPE_CHECKING:
@@ -177,18 +176,23 @@ class AttachEngine(Engine):
         return own_options(settings, AttachOptions).url
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+        options, call = own_options(settings, AttachOptions), super().request_call(request, settings)
+        if not (key := _key(options)):
+            return call
+        headers = {**_authorization(options), **call.headers}
+        return replace(call, headers=headers, secrets={options.api_key_env or "": key, **call.secrets})
+
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)
-        call = dialect.request_call(request, settings)
         uncached = uncached_fields(dialect.spec) if options.bypass_prefix_cache else {}
-        body: dict[str, Any] = {**uncached, **msgspec.json.decode(call.body)}
+        body: dict[str, Any] = uncached | msgspec.to_builtins(dialect.request_fields(request, settings))
         if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
         if dialect.spec.adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
         if not options.send_seed:
             body.pop("seed", None)
-        headers = {**_authorization(options), **call.headers}
-        return replace(call, headers=headers, body=encode(body), secrets={**_secrets(options), **call.secrets})
+        return body
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
@@ -224,7 +228,7 @@ class PlainOpenAi(Engine):
         """Unknown: each kind of server has its own path, or none."""
         return None
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
         sampling = settings.sampling
         body = {
@@ -244,12 +248,6 @@ def _authorization(options: AttachOptions) -> dict[str, str]:
     """The header with the key of the server; empty without one."""
     key = _key(options)
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _secrets(options: AttachOptions) -> dict[str, str]:
-    """The key of the server by the variable that holds it; empty without one."""
-    name, key = options.api_key_env, _key(options)
-    return {name: key} if name and key else {}
 
 
 def _key(options: AttachOptions) -> str:

@@ -242,6 +242,17 @@ class Engine:
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
         """``request`` as this variant asks it."""
+        headers, key_values = settings.request.sent_headers()
+        return Call(
+            request=request,
+            path="/v1/completions" if request.messages is None else "/v1/chat/completions",
+            headers={"X-Request-Id": request.request_id, **headers},
+            body=encode(self.request_fields(request, settings)),
+            secrets=key_values,
+        )
+
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+        """The fields of the body of that call."""
         raise NotImplementedError
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
@@ -350,11 +361,11 @@ def streamed(
     body: Mapping[str, Any],
     *,
     form: Mapping[str, Any] | None = None,
-) -> Call:
-    """``request`` as a streamed completion, or chat completion where it has messages, with these fields.
+) -> dict[str, Any]:
+    """The fields of ``request`` as a streamed completion, or chat completion where it has messages, with ``body``.
 
-    The fields and headers that the profile asks for go over them. ``form`` is the profile's form of the answer as
-    the server spells it; None: as OpenAI and vLLM do.
+    The fields that the profile asks for go over that. ``form`` is the profile's form of the answer as the server
+    spells it; None: as OpenAI and vLLM do.
     """
     options, is_chat = settings.request, request.messages is not None
     fields: dict[str, Any] = {**body, **(plain_form(options) if form is None else form)}
@@ -363,15 +374,7 @@ def streamed(
     if is_chat and options.chat_template_kwargs is not None:
         fields["chat_template_kwargs"] = options.chat_template_kwargs
     fields |= {**options.extra_body, "max_tokens": request.max_tokens, "stream": True}
-    fields |= {"messages": request.messages} if is_chat else {"prompt": request.prompt}
-    headers, key_values = options.sent_headers()
-    return Call(
-        request=request,
-        path="/v1/chat/completions" if is_chat else "/v1/completions",
-        headers={"X-Request-Id": request.request_id, **headers},
-        body=encode(fields),
-        secrets=key_values,
-    )
+    return fields | ({"messages": request.messages} if is_chat else {"prompt": request.prompt})
 
 
 def uncached_fields(spec: EngineSpec) -> dict[str, Any]:

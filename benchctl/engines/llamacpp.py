@@ -46,7 +46,7 @@ from benchctl.profile.choices import (
 )
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.workload.tokenizers import Chat
 
 
@@ -191,7 +191,7 @@ class LlamaCppEngine(Engine):
             *options.flag_words(), *no_copies, *options.extra_args,
         )  # fmt: skip
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         options, body = settings.server, _body(request, settings.sampling)
         if isinstance(options, LlamaCppOptions):
             body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}

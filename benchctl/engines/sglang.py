@@ -41,7 +41,7 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import Concurrency, ContextLength, DeviceCount, Flag, PythonOptions, Share
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 
 class SglangOptions(PythonOptions):
@@ -167,7 +167,7 @@ class SglangEngine(PythonServer):
         own["BENCHCTL_STEP_LOG"] = str(site.step_log)
         return plugged_in(own, _INSIDE, "benchctl-steps", allowed_in="SGLANG_PLUGINS")
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:

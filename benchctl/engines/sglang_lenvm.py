@@ -50,7 +50,7 @@ from benchctl.guided.params import EXPONENTIAL_MODES, REVISIONS_THAT_SKIP, SERVE
 from benchctl.interop.lenvm_log import read_lenvm_steps, revisions_of, stamped_records
 from benchctl.profile.choices import Share, StepCount, check_rules
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.files import UnreadableError, read_json
 
@@ -229,7 +229,7 @@ class SglangLenvmEngine(SglangEngine):
             **options.env,
         }
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""
         body, params = request_body(request, settings), custom_params(settings.guidance)
         body |= {} if params is None else {"custom_params": params}

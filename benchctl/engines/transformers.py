@@ -39,7 +39,7 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength, Flag, PythonOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.files import encode
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 
 class TransformersOptions(PythonOptions):
@@ -203,7 +203,7 @@ class TransformersEngine(PythonServer):
             **super().env(settings, site),
         }
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         """Ask for ``request``; our own servers hold one model, which the request need not name."""
         options = settings.server
         config = _sampling_config(settings.sampling) | {

@@ -45,7 +45,7 @@ from benchctl.engines.vllm_options import VllmOptions
 from benchctl.engines.vllm_steps import effective, read_numbered_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 
 SIGNATURES: Final = (
@@ -257,7 +257,7 @@ class VllmEngine(PythonServer):
         }
         return plugged_in(own, _INSIDE, "benchctl-steps,benchctl-cpu", allowed_in="VLLM_PLUGINS")
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:

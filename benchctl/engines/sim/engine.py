@@ -26,7 +26,7 @@ from benchctl.errors import UsageError
 from benchctl.interop.layer_profile import find_tables
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import warnings_of
 from benchctl.steptime.model import read_model
@@ -87,7 +87,7 @@ class SimEngine(Engine):
     def time_scale(self, settings: VariantSettings) -> float:
         return own_options(settings, SimOptions).time_scale
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         body = plain_body(request, settings) | {"return_token_ids": True}
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)

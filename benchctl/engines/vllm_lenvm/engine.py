@@ -16,7 +16,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -35,7 +35,7 @@ from benchctl.guided.params import VLLM_PREFIX, GuideStep
 from benchctl.guided.value_model.sizes import ValueModelMemory, value_model_memory
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode, read_jsonl
-from benchctl.records.record import Call, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 
 MAX_CANDIDATES: Final = 64
@@ -202,15 +202,15 @@ class VllmLenvmEngine(VllmEngine):
             **(log if options.step_log else {}),
         }
 
-    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> Call:
-        call = super().request_call(request, settings)
+    def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+        body = super().request_fields(request, settings)
         if settings.guidance is None:
-            return call
+            return body
         guidance = settings.guidance.model_dump(exclude_none=True)
         extra: dict[str, Any] = {VLLM_PREFIX + name: value for name, value in guidance.items()}
         options = own_options(settings, VllmLenvmOptions)
         extra |= {f"{VLLM_PREFIX}skip_noop": int(options.skip_noop), f"{VLLM_PREFIX}stride": options.stride}
-        return replace(call, body=encode({**msgspec.json.decode(call.body), "vllm_xargs": extra}))
+        return {**body, "vllm_xargs": extra}
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         config = await super().effective_config(client, settings, site)
