@@ -7,7 +7,7 @@ also behind ``https``; its key is read from our environment for each request, an
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -165,7 +165,7 @@ class AttachEngine(Engine):
         if problem := next((problem for is_there, problem in problems if is_there), None):
             raise EngineUnavailableError(f"engine 'attach', variant {settings.variant!r}: {problem}")
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what servers of this dialect cannot do."""
         _dialect(settings).check_requests(requests, settings)
 
@@ -214,7 +214,7 @@ class PlainOpenAi(Engine):
     kind = "attach"
     counter = PromptCounter
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what the published API cannot express."""
         super().check_requests(requests, settings)
         if settings.sampling.top_k != -1 or settings.sampling.min_p != 0:

@@ -7,7 +7,7 @@ nothing and keeps no state; ``measure`` owns processes, sockets and files. All s
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
@@ -203,7 +203,7 @@ class Engine:
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when no such server can be started here."""
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError when the engine cannot do what these requests or settings ask.
 
         Here: for variables of a chat template without chats, and for guidance on an engine that cannot guide.

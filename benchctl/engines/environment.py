@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -86,7 +86,7 @@ class PythonServer(Engine):
         self.interpreter(settings)
         checkpoint_for(settings.model, self.kind)
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError also where prompt and output of a request exceed the server's context."""
         super().check_requests(requests, settings)
         limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)

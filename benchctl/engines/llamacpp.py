@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -157,7 +157,7 @@ class LlamaCppEngine(Engine):
         program_of(own_options(settings, LlamaCppOptions))
         _model_file(settings)
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for several answers to one request, guidance, and what a slot cannot hold."""
         super().check_requests(requests, settings)
         context = getattr(settings.server, "max_model_len", None)

@@ -14,7 +14,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -181,7 +181,7 @@ class SglangLenvmEngine(SglangEngine):
         if (value_model := own_options(settings, SglangLenvmOptions).value_model) is not None:
             value_checkpoint(value_model)
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what would end the server or be passed over, and for an unknown revision."""
         options, params = own_options(settings, SglangLenvmOptions), custom_params(settings.guidance)
         super().check_requests(requests, settings)

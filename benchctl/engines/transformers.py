@@ -17,7 +17,7 @@ continuous batching and lets the server describe itself. What is particular abou
 * It never sends ``[DONE]``, states usage in its last choice event, and refuses fields that it does not know (422).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -155,7 +155,7 @@ class TransformersEngine(PythonServer):
             )
         checkpoint_for(settings.model, self.kind)
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
         super().check_requests(requests, settings)
         if any(request.n > 1 for request in requests):

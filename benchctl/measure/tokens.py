@@ -193,7 +193,7 @@ def prepare_counted(profile: Profile, tokenizer: Tokenizer, lengths_from: Path |
     Raises as ``prepare_requests`` and the tokenizer do.
     """
     prepared = prepare_requests(profile, lengths_from=lengths_from, tokenizer=tokenizer)
-    is_estimated = any(request.prompt_tokens_from == ESTIMATE for request in prepared.requests)
+    is_estimated = any(request.prompt_tokens_from == ESTIMATE for request in prepared)
     if not is_estimated or ENGINES[profile.engine.kind].counts_exactly:
         return prepared
     message = f"lengths of prompts are estimated, and may be far off: {_why_estimated(profile, tokenizer)}"

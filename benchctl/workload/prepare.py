@@ -12,6 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from itertools import chain, count, islice
 from pathlib import Path
@@ -179,11 +180,12 @@ _HUB: Final = "huggingface"
 _ESTIMATE: Final = Estimate()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedSet:
     """A request set, identified by the sha256 of the exact bytes of its JSON Lines."""
 
-    requests: tuple[PreparedRequest, ...]
+    content: bytes
+    """Its JSON Lines: requests that are read from them one by one take no memory."""
     sha256: str
     dataset: str
     """The true source, for example ``gsm8k/test`` or ``generated``."""
@@ -191,12 +193,15 @@ class PreparedSet:
     lengths_from: str | None = None
     """Result directory in which the natural lengths were measured."""
 
-    @property
-    def content(self) -> bytes:
-        """The bytes of its JSON Lines."""
-        content = BytesIO()  # its bytes are not copied
-        content.writelines(encode(request) + b"\n" for request in self.requests)
-        return content.getvalue()
+    @cached_property
+    def requests(self) -> tuple[PreparedRequest, ...]:
+        """All of it in memory."""
+        return tuple(self)
+
+    def __iter__(self) -> Iterator[PreparedRequest]:
+        decode_lines, lines = msgspec.json.Decoder(PreparedRequest).decode_lines, BytesIO(self.content)
+        while some := lines.readlines(1 << 16):
+            yield from decode_lines(b"".join(some))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +246,7 @@ class RecordedLoad:
         return RecordedLoad(arrivals, self.prompt_tokens, self.output_tokens)
 
 
-_Chosen: TypeAlias = tuple[str, tuple[Prompt, ...], tuple[ResultWarning, ...]]
+_Chosen: TypeAlias = tuple[str, Sequence[Prompt], tuple[ResultWarning, ...]]
 
 
 def prepare_requests(
@@ -267,21 +272,21 @@ def prepare_requests(
     dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory(), tokenizer)
     if profile.workload.arrival.kind == "trace":
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
-    requests = tuple(_requests(profile, prompts, tokenizer))
+    requests: Iterable[PreparedRequest] = _requests(profile, prompts, tokenizer)
     if lengths_from is not None:
-        requests, num_cut = with_natural_lengths(requests, lengths_from, profile)
+        requests, num_cut = with_natural_lengths(tuple(requests), lengths_from, profile)
         if num_cut:
             message = (
                 f"{num_cut} of {len(requests)} natural lengths are those of answers that max_tokens cut, which "
                 "would have been longer; raise workload.max_tokens where natural lengths are measured"
             )
             warnings = (*warnings, ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY))
-    digest = hashlib.sha256()
-    for request in requests:
-        digest.update(encode(request) + b"\n")
+    lines = BytesIO()
+    lines.writelines(encode(request) + b"\n" for request in requests)
+    content = lines.getvalue()
     return PreparedSet(
-        requests=requests,
-        sha256=digest.hexdigest(),
+        content=content,
+        sha256=hashlib.sha256(content).hexdigest(),
         dataset=dataset,
         warnings=warnings,
         lengths_from=None if lengths_from is None else str(lengths_from),
@@ -349,7 +354,7 @@ def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: 
     return "generated", generated_prompts(workload.num_prompts, seed), (warning,)
 
 
-def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenizer) -> Iterator[PreparedRequest]:
+def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Iterator[PreparedRequest]:
     workload = profile.workload
     as_one = workload.samples_as == "one-request"
     copies = 1 if as_one else workload.samples_per_prompt
@@ -378,7 +383,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenize
             )
 
 
-def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed: int) -> tuple[int, ...]:
+def _offsets_ns(arrival: Arrival, prompts: Sequence[Prompt], copies: int, seed: int) -> tuple[int, ...]:
     """Arrival of each request; the samples of a prompt share its recorded arrival."""
     if arrival.kind != "trace":
         return arrival_offsets_ns(arrival, len(prompts) * copies, named_stream(seed, "arrival"))
@@ -393,7 +398,7 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
     return tuple(offset for offset in trace_offsets_ns(recorded, arrival.speedup) for _ in range(copies))
 
 
-def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...]:
+def _max_tokens(profile: Profile, prompts: Sequence[Prompt]) -> tuple[int, ...]:
     """Output limit of each prompt, the same for all its samples so that both ways of sampling ask equal work."""
     workload = profile.workload
     if profile.stop != "forced":

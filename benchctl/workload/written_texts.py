@@ -13,10 +13,13 @@ GPT-4o. Smaller vocabularies have a token for some of them, or only for characte
 
 import random
 import string
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from benchctl.errors import ProfileError
 from benchctl.records.record import Message
@@ -31,6 +34,8 @@ WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="a
 _BLOCK: Final = 25
 """Words that are tried together: one text each, so that a tokenizer behind HTTP is asked 80 times and no more."""
 _NUM_CHARACTERS_TRIED: Final = 256
+_AT_ONCE: Final = 1024
+"""Prompts that are counted together: a few calls, and little memory."""
 _CHARACTERS: Final = (string.ascii_lowercase + string.digits, string.digits, string.ascii_lowercase)
 
 
@@ -104,8 +109,8 @@ class WrittenText:
     num_tokens: int
 
 
-def write_texts(plans: Iterable[Plan], count: Count) -> dict[Plan, WrittenText]:
-    """A text for each plan, of as many tokens as it has numbers by ``count``.
+def write_texts(plans: Iterable[Plan], count: Count, alphabet: Alphabet) -> dict[Plan, WrittenText]:
+    """A text for each plan, of as many tokens as it has numbers by ``count``, whose alphabet this is.
 
     Laws: each text depends on its own plan alone, and plans that share a beginning give texts that share theirs. A
     text that cannot be made exact is as near as was found and says its true length. Raises ProfileError for a plan
@@ -114,22 +119,19 @@ def write_texts(plans: Iterable[Plan], count: Count) -> dict[Plan, WrittenText]:
     distinct = list(dict.fromkeys(plans))
     if not distinct:
         return {}
-    alphabet = alphabet_of(count)
     num_added = _num_added(alphabet, distinct, count)
     lengths = {plan: len(plan) - num_added for plan in distinct}
     texts: dict[Plan, WrittenText] = {}
     # Lengths are adjusted four times; the alphabet makes nearly all texts exact at once
     for _ in range(5):
         latest = _counted(alphabet, lengths, count)
-        texts |= {plan: _nearest(plan, (texts.get(plan, text), text)) for plan, text in latest.items()}
-        lengths = {
-            plan: max(lengths[plan] + len(plan) - text.num_tokens, 1)
-            for plan, text in latest.items()
-            if texts[plan].num_tokens != len(plan)
-        }
+        inexact = {plan: text for plan, text in latest.items() if text.num_tokens != len(plan)}
+        nearest = {plan: _nearest(plan, (texts.get(plan, text), text)) for plan, text in inexact.items()}
+        texts |= latest | nearest
+        lengths = {plan: max(lengths[plan] + len(plan) - text.num_tokens, 1) for plan, text in inexact.items()}
         if not lengths:
             return texts
-    return texts | _with_other_endings({plan: texts[plan] for plan in lengths}, count)
+    return texts | _with_other_endings(nearest, count)
 
 
 def _num_added(alphabet: Alphabet, plans: Sequence[Plan], count: Count) -> int:
@@ -171,33 +173,37 @@ def _with_other_endings(texts: dict[Plan, WrittenText], count: Count) -> dict[Pl
     }
 
 
-def counted_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, *, chat: bool) -> tuple[Prompt, ...]:
+def counted_prompts(prompts: Iterable[Prompt], tokenizer: Tokenizer, *, chat: bool) -> Iterator[Prompt]:
     """Each prompt as it is sent, planned ones written, with the tokens of its messages or its text.
 
-    ``chat`` sends plain text as one message of the user. All are counted in few calls. Raises ProfileError for a
-    planned length that leaves no text beside what the server adds.
+    ``chat`` sends plain text as one message of the user. Thousands are counted in few calls. Raises ProfileError
+    for a planned length that leaves no text beside what the server adds.
     """
 
     def count(texts: Sequence[str]) -> Sequence[int]:
         return tokenizer.count_chats([_user_chat(text) for text in texts]) if chat else tokenizer.count_texts(texts)
 
-    written = write_texts((prompt.token_numbers for prompt in prompts if prompt.token_numbers is not None), count)
-    texts = [prompt.text for prompt in prompts if prompt.text is not None and (chat or prompt.num_tokens is None)]
-    lengths = dict(zip(texts, count(texts), strict=True)) if texts else {}
-    chats = [prompt.messages for prompt in prompts if prompt.messages is not None]
-    chat_lengths = iter(tokenizer.count_chats(chats) if chats else ())
-    sent = []
-    for prompt in prompts:
-        if prompt.messages is not None:
-            sent.append(replace(prompt, num_tokens=next(chat_lengths)))
-            continue
-        text = prompt.text or ""
-        num_tokens = lengths.get(text, prompt.num_tokens)
-        if prompt.token_numbers is not None:
-            text, num_tokens = written[prompt.token_numbers].text, written[prompt.token_numbers].num_tokens
-        form = {"messages": _user_chat(text), "text": None} if chat else {"text": text}
-        sent.append(replace(prompt, token_numbers=None, num_tokens=num_tokens, **form))
-    return tuple(sent)
+    rest, alphabet = iter(prompts), None
+    while batch := tuple(islice(rest, _AT_ONCE)):
+        plans = [prompt.token_numbers for prompt in batch if prompt.token_numbers is not None]
+        if plans and alphabet is None:
+            alphabet = alphabet_of(count)
+        written = write_texts(plans, count, alphabet) if alphabet is not None else {}
+        texts = [prompt.text for prompt in batch if prompt.text is not None and (chat or prompt.num_tokens is None)]
+        lengths = dict(zip(texts, count(texts), strict=True)) if texts else {}
+        chats = [prompt.messages for prompt in batch if prompt.messages is not None]
+        chat_lengths = iter(tokenizer.count_chats(chats) if chats else ())
+        for prompt in batch:
+            if prompt.messages is not None:
+                yield replace(prompt, num_tokens=next(chat_lengths))
+                continue
+            text = prompt.text or ""
+            num_tokens = lengths.get(text, prompt.num_tokens)
+            if prompt.token_numbers is not None:
+                own = written[prompt.token_numbers]
+                text, num_tokens = own.text, own.num_tokens
+            form = {"messages": _user_chat(text), "text": None} if chat else {"text": text}
+            yield replace(prompt, token_numbers=None, num_tokens=num_tokens, **form)
 
 
 def _user_chat(text: str) -> tuple[Message, ...]:

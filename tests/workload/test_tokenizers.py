@@ -220,11 +220,12 @@ def kind(name):
 def test_any_tokenizer_counts_exactly_the_planned_length(kind_name: str, sizes: list[int], seed: int) -> None:
     tokenizer = kind(kind_name)
     plans = [numbers_of_prompt(size, i, seed) for i, size in enumerate(sizes)]
-    written = write_texts(plans, tokenizer.count_texts)
+    alphabet = alphabet_of(tokenizer.count_texts)
+    written = write_texts(plans, tokenizer.count_texts, alphabet)
     texts = [written[plan] for plan in plans]
     assert [text.num_tokens for text in texts] == sizes
     assert tokenizer.count_texts([text.text for text in texts]) == tuple(sizes)
-    assert write_texts(plans, tokenizer.count_texts) == written
+    assert write_texts(plans, tokenizer.count_texts, alphabet) == written
 
 
 @given(
@@ -238,8 +239,9 @@ def test_plans_that_share_a_beginning_give_texts_and_tokens_that_share_it(
 ) -> None:
     tokenizer = kind(kind_name)
     plans = [(*beginning, *tail) for tail in tails]
-    texts = [write_texts(plans, tokenizer.count_texts)[plan].text for plan in plans]
-    shared = alphabet_of(tokenizer.count_texts).text(beginning)
+    alphabet = alphabet_of(tokenizer.count_texts)
+    texts = [write_texts(plans, tokenizer.count_texts, alphabet)[plan].text for plan in plans]
+    shared = alphabet.text(beginning)
     assert all(text.startswith(shared) for text in texts)
     if isinstance(tokenizer, TrainedTokenizer):
         ids = [tokenizer.ids(text)[: len(beginning)] for text in texts]
@@ -250,7 +252,7 @@ def test_plans_that_share_a_beginning_give_texts_and_tokens_that_share_it(
 @settings(max_examples=20)
 def test_a_planned_length_of_a_chat_includes_the_template(kind_name: str, sizes: list[int]) -> None:
     tokenizer = kind(kind_name)
-    counted = counted_prompts([planned(size, i) for i, size in enumerate(sizes)], tokenizer, chat=True)
+    counted = list(counted_prompts([planned(size, i) for i, size in enumerate(sizes)], tokenizer, chat=True))
     assert [prompt.num_tokens for prompt in counted] == sizes
     assert all(prompt.text is None and [turn.role for turn in prompt.messages] == ["user"] for prompt in counted)
     assert tokenizer.count_chats([prompt.messages for prompt in counted]) == tuple(sizes)
@@ -263,7 +265,7 @@ def planned(size: int, index: int = 0) -> Prompt:
 @pytest.mark.parametrize("kind_name", sorted(set(KINDS) - {"estimate"}))
 def test_few_calls_and_few_texts_are_counted_however_many_prompts(kind_name: str) -> None:
     tokenizer = KINDS[kind_name]()
-    write_texts([numbers_of_prompt(100, i, seed=0) for i in range(500)], tokenizer.count_texts)
+    list(counted_prompts([planned(100, i) for i in range(500)], tokenizer, chat=False))
     assert len(tokenizer.calls) <= 12
     assert sum(tokenizer.calls) < 2500 + 2 * 500
 
@@ -273,6 +275,6 @@ def test_a_length_that_a_template_fills_by_itself_names_the_least() -> None:
     (template,) = tokenizer.count_chats([[]])
     message = r"planned with 7 tokens, but the server adds (\d+) .*plan at least (\d+).*workload\.chat"
     with pytest.raises(ProfileError, match=message) as raised:
-        counted_prompts([planned(7)], tokenizer, chat=True)
+        next(counted_prompts([planned(7)], tokenizer, chat=True))
     least = int(str(raised.value).partition("at least ")[2].split(",")[0])
-    assert counted_prompts([planned(least)], tokenizer, chat=True)[0].num_tokens == least > template
+    assert next(counted_prompts([planned(least)], tokenizer, chat=True)).num_tokens == least > template

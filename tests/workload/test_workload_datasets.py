@@ -96,7 +96,7 @@ def test_the_real_files_are_the_pinned_ones_with_prompts_as_long_as_published():
     # 102 to 106 tokens a prompt over the first 50 questions is what was measured with Qwen's tokenizer.
     counts = Estimate().count_chats([prompt.messages for prompt in gsm8k[:50]])
     assert sum(counts) / 50 == pytest.approx(104, abs=2)
-    counted = counted_prompts(replay, Estimate(), chat=False)
+    counted = list(counted_prompts(replay, Estimate(), chat=False))
     assert [prompt.num_tokens for prompt in counted] == [len(prompt.token_numbers) for prompt in replay]
     assert sum(prompt.num_tokens for prompt in counted) == 257_239
     assert max(prompt.arrival_ns for prompt in azure) < 3600 * 10**9  # an hour

@@ -202,14 +202,14 @@ def load(options: LoadOptions) -> None:
     origin = Origin(output_root=RESULTS, directory=options.output, label=options.label, argv=argv)
     with tokenizer_for(profile) as tokenizer:
         prepared = prepare_counted(profile, tokenizer)
-    engine.check_requests(prepared.requests, settings)
-    refuse_certain(shortfalls(profile, size_of(prepared.requests), options.output or RESULTS))
+    engine.check_requests(prepared, settings)
+    size = size_of(prepared)
+    refuse_certain(shortfalls(profile, size, options.output or RESULTS))
     results = create_load_directory(profile, prepared, origin)
-    num_requests = len(prepared.requests)
     del prepared  # the load reads its requests from the file, one at a time
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
     is_drawn = has_room_for_bars(is_quiet=options.as_json)
-    requests = bar(total=num_requests, desc="requests", unit="req", leave=False) if is_drawn else None
+    requests = bar(total=size.num_requests, desc="requests", unit="req", leave=False) if is_drawn else None
 
     def advance(num_ended: int) -> None:
         if requests is not None:

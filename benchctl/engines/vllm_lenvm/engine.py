@@ -15,7 +15,7 @@
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,7 +159,7 @@ class VllmLenvmEngine(VllmEngine):
         _require_model(settings.model)
         super().check_available(settings)
 
-    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    def check_requests(self, requests: Iterable[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance that the server would refuse, and for lengths beyond its context."""
         top_k, is_greedy = settings.sampling.top_k, settings.sampling.temperature == 0
         if settings.guidance is not None and not is_greedy and not 1 <= top_k <= MAX_CANDIDATES:

@@ -44,8 +44,7 @@ Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt with everything that its data set records.
 
     Exactly one of ``messages``, ``text`` and ``token_numbers`` is set; ``token_numbers`` has a number for each
@@ -155,7 +154,9 @@ def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
     for lap in count(1):
         for prompt in prompts:
             arrival_ns = None if prompt.arrival_ns is None else prompt.arrival_ns + lap * period_ns
-            yield replace(prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns)
+            yield msgspec.structs.replace(
+                prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns
+            )
 
 
 def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
@@ -202,7 +203,7 @@ class MadeDataset:
     """
 
     meaning: str
-    make: Callable[[Workload, int], tuple[Prompt, ...]]
+    make: Callable[[Workload, int], Sequence[Prompt]]
     needs_input_len: bool = False
 
 

@@ -6,10 +6,10 @@ it; words such as "half" or "twice" stand for themselves.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
@@ -19,20 +19,28 @@ from benchctl.workload.datasets.published import question_prompt
 from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt
 
 
-def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
+@dataclass(frozen=True, slots=True)
+class SyntheticPrompts(Sequence[Prompt]):
+    """Prompts of these lengths. Each is made when it is taken: its numbers take much more memory than its text."""
+
+    lengths: tuple[int, ...]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: Any) -> Any:
+        numbers = numbers_of_prompt(self.lengths[i], i, self.seed)
+        return Prompt(prompt_id=f"synthetic-{i:05d}", source=f"synthetic:{i}", token_numbers=numbers)
+
+
+def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> SyntheticPrompts:
     """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
-    lengths = named_stream(seed, "input-len")
-    return tuple(
-        Prompt(
-            prompt_id=f"synthetic-{i:05d}",
-            source=f"synthetic:{i}",
-            token_numbers=numbers_of_prompt(num_tokens, i, seed),
-        )
-        for i, num_tokens in enumerate(islice(draw_lengths(input_len, lengths), num_prompts))
-    )
+    lengths = draw_lengths(input_len, named_stream(seed, "input-len"))
+    return SyntheticPrompts(tuple(islice(lengths, num_prompts)), seed)
 
 
-def _synthetic(workload: Workload, seed: int) -> tuple[Prompt, ...]:
+def _synthetic(workload: Workload, seed: int) -> SyntheticPrompts:
     if workload.input_len is None:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
     return synthetic_prompts(workload.input_len, workload.num_prompts, seed)
