@@ -165,6 +165,32 @@ def test_a_path_has_one_method_and_a_body_is_limited(server: SimServer) -> None:
     assert server.client.get("/health").status_code == 200
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: sim\r\n"
+LAST = HEALTH + b"Connection: close\r\n\r\n"
+TOKENIZE = b"POST /tokenize HTTP/1.1\r\nContent-Length: 17\r\nExpect: 100-continue\r\n\r\n"
+BYTES = {
+    "requests that come together are answered in turn": (HEALTH + b"\r\n" + LAST, [b"200", b"200"]),
+    "a client may wait for a word before its body": (
+        TOKENIZE + b'{"prompt": "one"}' + LAST,
+        [b"100", b"200", b"200"],
+    ),
+    "an old client is left after one answer": (b"GET /v1/models HTTP/1.0\r\n\r\n", [b"200"]),
+    "another protocol is not spoken": (HEALTH + b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n", [b"200"]),
+    "what is no request is refused": (b"good morning\r\n\r\n", [b"400"]),
+    "a header is asked for without its body": (LAST.replace(b"GET /health", b"HEAD /v1/models"), [b"200"]),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_a_connection_is_served_as_http_1_1_says(server: SimServer, case: str) -> None:
+    sent, statuses = BYTES[case]
+    with socket.create_connection(("127.0.0.1", server.client.base_url.port)) as client:
+        client.sendall(sent)
+        received = b"".join(iter(lambda: client.recv(65536), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == statuses
+    assert received.endswith(b"\r\n\r\n") or b"HEAD" not in sent
+
+
 def test_a_client_that_leaves_frees_its_place(server: SimServer) -> None:
     def num_aborted() -> float:
         page = server.client.get("/metrics").text

@@ -28,7 +28,7 @@ from benchctl.sim.http.api import (
     count_prompt,
     request_from,
 )
-from benchctl.sim.http.asgi import MOST_BYTES, Answer, HttpRequest, HttpResponse, connections
+from benchctl.sim.http.connection import MOST_BYTES, Answer, Connection, HttpRequest, HttpResponse
 from benchctl.sim.http.driver import Driver
 from benchctl.units import NS_PER_S
 
@@ -64,7 +64,7 @@ class Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
         try:
-            listening = await loop.create_server(connections(self._answer), host, port, backlog=128)
+            listening = await loop.create_server(partial(Connection, self._answer), host, port, backlog=128)
         except OSError as error:
             reason = "address already in use" if error.errno == errno.EADDRINUSE else str(error)
             log.error("cannot listen on %s port %d: %s", host, port, reason)  # noqa: TRY400 - one clear line
