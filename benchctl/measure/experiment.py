@@ -52,7 +52,7 @@ from benchctl.records.record import (
     RunRecord,
     StoppingRecord,
 )
-from benchctl.records.schema import GpuInfo, ResultWarning, RunState
+from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
 from benchctl.sim.predict import profile_draft_warnings
@@ -364,6 +364,4 @@ def is_comparable_here(profile: Profile, record: RunRecord) -> bool:
     return record.node.name == node_name() and devices == {gpu.uuid for gpu in record.node.gpus}
 
 
-@cache
-def _inventory(visible: str | None) -> tuple[GpuInfo, ...]:
-    return gpu_inventory(visible)
+_inventory: Final = cache(gpu_inventory)

@@ -60,7 +60,12 @@ def this_node(gpus: Sequence[NodeGpu] = (), build: Mapping[str, str] = _NO_BUILD
     What the system does not tell is absent. The first call reads the system, later ones take microseconds.
     """
     return msgspec.structs.replace(
-        _machine(), name=node_name(), job=job_name(), cores=usable_cores(), gpus=tuple(gpus), build=dict(build)
+        _machine(),
+        name=node_name(),
+        job=job_name(),
+        cores=number_ranges(frozenset(os.sched_getaffinity(0))),
+        gpus=tuple(gpus),
+        build=dict(build),
     )
 
 
@@ -85,11 +90,6 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
         return None
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match[1].strip() if match else None
-
-
-def usable_cores() -> str:
-    """The cores that this process may use, such as ``0-7,16-23``."""
-    return number_ranges(frozenset(os.sched_getaffinity(0)))
 
 
 _PACKAGES: Final = (

@@ -112,7 +112,15 @@ def count_prompt(body: TokenizeBody) -> int:
 
 
 def _chat_pieces(messages: Items[ChatMessage]) -> list[str]:
-    return tokenize_chat(Message(role=message.role, content=_content(message)) for message in messages)
+    return tokenize_chat(
+        Message(
+            role=message.role,
+            content=message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content),
+        )
+        for message in messages
+    )
 
 
 def _pieces(body: CompletionBody | ChatBody) -> Items[str]:
@@ -137,12 +145,6 @@ def _static_tokens(pieces: Items[str], config: SimConfig) -> int:
     num_tokens = static_prefixes(config.cached_prompts, config.cached_prompt_tokens).match(pieces)
     # Only llm-mock computes nothing for a prompt that its cache has: the last token's logits are needed.
     return num_tokens if config.cost_model == "llm-mock" else min(num_tokens, len(pieces) - 1)
-
-
-def _content(message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text for part in message.content)
 
 
 def _max_tokens(body: CompletionBody | ChatBody, prompt: Prompt, config: SimConfig) -> int:

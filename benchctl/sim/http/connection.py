@@ -4,7 +4,6 @@ Not by a web framework or a server's library, which take longer to import than a
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from http import HTTPStatus
@@ -13,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 import httptools
 import msgspec
-
-log = logging.getLogger("benchctl.sim")
 
 MOST_BYTES: Final = 64 << 20
 """Size of the body of a request; of a larger one no more is kept than shows that it is larger."""
@@ -44,34 +41,28 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answer: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
-_FAILED: Final = HttpResponse(status=500, content_type="text/plain; charset=utf-8", body=b"Internal Server Error")
 _INVALID: Final = (
     b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 29\r\n\r\nThis request is no HTTP/1.1.\n"
 )
 
 
 class Connection(asyncio.Protocol):
-    """The requests of one client, answered in their order; an answer ends where the client leaves."""
+    """The requests of one client, answered in their order; an answer ends where the client leaves.
+
+    What a client does not read waits in its transport: steps go on without it.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer: Final = answer
         self._parser: Final[Any] = httptools.HttpRequestParser(self)
         self._requests: Final = asyncio.Queue[HttpRequest]()
-        self._has_room: Final = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-        self._has_room.set()
         self._serving = asyncio.create_task(self._serve())
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the client has left, whatever the reason
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - gone is gone
         self._serving.cancel()
-
-    def pause_writing(self) -> None:
-        self._has_room.clear()
-
-    def resume_writing(self) -> None:
-        self._has_room.set()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -114,28 +105,23 @@ class Connection(asyncio.Protocol):
         try:
             while keeps_open:
                 request = await self._requests.get()
-                try:
-                    response = await self._answer(request)
-                except Exception:
-                    log.exception("error at %s %s", request.method, request.path)
-                    response = _FAILED
                 keeps_open = request.keeps_open
-                await self._send(response, has_body=request.method != "HEAD", keeps_open=keeps_open)
+                await self._send(await self._answer(request), request)
         finally:
             self._transport.close()
 
-    async def _send(self, response: HttpResponse, *, has_body: bool, keeps_open: bool) -> None:
-        pieces, write, status = response.pieces, self._transport.write, HTTPStatus(response.status)
+    async def _send(self, response: HttpResponse, request: HttpRequest) -> None:
+        pieces, write = response.pieces, self._transport.write
         length = {"content-length": len(response.body)} if pieces is None else {"transfer-encoding": "chunked"}
-        end = {} if keeps_open else {"connection": "close"}
+        end = {} if request.keeps_open else {"connection": "close"}
         fields = {"content-type": response.content_type, **response.headers, **length, **end}
         lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
-        write(f"HTTP/1.1 {response.status} {status.phrase}\r\n{''.join(lines)}\r\n".encode("latin-1"))
+        phrase = HTTPStatus(response.status).phrase
+        write(f"HTTP/1.1 {response.status} {phrase}\r\n{''.join(lines)}\r\n".encode("latin-1"))
         if pieces is None:
-            write(response.body if has_body else b"")
+            write(b"" if request.method == "HEAD" else response.body)
             return
         async with aclosing(pieces):
             async for piece in pieces:
-                await self._has_room.wait()
                 write(b"%x\r\n%b\r\n" % (len(piece), piece))
         write(b"0\r\n\r\n")
