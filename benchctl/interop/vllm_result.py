@@ -9,13 +9,12 @@ other file of that name; a column that is null in every run, such as the p99 of 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     e2el_ns,
     is_completed,
-    itls_ns,
     measured,
     ms_or_none,
     standard_deviation,
@@ -27,6 +26,9 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.units import NS_PER_S, s_from_ns
+
+if TYPE_CHECKING:
+    from benchctl.records.columns import Integers
 
 _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "time_scale")
 
@@ -113,13 +115,15 @@ def total_throughput(metrics: Mapping[str, float | None]) -> float | None:
 
 def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]:
     """One entry for each request, failed ones included, in the order of the request set."""
+    from benchctl.analysis.metrics.chunks import chunks_of  # noqa: PLC0415 - numpy; a load's schedule needs none
+
     ordered = sorted(requests, key=lambda request: request.index)
     first = min((request.sent_ns for request in ordered if request.sent_ns is not None), default=None)
     return {
         "input_lens": [request.prompt_tokens for request in ordered],
         "output_lens": [request.completion_tokens for request in ordered],
         "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
-        "itls": [_gaps_s(request, factor) for request in ordered],
+        "itls": [_gaps_s(gaps_ns, factor) for gaps_ns in chunks_of(ordered).gaps_of_requests],
         "latencies": [_scaled_s(e2el_ns(request), factor) for request in ordered],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
@@ -129,10 +133,10 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
     }
 
 
-def _gaps_s(request: RequestRecord, factor: float) -> list[float]:
+def _gaps_s(gaps_ns: "Integers", factor: float) -> list[float]:
     if factor == 1:
-        return [gap_ns / NS_PER_S for gap_ns in itls_ns(request)]  # whole nanoseconds need no rounding
-    return [_seconds(gap_ns * factor) for gap_ns in itls_ns(request)]
+        return (gaps_ns / NS_PER_S).tolist()  # whole nanoseconds need no rounding
+    return [_seconds(gap_ns * factor) for gap_ns in gaps_ns.tolist()]
 
 
 def _scaled_s(duration_ns: float | None, factor: float) -> float | None:

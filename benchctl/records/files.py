@@ -122,14 +122,14 @@ def document_bytes(record: object) -> bytes:
     return msgspec.json.format(encode(record), indent=1) + b"\n"
 
 
-def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:
-    """Replace ``path`` in one step with ``content``, on disk before the name changes.
+def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None, is_derived: bool = False) -> None:
+    """Replace ``path`` in one step with ``content``, on disk before the name changes unless it ``is_derived``.
 
     No link leads the path out of ``within``, by default its folder, which the user named. Raises RecordError where
     a directory of that name is ``within`` one.
     """
     try:
-        replace_file(path, content, within=within or path.parent)
+        replace_file(path, content, within=within or path.parent, is_derived=is_derived)
     except IsADirectoryError as error:
         if within is None:
             raise

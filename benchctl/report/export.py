@@ -113,7 +113,7 @@ def write_derived(analysis: AnalyzedExperiment, draw: Draw, directory: Path | No
     drawn = [chart for chart in charts if chart.file and chart.spec and no_pictures is None]
     pictures = {f"plots/{chart.file}": draw(chart) for chart in drawn}
     written = tuple(_write(root, name, content) for name, content in _contents(analysis, verdict, page_charts))
-    if root == analysis.results.path:
+    if root == analysis.results.path and not pictures:  # else with them
         record_derived(root, written)
     return ReportFiles(
         root=root,
@@ -148,7 +148,7 @@ def _contents(
 def _write(root: Path, name: str, content: bytes) -> Path:
     path = root / name
     make_folder(path.parent, within=root)
-    write_bytes_atomic(path, content, within=root)
+    write_bytes_atomic(path, content, within=root, is_derived=True)
     return path
 
 

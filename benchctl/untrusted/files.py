@@ -136,9 +136,10 @@ def make_folder(path: Path, *, within: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def replace_file(path: Path, content: bytes, *, within: Path) -> None:
+def replace_file(path: Path, content: bytes, *, within: Path, is_derived: bool = False) -> None:
     """Replace a file in one step with ``content``, on disk before the name changes.
 
+    A derived file can be written again, so the system decides when it is on disk: to wait takes milliseconds.
     Other processes may replace the same file meanwhile. Raises OutsideError when a folder on the way is a link,
     OSError naming ``path`` as ``write`` and ``rename`` do. A device is not replaced.
     """
@@ -151,7 +152,8 @@ def replace_file(path: Path, content: bytes, *, within: Path) -> None:
         with unnamed.open("xb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if not is_derived:
+                os.fsync(file.fileno())
         unnamed.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

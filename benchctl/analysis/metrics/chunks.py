@@ -65,6 +65,12 @@ class Chunks:
         return self.of_gaps(gaps_ns)
 
     @property
+    def gaps_of_requests(self) -> list[Integers]:
+        """The gaps of each request, one choice after the other."""
+        ends = np.bincount(self.requests_of_gaps, minlength=len(self.requests)).cumsum()
+        return np.split(self.gaps_ns(self.t_ns, self.t_ns), ends[:-1]) if len(ends) else []
+
+    @property
     def num_simultaneous(self) -> int:
         """Chunks that have the time of the chunk before."""
         return int((self.gaps_ns(self.t_ns, self.t_ns) == 0).sum())
