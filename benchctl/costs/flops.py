@@ -68,13 +68,6 @@ class OperatorFlops:
     def total(self) -> int:
         return self.linear + self.attention + self.head
 
-    def __add__(self, other: "OperatorFlops") -> "OperatorFlops":
-        return OperatorFlops(
-            linear=self.linear + other.linear,
-            attention=self.attention + other.attention,
-            head=self.head + other.head,
-        )
-
     def scaled(self, factor: float) -> "OperatorFlops":
         """Each operator times ``factor``, cut to a whole number as the published analysis does."""
         return OperatorFlops(
@@ -96,7 +89,12 @@ class FlopsAccount:
 
     def of(self, name: str) -> OperatorFlops:
         """FLOPs of one phase, or of all phases of the model ``base``, ``value`` or ``draft``."""
-        return sum((flops for phase, flops in self.phases.items() if phase.startswith(name)), OperatorFlops())
+        parts = [flops for phase, flops in self.phases.items() if phase.startswith(name)]
+        return OperatorFlops(
+            linear=sum(part.linear for part in parts),
+            attention=sum(part.attention for part in parts),
+            head=sum(part.head for part in parts),
+        )
 
     @property
     def total(self) -> int:

@@ -132,8 +132,8 @@ class StepColumns:
 def exact_sum(values: Integers, weights: Integers | None = None) -> int:
     """Sum of ``values``, or of their products with ``weights``, however large it is."""
     factors = [array for array in (values, weights) if array is not None]
-    largest = math.prod(max(-int(array.min()), int(array.max())) for array in factors) if len(values) else 0
-    if largest * len(values) < 2**63:
+    bounds = [int(np.bitwise_or.reduce(array)) for array in factors]  # no value is larger; below 0 where one is
+    if min(bounds) >= 0 and math.prod(bounds) * len(values) < 2**63:
         return int(values.sum() if weights is None else values @ weights)
     return sum(math.prod(products) for products in zip(*(array.tolist() for array in factors), strict=True))
 

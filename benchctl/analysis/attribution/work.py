@@ -131,8 +131,8 @@ def _counts(columns: StepColumns, names: Sequence[str]) -> list[Floats]:
     """Counts of all steps. Raises UsageError for one that is unknown."""
     counts = []
     for name in names:
-        values = value_count(columns, name) if name in _VALUE_COUNTS else columns.optional(name)
-        if values is None or np.isnan(values).any():
+        values = value_count(columns, name) if name in _VALUE_COUNTS else columns.known_values(name)
+        if values is None or not len(values) == len(columns) > 0:
             raise UsageError(f"the step log does not count {name} in every step")
         counts.append(values)
     return counts

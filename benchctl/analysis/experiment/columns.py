@@ -119,7 +119,7 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
         if section in section_ns:
             times_ms = section_ns[section][has_section[section]] / NS_PER_MS
             tails = percentiles(times_ms, len(times_ms), (50, 95))
-            total_ms = math.fsum(times_ms)
+            total_ms = math.fsum(times_ms.tolist())
             values = (total_ms / len(times_ms), tails[50], tails[95], total_ms, len(times_ms))
             columns |= {f"t_{section}_ms_{name}": value for name, value in zip(_STATISTICS, values, strict=True)}
     return columns

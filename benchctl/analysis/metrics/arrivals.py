@@ -180,10 +180,12 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     There no read was late, but a simulator that fell behind wrote tokens together: the gaps of a write, of which
     all but the first are 0, are taken as recorded and as equal, with the same mean.
     """
+    if run.record.is_simulated:
+        return {}
     completed = [request for request in measured(run.requests) if is_completed(request)]
     chunks = chunks_of(completed)
     t_ns = chunks.t_ns
-    if run.record.is_simulated or not chunks.num_simultaneous:
+    if not chunks.num_simultaneous:
         return {}
     latencies = early = chunks.latencies_ns(t_ns)
     low, high = dict(latencies), dict(latencies)

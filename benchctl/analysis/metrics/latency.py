@@ -7,6 +7,7 @@ Percentiles, and the number of independent values that a tail percentile needs b
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from operator import sub
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -123,6 +124,7 @@ TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
 
 
+@cache
 def smallest_sample(percent: float) -> int:
     """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100))."""
     return 1 if percent <= 50 else math.ceil(math.log(1 - TAIL_CONFIDENCE) / math.log(percent / 100))

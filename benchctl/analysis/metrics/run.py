@@ -105,14 +105,21 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
 def metrics_and_tails(
     run: LoadedRun, arrival: Arrival | None = None
 ) -> tuple[dict[str, float | None], dict[str, float]]:
-    """The metrics of a run, and the percentiles that its few requests do not bear out (``tails_of_few``)."""
+    """The metrics of a run, and percentiles of latencies that too few requests bear out: of these requests alone,
+    near the slowest of them.
+
+    The latter of virtual times alone, which no disturbance of a machine made longer; elsewhere they are unknown.
+    """
     requests = measured(run.requests)
     completed = tuple(request for request in requests if is_completed(request))
-    span, latencies = load_window_ns(run), latencies_ns(completed)
+    span, num_enough = load_window_ns(run), smallest_sample(max(PERCENTS)) if run.record.is_virtual else 0
+    latencies = latency_metrics(latencies_ns(completed), max(len(completed), num_enough), run.record.clock_factor)
+    of_few = tuple(f"p{percent}_" for percent in PERCENTS if smallest_sample(percent) > len(completed))
+    tails = {name: ms for name, ms in latencies.items() if name.startswith(of_few) and ms is not None}
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client, arrival),
-        **latency_metrics(latencies, len(completed), run.record.clock_factor),
+        **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,
         **gpu_metrics(
@@ -125,9 +132,9 @@ def metrics_and_tails(
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
         ),
     }
-    metrics |= dict.fromkeys(uncertain_metrics(run))
+    metrics |= dict.fromkeys((*tails, *uncertain_metrics(run)))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
-    return {name: metrics[name] for name in METRICS}, tails_of_few(run.record, latencies, len(completed))
+    return {name: metrics[name] for name in METRICS}, tails
 
 
 def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] | None:
@@ -193,25 +200,6 @@ def _load_metrics(
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
     }
-
-
-def tails_of_few(
-    record: RunRecord, latencies: Mapping[str, Sequence[float]], num_completed: int
-) -> dict[str, float]:
-    """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
-
-    Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
-    """
-    enough = smallest_sample(max(PERCENTS))
-    if not record.is_virtual or num_completed >= enough:
-        return {}
-    of_few = [percent for percent in PERCENTS if smallest_sample(percent) > num_completed]
-    tails = (
-        (f"p{percent}_{latency}_ms", ms_or_none(value, record.clock_factor))
-        for latency, durations_ns in latencies.items()
-        for percent, value in percentiles(durations_ns, enough, of_few).items()
-    )
-    return {name: value for name, value in tails if value is not None}
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:
