@@ -135,7 +135,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
 
 def _gaps_s(gaps_ns: "Integers", factor: float) -> list[float]:
     if factor == 1:
-        return (gaps_ns / NS_PER_S).tolist()  # whole nanoseconds need no rounding
+        return [*(gaps_ns / NS_PER_S).tolist()]  # whole nanoseconds need no rounding
     return [_seconds(gap_ns * factor) for gap_ns in gaps_ns.tolist()]
 
 

@@ -46,6 +46,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.client import client_metrics
 from benchctl.analysis.metrics.latency import measured
 from benchctl.profile.load import parse_profile
@@ -187,7 +188,7 @@ def own_words(results: Path) -> dict[str, Any]:
     read = load_results(results)
     (loaded,) = read.runs
     arrival = parse_profile(read.profile_yaml, str(results)).workload.arrival
-    idle = client_metrics(measured(loaded.requests), loaded.client, arrival)["slot_idle_frac"]
+    idle = client_metrics(chunks_of(measured(loaded.requests)), loaded.client, arrival)["slot_idle_frac"]
     codes = sorted({warning.code for warning in loaded.record.warnings})
     return {"says idle": idle, "by itself": " ".join([loaded.record.state, *codes])}
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.metrics.chunks import Chunks
 from benchctl.analysis.metrics.latency import (
     known_values,
     ms_or_none,
@@ -219,15 +220,13 @@ def offered_load(
 
 
 def client_metrics(
-    requests: Sequence[RequestRecord], samples: Sequence[ClientSample], arrival: Arrival | None
+    chunks: Chunks, samples: Sequence[ClientSample], arrival: Arrival | None
 ) -> dict[str, float | None]:
     """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule."""
-    from benchctl.analysis.metrics.chunks import chunks_of  # noqa: PLC0415 - numpy, after the load
-
+    requests = chunks.requests
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
     offered = None if arrival is None else offered_load(requests, arrival, occupancy)
     lags = known_values(map(send_lag_ns, requests))
-    chunks = chunks_of(requests)
     late, num_chunks = chunks.late_ns[chunks.late_ns >= 0], len(chunks.t_ns)
     gaps, connecting = (occupancy.gaps_ns, occupancy.connecting_ns) if occupancy else ((), ())
     lag, gap, connect, read = (percentiles(values, len(values)) for values in (lags, gaps, connecting, late))

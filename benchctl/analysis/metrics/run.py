@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
-from benchctl.analysis.metrics.chunks import latencies_ns
+from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
@@ -112,13 +112,16 @@ def metrics_and_tails(
     """
     requests = measured(run.requests)
     completed = tuple(request for request in requests if is_completed(request))
-    span, num_enough = load_window_ns(run), smallest_sample(max(PERCENTS)) if run.record.is_virtual else 0
-    latencies = latency_metrics(latencies_ns(completed), max(len(completed), num_enough), run.record.clock_factor)
+    chunks = chunks_of(requests)
+    answered = chunks if len(completed) == len(requests) else chunks_of(completed)
+    span, factor = load_window_ns(run), run.record.clock_factor
+    num_enough = smallest_sample(max(PERCENTS)) if run.record.is_virtual else 0
+    latencies = latency_metrics(answered.latencies_ns(answered.t_ns), max(len(completed), num_enough), factor)
     of_few = tuple(f"p{percent}_" for percent in PERCENTS if smallest_sample(percent) > len(completed))
     tails = {name: ms for name, ms in latencies.items() if name.startswith(of_few) and ms is not None}
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
-        **client_metrics(requests, run.client, arrival),
+        **client_metrics(chunks, run.client, arrival),
         **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,

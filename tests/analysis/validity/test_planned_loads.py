@@ -16,6 +16,7 @@ from support.results.comparing import compare_arms
 from test_client_guard import OPEN, run_of, sent
 
 from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.metrics.chunks import chunks_of as columns_of
 from benchctl.analysis.metrics.client import client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.run import load_figures
 from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
@@ -108,7 +109,7 @@ def test_loads_without_slots_to_fill_have_no_occupancy(arrival):
 def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_held():
     old = [msgspec.structs.replace(record, slot_free_ns=None) for record in closed_loop([100.0] * 40, 4, 50.0)]
     assert occupancy(old, 4) is occupancy([], 4) is None
-    assert {client_metrics(old, (), closed(4))[name] for name in OF_SLOTS} == {None}
+    assert {client_metrics(columns_of(old), (), closed(4))[name] for name in OF_SLOTS} == {None}
 
 
 @given(load=LOADS, shift_ns=st.integers(-(10**12), 10**12), late_ms=st.integers(0, 100), more_ms=st.integers(1, 50))
