@@ -2,6 +2,7 @@
 user's own stores of noise, durations, peaks and locks are neither read nor written. Sentences are not folded.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -17,6 +18,9 @@ settings.load_profile("untimed")
 # inherit that, and tests of interrupts would wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A worker imports a million objects, which stay: they are searched for cycles ten times, not a thousand times.
+gc.set_threshold(100_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +55,8 @@ def _server_processes() -> set[psutil.Process]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_server_is_left() -> Iterator[None]:
-    """No module of tests leaves a server behind."""
+    """No module of tests leaves a server behind, nor makes another search what it made for cycles."""
+    gc.freeze()
     before = _server_processes()
     yield
     _, left = psutil.wait_procs(list(_server_processes() - before), timeout=20)

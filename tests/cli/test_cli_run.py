@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from support.cli import (
+    WITH_PICTURES,
     WITHOUT_SERVERS,
     benchctl,
     document,
@@ -54,7 +55,7 @@ def line_after(text: str, begin: str) -> str:
 def _screening(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """A small finished experiment of two blocks, what ``run --json`` printed, and its stderr."""
     cwd = tmp_path_factory.mktemp("measured")
-    done = benchctl("run", *QUICK, "--json", cwd=cwd, HF_TOKEN=KEY, OPENAI_API_KEY=KEY)
+    done = benchctl("run", *QUICK, "--json", cwd=cwd, HF_TOKEN=KEY, OPENAI_API_KEY=KEY, **WITH_PICTURES)
     assert done.returncode == 0, done.stderr
     return only_result(cwd), json.loads(done.stdout), done.stderr
 
@@ -395,5 +396,7 @@ def test_no_folder_of_a_resumed_experiment_is_a_link(copy: Path) -> None:
     for entry in ("plots", "runs"):
         replace_entry(copy, entry, "a link to a file like it")
         before = tree_of(copy.parent, copy)
-        assert f"{copy / entry} is a link, not a directory" in refusal("run", "--resume", copy, "--quiet", code=4)
+        assert f"{copy / entry} is a link, not a directory" in refusal(
+            "run", "--resume", copy, "--quiet", code=4, **WITH_PICTURES
+        )
         assert tree_of(copy.parent, copy) == before

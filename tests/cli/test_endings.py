@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import typer
-from support.cli import in_process
+from support.cli import NO_ROOM_FOR_PICTURES, in_process
 
 from benchctl.cli.app import COMMANDS, load_command
 from benchctl.errors import RunError, UsageError
@@ -212,7 +212,7 @@ STREAMS = "--set workload.num_prompts=64 --set workload.arrival.max_concurrency=
 def in_shell(line: str, cwd: Path, *, isolated: bool = False, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run a line of bash; ``isolated`` with mounts of its own, as root of them."""
     return subprocess.run(
-        [*(["unshare", "-rm"] if isolated else []), "bash", "-c", line],
+        [*(["unshare", "-rm"] if isolated else []), "bash", "-c", f"{NO_ROOM_FOR_PICTURES}; {line}"],
         cwd=cwd,
         env={
             **os.environ,

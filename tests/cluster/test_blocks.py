@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl, printed, refusal
+from support.cli import benchctl, printed, refusal
 from support.hostile_files import HOSTILE, write_hostile
 from support.results.builders import write_results
 from support.shared_directory import (
@@ -57,7 +57,7 @@ def test_no_block_a_stopping_rule_and_a_directory_of_one_process_are_refused_unt
     rule = ("--blocks", "12", "--until-precision", "1%", "--prepare")
     assert "leave out --until-precision" in refusal("run", "ci-smoke", *rule, "-o", ordinary)
     assert not ordinary.exists()
-    printed("run", "-p", tmp_path / "small.yaml", "-o", ordinary, "--blocks", "1", cwd=tmp_path, **WITHOUT_PICTURES)
+    printed("run", "-p", tmp_path / "small.yaml", "-o", ordinary, "--blocks", "1", cwd=tmp_path)
     assert not (ordinary / "blocks").exists()
     assert "has 1 block: 0; --block 1 is none" in refusal("run", "--block", 1, "--into", ordinary)
     assert f"'benchctl run --resume {ordinary} --prepare' first" in refusal("run", "--block", 0, "--into", ordinary)
@@ -148,7 +148,7 @@ def edit(results: ResultDirectory, index: int, **changes) -> None:
 
 
 def resume(path, *options):
-    return benchctl("run", "--resume", path, *options, cwd=path.parent, CI="1", **WITHOUT_PICTURES)
+    return benchctl("run", "--resume", path, *options, cwd=path.parent, CI="1")
 
 
 def test_a_block_of_another_host_is_left_alone_but_for_its_own_job_or_until_the_user_knows_better(tmp_path):

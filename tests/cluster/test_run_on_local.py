@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl, document, printed, refusal, started
+from support.cli import benchctl, document, printed, refusal, started
 from support.nvidia_smi import FakeSmi, devices
 from support.shared_directory import assert_whole, block_processes, loads, records, users
 from support.waiting import wait_until
@@ -37,15 +37,15 @@ def both_blocks(results: Path) -> bool:
 
 
 def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path: Path) -> None:
-    printed(*SMALL, "--blocks", "3", "--output", "one", cwd=tmp_path, **WITHOUT_PICTURES)
-    said = document(*SMALL, "--blocks", "3", *TWO, cwd=tmp_path, **WITHOUT_PICTURES)
-    assert said["runs"]["done"] == 6
+    printed(*SMALL, "--blocks", "2", "--output", "one", cwd=tmp_path)
+    said = document(*SMALL, "--blocks", "2", *TWO, cwd=tmp_path)
+    assert said["runs"]["done"] == 4
     alone, beside = tmp_path / "one", tmp_path / "experiment"
     for name in ("plan.json", "requests.jsonl"):
         assert (alone / name).read_bytes() == (beside / name).read_bytes()
     steps = {path.parent.name: path.read_bytes() for path in beside.glob("blocks/*/runs/*/steps.jsonl")}
     assert {path.parent.name: path.read_bytes() for path in alone.glob("runs/*/steps.jsonl")} == steps
-    assert len(steps) == 6
+    assert len(steps) == 4
     verdicts = []
     for path in (alone, beside):
         compared = benchctl("compare", f"{path}:baseline", f"{path}:guided", "--json")
@@ -80,7 +80,7 @@ def test_lost_processes_signals_and_the_end_of_the_command_cost_no_block(tmp_pat
     wait_until("the end of all", lambda: not users(results))
     assert "Traceback" not in error
     assert "benchctl run --resume experiment --on local --parallel 2" in error
-    printed(*resume, cwd=tmp_path, **WITHOUT_PICTURES)
+    printed(*resume, cwd=tmp_path)
     assert_whole(results)
     assert re.search("block 0: (2 done|1 done, 1 done before)", (results / "logs/b000.log").read_text())
 

@@ -12,7 +12,7 @@ from threading import Event
 
 import psutil
 import pytest
-from support.cli import WITHOUT_PICTURES, printed
+from support.cli import printed
 from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
@@ -106,7 +106,7 @@ def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_
     node = (platform.node(), (), {"benchctl": __version__})
     for command, expected in (("run", node), ("simulate", (None, None, None))):
         words = (command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small, "-o", command)
-        printed(*words, cwd=tmp_path, **WITHOUT_PICTURES)
+        printed(*words, cwd=tmp_path)
         nodes = [run.read().node for run in open_results(tmp_path / command).runs()]
         seen = [tuple(getattr(each, name, None) for name in ("name", "gpus", "build")) for each in nodes]
         assert seen == [expected] * 2

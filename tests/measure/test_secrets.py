@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from support.cli import WITHOUT_PICTURES, benchctl, in_process, printed
+from support.cli import benchctl, in_process, printed
 from support.servers.openai_server import OpenAIServer, SentRequest
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.stubborn_engine import SERVER, StubbornEngine
@@ -48,6 +48,7 @@ def _leaked(tmp_path, monkeypatch):
     def leaked(*flags, options=()):
         engine = Leaking(truth=tmp_path / "truth.jsonl", flags=flags, essential_processes=())
         monkeypatch.setattr("benchctl.engines.engine.load_name", lambda _: lambda: engine)
+        monkeypatch.setattr("benchctl.report.export.why_not_drawn", lambda: "a test does without")
         code, out, err = in_process("run", "--profile", "aa", "--blocks", "1", *words, *options)
         return code, out + err
 
@@ -122,7 +123,7 @@ def run(directory, url, *settings, blocks=2, **env):
     changes = (f"engine.options.url={url}", *PLAIN, f"blocks={blocks}", *settings)
     options = [word for setting in changes for word in ("--set", setting)]
     words = ("run", "--profile", "aa", "--engine", "attach", "--quiet", *options)
-    done = benchctl(*words, cwd=directory, **env, **WITHOUT_PICTURES)
+    done = benchctl(*words, cwd=directory, **env)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from support.cli import WITHOUT_PICTURES, only_result, printed
+from support.cli import only_result, printed
 from support.step_time import fitted_model
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
@@ -267,7 +267,7 @@ def test_a_cost_model_without_uncertainty_is_an_error_of_usage(fitted, tmp_path)
 
 def test_simulate_prints_the_intervals_and_keeps_them_in_the_directory(fitted, tmp_path):
     (tmp_path / "p.yaml").write_text(fitted)
-    said = printed("simulate", "-p", "p.yaml", "--draws", 5, "--quiet", cwd=tmp_path, **WITHOUT_PICTURES)
+    said = printed("simulate", "-p", "p.yaml", "--draws", 5, "--quiet", cwd=tmp_path)
     assert "Predicted, with the interval of 90% of 5 draws of the fit" in said
     (arm,) = json.loads((only_result(tmp_path) / "predictions.json").read_text())["predictions"]
     assert arm["arm"] == "baseline"
@@ -280,7 +280,7 @@ def _sweep(tmp_path_factory: pytest.TempPathFactory) -> AnalyzedExperiment:
     path = tmp_path_factory.mktemp("bonus-tokens")
     settings = ("workload.num_prompts=8", "workload.output_len=256", f"sweep.num_speculative_tokens={list(DRAFTS)}")
     words = [word for setting in settings for word in ("--set", setting)]
-    printed("simulate", "--profile", "bonus-tokens", "--quiet", *words, cwd=path, **WITHOUT_PICTURES)
+    printed("simulate", "--profile", "bonus-tokens", "--quiet", *words, cwd=path)
     return analyze_directory(only_result(path))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import preloaded_directory
+from support.cli import WITHOUT_PICTURES, WITHOUT_SERVERS, preloaded_directory
 
 ROOT = Path(__file__).parent.parent.parent
 TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
@@ -26,6 +26,14 @@ DOCUMENTS = ["README.md", "docs/comparing.md", "docs/interop.md", "docs/noise.md
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep --set sweep.top_k=[1,2]", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
+
+MEASURED = {
+    "README.md": WITHOUT_PICTURES,
+    "docs/noise.md": WITHOUT_PICTURES,
+    "docs/tasks/running-server.md": WITHOUT_PICTURES,
+    "docs/tasks/figures.md": {},
+}
+"""Pages whose runs have servers, or that show pictures; runs of the others take place in virtual time."""
 
 NEEDS_TORCH = {"docs/tasks/micro-benchmarks.md"}
 
@@ -121,6 +129,7 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name, sandbox):
     if name in NEEDS_TORCH:
         skip_without_torch()
     directory, env = sandbox
+    env |= MEASURED.get(name, WITHOUT_SERVERS)
     for command in commands_of(ROOT / name):
         done = subprocess.run(
             ["bash", "-c", STANDS_FOR.get(command.line, command.line)],

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from support.cli import WITHOUT_SERVERS, preloaded_directory
+from support.cli import WITHOUT_PICTURES, WITHOUT_SERVERS, preloaded_directory
 from support.waiting import wait_until
 
 from benchctl.cli.app import load_command
@@ -44,7 +44,7 @@ def smoke(cwd, *arguments, **env):
     program.chmod(0o755)
     path = os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     settings = {"PATH": path, "ENGINE": "sim-exact", "BLOCKS": "6", "CUDA_VISIBLE_DEVICES": "", **env}
-    argv, env = [ROOT / "scripts" / "gpu_smoke.sh", *arguments], os.environ | settings
+    argv, env = [ROOT / "scripts" / "gpu_smoke.sh", *arguments], os.environ | WITHOUT_PICTURES | settings
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -315,6 +315,7 @@ def test_the_client_bench_measures_each_tool_and_names_what_is_missing_or_failed
     assert ours["by itself"].split()[0] in {"done", "suspect"}
 
 
+@pytest.mark.nightly
 def test_the_analysis_bench_reads_large_directories_beside_the_least_that_it_would_take(tmp_path):
     small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--steps", 3200, "--batch", 1, "--runs", 16]
     small += ["--run-steps", 50, "--sweep-blocks", 1, "--prompts", 2]

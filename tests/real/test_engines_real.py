@@ -138,7 +138,7 @@ engine:
     # Random weights may fill an answer with white space, which is JSON between tokens, and never end the document.
     extra_args: [--structured-outputs-config, '{"backend": "xgrammar", "disable_any_whitespace": true}']
 model: MODELS/base
-workload: {num_prompts: 4, output_len: 96}
+workload: {num_prompts: 2, output_len: 96}
 variants:
   baseline: {request: {extra_body: {priority: 0, no_such_field: 1}}}
   adapter: {request: {model: adapter}}
@@ -160,7 +160,7 @@ def test_a_vllm_server_answers_as_the_fields_of_each_variant_say(tmp_path):
         }
 
         async def unknown_fields():
-            async with httpx.AsyncClient(base_url=client.base_url) as control:
+            async with httpx.AsyncClient(base_url=client.base_url, timeout=client.timeout) as control:
                 return list(await undescribed_fields(control, variants["baseline"].request.extra_body))
 
         assert asyncio.run(unknown_fields()) == ["no_such_field"]

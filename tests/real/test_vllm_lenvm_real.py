@@ -248,6 +248,7 @@ def _drawn(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.nightly  # of the model runner that servers use where they are told to
 def test_tokens_are_drawn_from_the_guided_distribution_itself(drawn):
     seen = Counter(token for row in drawn[:ROWS] for token in row)
     law = expected(SCALE)
@@ -260,6 +261,7 @@ def test_tokens_are_drawn_from_the_guided_distribution_itself(drawn):
     assert chisquare(observed, untilted).pvalue < 1e-6, "so many draws do not tell the two laws apart"
 
 
+@pytest.mark.nightly
 def test_filters_cut_once_unguided_requests_are_sampled_as_ever_and_what_does_not_exist_is_refused(drawn):
     # The tilt makes the last candidate of top_p more likely than the filter would leave it.
     assert max(expected(SCALE)) in {token for row in drawn[:ROWS] for token in row}

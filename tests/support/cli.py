@@ -18,8 +18,11 @@ from benchctl.cli import _run
 
 WITHOUT_PICTURES = {"BENCHCTL_TEST_WITHOUT_PICTURES": "1"}
 """Leaves out the pictures of an experiment, which take a second or two."""
+WITH_PICTURES = {"BENCHCTL_TEST_WITHOUT_PICTURES": ""}
 WITHOUT_SERVERS = {"BENCHCTL_TEST_WITHOUT_SERVERS": "1", **WITHOUT_PICTURES}
 """For tests of what is around the runs of an experiment: ``run`` simulates them in virtual time, in a moment."""
+NO_ROOM_FOR_PICTURES = "ulimit -v 60000000"
+"""For a shell: less address space than what draws pictures reserves, for commands in new interpreters."""
 _PROGRAMS = Path(__file__).parent / "servers" / "programs"
 
 
@@ -30,11 +33,12 @@ def benchctl(
 
     The command has a process, signals, streams and an exit code of its own, as from a shell; only its modules are
     loaded before. Tests of the start, of the interpreter and of interrupts start a new interpreter instead.
+    An experiment has no pictures unless ``env`` has WITH_PICTURES.
     """
     return subprocess.run(
         [str(preloaded_directory() / "benchctl"), *map(str, args)],
         cwd=cwd,
-        env={**os.environ, **(plain_environment(cwd) if cwd else {}), **env},
+        env={**os.environ, **(plain_environment(cwd) if cwd else {}), **WITHOUT_PICTURES, **env},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -110,9 +114,12 @@ def plain_environment(cwd: Path) -> dict[str, str]:
 
 @contextmanager
 def started(*args: object, cwd: Path, **env: str) -> Iterator["subprocess.Popen[str]"]:
-    """``benchctl ARGS`` in a new interpreter and in a session of its own; killed where it still runs at the end."""
+    """``benchctl ARGS`` in a new interpreter and in a session of its own; killed where it still runs at the end.
+
+    Its memory is limited so that it draws no pictures.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchctl", *map(str, args)],
+        ["sh", "-c", f'{NO_ROOM_FOR_PICTURES}; exec "$0" -m benchctl "$@"', sys.executable, *map(str, args)],
         cwd=cwd,
         env={**os.environ, **plain_environment(cwd), **env},
         stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from support.cli import WITHOUT_PICTURES, printed
+from support.cli import printed
 from support.waiting import wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ class Slurm:
 
     def printed(self, *args: object, **options: Any) -> str:
         """The output of benchctl as on a login node, where it succeeds."""
-        return printed(*args, **{"CI": "1", **WITHOUT_PICTURES, **self.environment, **options})
+        return printed(*args, **{"CI": "1", **self.environment, **options})
 
     def start(self, *args: object, cwd: Path, **env: str) -> "subprocess.Popen[str]":
         """The same in a new interpreter, without waiting for its end; it asks the queue each half second."""

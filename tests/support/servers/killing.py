@@ -160,5 +160,5 @@ def _wait(happens: Callable[[], Any], benchctl: psutil.Process) -> Any:
         assert time.monotonic() < deadline, f"nothing came of it within {_LIMIT_S:g} s"
         if not is_alive(benchctl):
             return happens()
-        time.sleep(0.01)
+        time.sleep(0.1)  # a look at all processes takes a while
     return result
