@@ -4,9 +4,9 @@ What needs numpy is here: a server, which runs one step after the other, starts 
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Items
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from benchctl.sim.guidance import (
     SMALLEST_GAP,
     VOCAB,
     CandidateLaw,
+    GuidedRow,
     GuidedRows,
-    sampling_rows,
     score_rows,
 )
-from benchctl.sim.sequences import Prefills, Sequence
-from benchctl.sim.steps import Course, Progress, StepLog
+from benchctl.sim.sequences import Sequence
+from benchctl.sim.steps import NO_VALUE, Course, Progress, StepLog, walk_steps
 from benchctl.workload.seeded import named_stream
 
 _BISECTIONS: Final = 60
@@ -32,25 +32,10 @@ _FIRST_STEPS: Final = 16
 _MOST_STEPS: Final = 256
 _MOST_DRAWS: Final = 1 << 15
 """Steps of the first chunk of a batch and of any chunk, and uniform numbers of one."""
-_LEAD, _FOLLOWED, _PROMPT, _THRESHOLD, _BOUND, _TEMPERATURE, _TOP_K = range(7)
-"""Rows of the table: a sequence's lead, the tokens followed by the value model, its prompt; its law."""
+_FOLLOWED, _PROMPT, _THRESHOLD, _BOUND, _TEMPERATURE, _MOST = range(6)
+"""Rows of the table: the steps at which a sequence has the tokens that the value model has followed, and those of
+its prompt; its law, with the most candidates but one."""
 _LONGEST: Final = 8192
-
-
-class _Chunk(NamedTuple):
-    """Uniform numbers of the rows, in the order of the table, in the steps from ``begin`` on."""
-
-    begin: int
-    uniform: Floats
-
-
-class _Piece(NamedTuple):
-    """Steps of a chunk from ``begin`` on: their counts, and every scored row and step, a row after the other."""
-
-    begin: int
-    counts: GuidedCounts
-    rows: Integers
-    steps: Integers
 
 
 class AggregateRows(GuidedRows):
@@ -65,86 +50,133 @@ class AggregateRows(GuidedRows):
     def __init__(self, config: SimConfig) -> None:
         super().__init__(config)
         seed = named_stream(config.noise_seed, "guided-rows").getrandbits(128)
-        self._random: Final = np.random.Generator(np.random.PCG64(seed))
-        self._table = np.zeros((7, 64))
-        self._active: list[Sequence] = []
+        self.source: Final = np.random.Generator(np.random.PCG64(seed))
+        self._table = np.zeros((6, 64))
+        self._has_prompts = False
+        """Whether the value model may lack the prompt of a row of the table."""
+        self._active: list[GuidedRow] = []
         """The row in each column of the table."""
-        self._slots: dict[Sequence, int] = {}
-        self._repeats: list[tuple[int, int, Sequence]] = []
+        self._repeats: list[tuple[int, int, GuidedRow]] = []
         """Heap of the steps from which a row has no choice; rows that left stay in it."""
-        self._chunk: _Chunk | None = None
-        self._piece: _Piece | None = None
+        self._begin = 0
+        """First step of the chunk."""
+        self._chunk: Floats | None = None
+        """Uniform numbers of the rows of the table, a column for each step."""
+        self._scored: tuple[Integers, Integers] | None = None
+        """Rows and steps that the last counts have scored, a row after the other."""
         self._num_next = _FIRST_STEPS
 
-    def join(self, seq: Sequence) -> None:
-        super().join(seq)
-        row, step = seq.guided, seq.num_tokens - seq.lead
-        if row is None or (row.repeats_from is not None and seq.num_tokens >= row.repeats_from):
+    def join(self, row: GuidedRow, lead: int, step: int) -> None:
+        super().join(row, lead, step)
+        slot, law = len(self._active), row.law
+        if row.repeats_from is not None and lead + step >= row.repeats_from:
             return
         self._settle(step)
-        slot, law = len(self._active), row.law
         if slot == self._table.shape[1]:
             self._table = np.concatenate((self._table, self._table), axis=1)
-        self._active.append(seq)
-        self._slots[seq] = slot
-        numbers = (scoring_threshold(law), law.bound, law.temperature, law.top_k)
-        self._table[:, slot] = (seq.lead, row.num_followed, row.prompt_tokens, *numbers)
+        self._active.append(row)
+        row.slot = slot
+        self._table[:, slot] = (
+            row.num_followed - lead,
+            row.prompt_tokens - lead,
+            scoring_threshold(law),
+            law.bound,
+            law.temperature,
+            min(law.top_k - 1, VOCAB),
+        )
+        self._has_prompts |= row.num_followed < row.prompt_tokens
         if row.repeats_from is not None:
-            heapq.heappush(self._repeats, (row.repeats_from - seq.lead, seq.seq_id, seq))
+            heapq.heappush(self._repeats, (row.repeats_from - lead, row.number, row))
 
-    def leave(self, seq: Sequence) -> None:
-        super().leave(seq)
-        if seq in self._slots:
-            self._settle(seq.num_tokens - seq.lead)
-            self._vacate(seq)
+    def leave(self, row: GuidedRow, step: int) -> None:
+        super().leave(row, step)
+        if row.slot >= 0:
+            self._settle(step)
+            self._vacate(row)
 
-    def score(self, prefills: Prefills) -> GuidedStep:
-        new = score_rows(sampling_rows(prefills), self.config.revision)
-        if not len(self):
-            return new
-        seq = next(iter(self._rows))
-        counts = self.counts_of(seq.num_tokens - seq.lead, 1)
-        scored, candidates, prefill, extend, fused = (int(column[0]) for column in counts)
-        can_fuse = scored + new.scored_rows and self.config.revision != "V1"
+    def score(self, new: Items[tuple[GuidedRow, int]], step: int) -> GuidedStep:
+        fresh = score_rows(new, self.config.revision)
+        if not self._rows:
+            return fresh
+        scored, candidates, prefill, extend, fused = (int(column[0]) for column in self.counts_of(step, 1))
+        can_fuse = scored + fresh.scored_rows and self.config.revision != "V1"
         return GuidedStep(
-            wanted_rows=len(self) + new.wanted_rows,
-            scored_rows=scored + new.scored_rows,
-            candidates=candidates + new.candidates,
-            value_prefill_tokens=prefill + new.value_prefill_tokens,
-            value_extend_tokens=extend + new.value_extend_tokens,
-            fused=(fused != 0 and new.fused is not False) if can_fuse else None,
+            wanted_rows=len(self) + fresh.wanted_rows,
+            scored_rows=scored + fresh.scored_rows,
+            candidates=candidates + fresh.candidates,
+            value_prefill_tokens=prefill + fresh.value_prefill_tokens,
+            value_extend_tokens=extend + fresh.value_extend_tokens,
+            fused=(fused != 0 and fresh.fused is not False) if can_fuse else None,
         )
 
     def counts_of(self, step: int, num_steps: int) -> GuidedCounts:
-        """Counts of the steps from ``step`` on, ``num_steps`` or as many as the chunk has left."""
+        """Counts of the steps from ``step`` on, ``num_steps`` or as many as the chunk has left.
+
+        A row is scored where its uniform number is below its threshold, independently of all else, as
+        ``GuidedRow`` does it; the sums over the rows so have the distribution that single rows give them.
+        """
         self._follow(step)
-        begin, uniform = self._chunk_at(step)
-        columns, table = uniform[:, step - begin :][:, :num_steps], self._table[:, : len(self._active)]
-        self._piece = _score(columns, table, step, self.config.revision)
-        return self._piece.counts
+        uniform = self._drawn_from(step)[:, :num_steps]
+        num_rows, num_steps = uniform.shape
+        hits = (uniform < self._table[_THRESHOLD, :num_rows, None]).ravel().nonzero()[0]
+        rows, steps = np.divmod(hits, num_steps) if num_steps > 1 else (hits, np.zeros_like(hits))
+        before, prompts, _, bound, temperature, most = self._table.take(rows, axis=1)
+        ends, drawn, revision = steps + step, uniform.ravel()[hits], self.config.revision
+        if num_steps > 1:
+            again = (rows[1:] == rows[:-1]).nonzero()[0]
+            before[again + 1] = ends[again]
+            self._scored = (rows, ends)
+        else:
+            self._table[_FOLLOWED, rows] = ends
+        lags, scored = ends - before, np.bincount(steps, minlength=num_steps)
+        gap = np.maximum(GAP_SCALE * drawn / (1 - drawn) / temperature, SMALLEST_GAP)
+        prefill, fused = np.zeros(num_steps, dtype=np.int64), np.full(num_steps, -1)
+        if self._has_prompts:
+            prefill = _sums(steps, np.maximum(prompts - before, 0), num_steps)
+        if revision != "V1":
+            late = np.bincount(steps[lags > 1], minlength=num_steps)
+            fused = np.where(scored > 0, (revision == "V4") | (late == 0), -1)
+        return GuidedCounts(
+            scored_rows=scored,
+            candidates=_sums(steps, np.floor(np.minimum(bound / gap, most)), num_steps) + scored,
+            value_prefill_tokens=prefill,
+            value_extend_tokens=_sums(steps, lags, num_steps) - prefill,
+            fused=fused,
+        )
 
     def walk(self, course: Course, log: StepLog) -> Progress:
-        return _walk_guided(course, self.counts_of(course.step, course.num_steps), log)
+        counts, value_forward_ns = self.counts_of(course.step, course.num_steps), course.cost.value_forward_ns
+        if value_forward_ns is None:
+            raise TypeError("this price has no guided rows")
+        columns = [column.tolist() for column in counts]
+        value_ns = [
+            value_forward_ns(fused, prefill) if scored else NO_VALUE
+            for scored, _, prefill, _, fused in zip(*columns, strict=True)
+        ]
+        more_ns = [0 if forward_ns == NO_VALUE else course.cost.scored_ns + forward_ns for forward_ns in value_ns]
+        progress = walk_steps(course, log, len(value_ns), more_ns)
+        for column, values in zip(log.extra.values(), (*columns, value_ns), strict=True):
+            column.extend(values[: progress[0]])
+        return progress
 
     def _draw_of(self, seq: Sequence) -> Callable[[], float]:  # noqa: ARG002 - one stream for all
-        return self._random.random
+        return self.source.random
 
-    def _chunk_at(self, step: int) -> _Chunk:
-        """The chunk that this step belongs to, drawn where the last one is over."""
+    def _drawn_from(self, step: int) -> Floats:
+        """The chunk from ``step`` on, drawn where the last one is over."""
         chunk = self._chunk
-        if chunk is not None and step < chunk.begin + chunk.uniform.shape[1]:
-            return chunk
+        if chunk is not None and step < self._begin + chunk.shape[1]:
+            return chunk[:, step - self._begin :]
         self._num_next = _FIRST_STEPS if chunk is None else min(2 * self._num_next, _MOST_STEPS)
-        while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2] not in self._slots):
-            seq = heapq.heappop(self._repeats)[2]
-            row = seq.guided
-            if seq in self._slots and row is not None and seq.num_tokens >= (row.repeats_from or 0):
-                self._vacate(seq)
+        while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2].slot < 0):
+            row = heapq.heappop(self._repeats)[2]
+            if row.slot >= 0 and row.lead + step >= (row.repeats_from or 0):
+                self._vacate(row)
         num_active = len(self._active)
         num_steps = max(1, min(self._num_next, _MOST_DRAWS // max(num_active, 1)))
         if self._repeats:
             num_steps = min(num_steps, self._repeats[0][0] - step)
-        self._chunk = _Chunk(step, self._random.random((num_active, num_steps)))
+        self._begin, self._chunk = step, self.source.random((num_active, num_steps))
         return self._chunk
 
     def _settle(self, step: int) -> None:
@@ -153,21 +185,19 @@ class AggregateRows(GuidedRows):
         self._chunk = None
 
     def _follow(self, step: int) -> None:
-        """End the piece before ``step``: what was scored until then has been followed."""
-        piece = self._piece
-        if piece is not None:
-            is_past = piece.steps < step - piece.begin
-            rows = piece.rows[is_past]
-            self._table[_FOLLOWED, rows] = self._table[_LEAD, rows] + piece.begin + piece.steps[is_past]
-            self._piece = None
+        """Note before ``step`` that the value model has followed what was scored until then."""
+        if self._scored is not None:
+            rows, steps = self._scored
+            is_past = steps < step
+            self._table[_FOLLOWED, rows[is_past]] = steps[is_past]
+            self._scored = None
 
-    def _vacate(self, seq: Sequence) -> None:
-        slot, last = self._slots.pop(seq), self._active.pop()
-        if seq.guided is not None:
-            seq.guided.num_followed = int(self._table[_FOLLOWED, slot])
-        if last is not seq:
+    def _vacate(self, row: GuidedRow) -> None:
+        slot, last = row.slot, self._active.pop()
+        row.num_followed, row.slot = int(self._table[_FOLLOWED, slot]) + row.lead, -1
+        if last is not row:
             self._active[slot] = last
-            self._slots[last] = slot
+            last.slot = slot
             self._table[:, slot] = self._table[:, len(self._active)]
 
 
@@ -183,44 +213,6 @@ def scoring_threshold(law: CandidateLaw) -> float:
     return low
 
 
-def _score(uniform: Floats, table: Floats, begin: int, revision: str) -> _Piece:
-    """Score the rows of the table in a step for each column of ``uniform``.
-
-    A row is scored where its uniform number is below its threshold, independently of all else, as
-    ``GuidedRow`` does it; the sums over the rows so have the distribution that single rows give them.
-    """
-    num_steps = uniform.shape[1]
-    hits = np.flatnonzero(uniform < table[_THRESHOLD][:, None])
-    row, step = np.divmod(hits, num_steps)
-    lead, previous, prompts, _, *laws = table[:, row]
-    candidates = _candidates(uniform.ravel()[hits], *laws)
-    end = lead + (begin + step)
-    if num_steps > 1:
-        again = np.flatnonzero(row[1:] == row[:-1])
-        previous[again + 1] = end[again]
-    prompt = np.maximum(prompts - previous, 0)
-    scored = np.bincount(step, minlength=num_steps)
-    is_fused = np.full(num_steps, revision == "V4")
-    if revision == "V2":
-        is_fused = np.bincount(step[end - previous > 1], minlength=num_steps) == 0
-    counts = GuidedCounts(
-        scored_rows=scored,
-        candidates=_sums(step, candidates, num_steps),
-        value_prefill_tokens=_sums(step, prompt, num_steps),
-        value_extend_tokens=_sums(step, end - previous - prompt, num_steps),
-        fused=np.where((scored > 0) & (revision != "V1"), is_fused, -1),
-    )
-    return _Piece(begin, counts, row, step)
-
-
-def _candidates(uniform: Floats, bound: Floats, temperature: Floats, top_k: Floats) -> Floats:
-    """Candidates of scored rows, ``CandidateLaw.count_at`` for many."""
-    gap = np.maximum(GAP_SCALE * uniform / (1 - uniform) / temperature, SMALLEST_GAP)
-    count = np.floor(np.minimum(bound / gap, VOCAB)) + 1
-    candidates: Floats = np.minimum(count, top_k)
-    return candidates
-
-
 def _sums(step: Integers, values: Integers | Floats, num_steps: int) -> Integers:
     """Sum of the values of each step."""
     return np.bincount(step, weights=values, minlength=num_steps).astype(np.int64)
@@ -230,22 +222,6 @@ def walk_as_arrays(course: Course, log: StepLog, num_steps: int) -> Progress:
     """``walk`` for ``num_steps`` at most, and _LONGEST."""
     forwards_ns = _forwards_ns(course, min(num_steps, _LONGEST))
     return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
-
-
-def _walk_guided(course: Course, counts: GuidedCounts, log: StepLog) -> Progress:
-    """Steps of a batch with guided rows, which were drawn: as many as ``counts`` has."""
-    cost = course.cost
-    if cost.scored_rest is None or cost.value_forward_ns is None:
-        raise TypeError("this price has no guided rows")
-    is_scored = counts.scored_rows > 0
-    value_ns = np.rint(cost.value_forward_ns(counts)).astype(np.int64)
-    scored_ns = cost.scored_rest.total_ns() - cost.rest.total_ns() + value_ns
-    dur_ns = course.fixed_ns + _forwards_ns(course, len(is_scored)) + np.where(is_scored, scored_ns, 0)
-    progress = _steps_in_bounds(course, dur_ns, log)
-    columns = (*counts, np.where(is_scored, value_ns, -1))
-    for column, values in zip(log.extra.values(), columns, strict=True):
-        column.frombytes(values[: progress[0]].tobytes())
-    return progress
 
 
 def _forwards_ns(course: Course, num_steps: int) -> Integers:

@@ -1,8 +1,8 @@
-"""Loads of counted requests in integers: the steps that the engine runs, without objects for each request.
+"""Loads of counted requests in integers: the steps that the engine runs, without its objects for each request.
 
 Where requests differ in their lengths alone, a batch is a number of rows, the sum of their contexts, and a heap of
-the steps after which they are over. Servers that know more of a row, and those that run out of key-value memory,
-are left to the engine.
+the steps after which they are over; guided rows are drawn together. Servers that know more of a row, and those that
+run out of key-value memory, are left to the engine.
 """
 
 from array import array
@@ -12,16 +12,19 @@ from functools import cache, partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from benchctl.sim.costs.cost_model import DecodeCost, StepBatch
+from benchctl.sim.aggregate import AggregateRows
+from benchctl.sim.costs.cost_model import UNGUIDED, DecodeCost, GuidedStep, StepBatch
 from benchctl.sim.engine import SimulatedEngine
+from benchctl.sim.guidance import GuidedRow
 from benchctl.sim.requests import CountedRequests
 from benchctl.sim.steps import MOST_STEPS, NEVER_NS, Course, StepLog, walk
 
 if TYPE_CHECKING:
     from benchctl.sim.core import Phase
 
-_Row: TypeAlias = tuple[int, int, int, int, int]
-"""Number of a request in the order of entry, time of entry, index, tokens of its prompt and of its answer."""
+_Row: TypeAlias = tuple[int, int, int, int, int, GuidedRow | None]
+"""Number of a request in the order of entry, time of entry, index, tokens of its prompt and of its answer; its
+guidance."""
 
 
 class CountedRun:
@@ -43,31 +46,45 @@ class CountedRun:
         self._now_ns = self._step = self._kv_used = self._context = self._num_entered = self._num_phases = 0
         self._num_computed = 0
         """Tokens computed of the first waiting prompt, which has its blocks if there are any."""
+        rows = engine.scheduler.guided
+        self._guided: Final = rows if isinstance(rows, AggregateRows) else None
+        """The decoding rows, where they ask for guidance."""
 
     def run(self, phase: "Phase") -> bool:
         """Run a whole phase; False where counts do not suffice, or memory runs out."""
         requests, limit, model = phase.load.requests, phase.load.max_concurrency, self._engine.cost_model
         if not isinstance(requests, CountedRequests) or not requests.have_tokens:
             return False
-        if model.forward_ns is None or model.decode is None:
+        rows, sampling = self._guided, requests.sampling
+        law = None if rows is None else rows.law_of(requests.guidance, sampling)
+        loads_at_once = law is not None and law.threshold is None  # the first token of each row has a choice
+        if model.forward_ns is None or model.decode is None or not (rows is None or loads_at_once):
             return False
-        self._forward_ns, self._is_greedy = model.forward_ns, requests.sampling.is_greedy
-        self._price = cache(partial(_price, model.decode, self._engine.log, self._is_greedy))
+        self._forward_ns, self._is_greedy = model.forward_ns, sampling.is_greedy
+        self._price = cache(partial(_price, model.decode, self._engine.log, self._is_greedy, rows is not None))
         waiting, ends, needs, log = self._waiting, self._ends, self._needs, self._engine.log
         order, offsets_ns, start_ns, num_entered = phase.order, phase.offsets_ns, self._now_ns, 0
+        prompts, outputs, entered_before = requests.prompt_tokens, requests.output_tokens, self._num_entered
         self._is_warmup, num_requests = phase.is_warmup, len(requests)
         while True:
-            num_open, until_ns = len(waiting) + len(ends), NEVER_NS
+            num_open, until_ns, now_ns = len(waiting) + len(ends), NEVER_NS, self._now_ns
             while num_entered < num_requests and (limit is None or num_open < limit):
                 index = order[num_entered]
                 entry_ns = start_ns + offsets_ns[index]
-                if entry_ns > self._now_ns and num_open:
-                    until_ns = entry_ns
-                    break
-                self._now_ns = now_ns = max(self._now_ns, entry_ns)
+                if entry_ns > now_ns:
+                    if num_open:
+                        until_ns = entry_ns
+                        break
+                    self._now_ns = now_ns = entry_ns
                 num_open, num_entered = num_open + 1, num_entered + 1
-                lengths = (requests.prompt_tokens[index], requests.output_tokens[index])
-                waiting.append((self._num_entered + num_entered, now_ns, index, *lengths))
+                guided = (
+                    None
+                    if law is None or rows is None
+                    else GuidedRow(law, prompt_tokens=prompts[index], draw=rows.source.random)
+                )
+                waiting.append(
+                    (entered_before + num_entered, now_ns, index, prompts[index], outputs[index], guided)
+                )
             if not num_open:
                 break
             self._kv_used += needs[self._step % len(needs)]
@@ -104,7 +121,7 @@ class CountedRun:
         if not num_prompts:
             return 0
         self._num_computed, num_sampling, num_tokens = computed, num_rows + len(begun), budget - left
-        _, rest_id, rest_ns = self._price(num_sampling)
+        rest_id, rest_ns = self._score(num_sampling, begun)
         dur_ns = rest_ns + self._forward_ns(num_rows + num_tokens, positions, num_sampling, context)
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self._kv_used)
@@ -114,39 +131,66 @@ class CountedRun:
         self._now_ns += dur_ns
         return 1
 
+    def _score(self, num_sampling: int, begun: list[_Row]) -> tuple[int, int]:
+        """Score the rows of a step with prompts; returns number and time of its sections but the forward."""
+        if self._guided is None:
+            return self._price(num_sampling)[1:]
+        guided = self._guided.score([(row, prompt) for *_, prompt, _, row in begun if row is not None], self._step)
+        is_scored, value_ns = guided.scored_rows > 0, None
+        cost, rest_id, rest_ns = self._price(
+            num_sampling, loads=is_scored and not self._engine.is_value_model_loaded
+        )
+        if is_scored and cost.value_forward_ns is not None:
+            self._engine.is_value_model_loaded = True
+            value_ns = cost.value_forward_ns(int(guided.fused or 0), guided.value_prefill_tokens)
+            rest_ns += cost.scored_ns + value_ns
+        self._engine.log.add_guided(guided, value_ns)
+        return rest_id, rest_ns
+
     def _run_decodes(self, until_ns: int) -> int:
         """Run steps of the decoding rows alone; returns their number."""
         start_ns, step, num_rows, log = self._now_ns, self._step, len(self._ends), self._engine.log
         cost, rest_id, rest_ns = self._price(num_rows)
         bounds = (until_ns, self._ends[0][0] - step, step, self._kv_used, self._needs, self._num_blocks)
         course = Course(cost, rest_ns, self._context, num_rows, start_ns, *bounds)
-        num_run, self._now_ns, self._kv_used = walk(course, log)
+        num_run, self._now_ns, self._kv_used = (
+            walk(course, log) if self._guided is None else self._guided.walk(course, log)
+        )
         counts = (0, num_rows, 0, self._context, num_rows)
         log.add_stretch(rest_id, (num_run, start_ns, self._is_warmup, *counts, self._is_greedy, 0))
         return num_run
 
     def _turn_over(self, num_run: int, begun: list[_Row]) -> None:
         """Let rows decode from now on whose prompts are computed, and remove those that are over."""
-        ends, needs, now_ns, size = self._ends, self._needs, self._now_ns, len(self._needs)
-        context = self._context + num_run * len(ends)
+        ends, needs, now_ns, num_phases = self._ends, self._needs, self._now_ns, self._num_phases
+        size, context = len(needs), self._context + num_run * len(ends)
         step = self._step = self._step + num_run
         for row in begun:
-            number, _, _, prompt, output = row
+            number, _, _, prompt, output, guided = row
+            if guided is not None and self._guided is not None:
+                self._guided.join(guided, prompt + 1 - step, step)
             context += prompt + 1
             needs[(step - prompt) % size] += 1
             heappush(ends, (step + output - 1, number, now_ns, row))
         while ends and ends[0][0] <= step:
-            _, number, first_ns, (_, entry_ns, index, prompt, output) = heappop(ends)
+            _, number, first_ns, (_, entry_ns, index, prompt, output, guided) = heappop(ends)
+            if guided is not None and self._guided is not None:
+                self._guided.leave(guided, step)
             context -= prompt + output
             needs[(step + 1 - prompt - output) % size] -= 1
             self._kv_used += (1 - prompt - output) // size  # all tokens but the newest had room in the last step
-            times = (entry_ns, first_ns, now_ns)
-            self.ended.extend((self._num_phases, index, 0, number, *times, prompt, output, 0, 0))
+            self.ended.extend((num_phases, index, 0, number, entry_ns, first_ns, now_ns, prompt, output, 0, 0))
         self._context = context
 
 
 def _price(
-    decode: Callable[[StepBatch], DecodeCost], log: StepLog, is_greedy: bool, num_sampling: int
+    decode: Callable[[StepBatch], DecodeCost],
+    log: StepLog,
+    is_greedy: bool,
+    is_guided: bool,
+    num_sampling: int,
+    *,
+    loads: bool = False,
 ) -> tuple[DecodeCost, int, int]:
     """As ``SimulatedEngine`` has it, of so many decoding rows whatever their lengths."""
     cost = decode(
@@ -158,6 +202,8 @@ def _price(
             context_tokens=0,
             attended_positions=0,
             is_greedy=is_greedy if num_sampling else None,
+            guided=GuidedStep(wanted_rows=num_sampling) if is_guided else UNGUIDED,
+            loads_value_model=loads,
         )
     )
-    return cost, log.rest_id(cost.rest), cost.rest.total_ns()
+    return cost, log.rest_id(cost.scored_rest or cost.rest), cost.rest.total_ns()

@@ -15,7 +15,7 @@ from benchctl.sim.costs.cost_model import (
     published_noise,
 )
 from benchctl.sim.drafts import Drafts
-from benchctl.sim.guidance import GuidedRows
+from benchctl.sim.guidance import GuidedRows, sampling_rows
 from benchctl.sim.requests import OUTSIDE, Entry, Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequences import BlockManager, Prefills, Sequence
@@ -81,7 +81,7 @@ class SimulatedEngine:
             num_drafts=config.num_speculative_tokens,
         )
         self.cost_model: Final = cost_model
-        self._is_value_model_loaded = False
+        self.is_value_model_loaded = False
         """Whether a step has scored rows, the first of which loads the value model."""
         self._prices: dict[tuple[int, int, int], tuple[DecodeCost, int, int]] = {}
         self._walks: Final = cost_model.decode is not None and self._drafts is None
@@ -104,9 +104,9 @@ class SimulatedEngine:
 
     @property
     def counts_rows(self) -> bool:
-        """True if unguided rows of one choice differ in their lengths alone."""
-        knows_more = (self._noise, self._drafts, self._has_value_model, self.config.enable_prefix_caching)
-        return not (any(knows_more) or self._plans_ahead)
+        """True if rows of one choice, sampled and guided in one way, differ in their lengths alone."""
+        knows_more = (self._noise, self._drafts, self.config.enable_prefix_caching, self._plans_ahead)
+        return not any(knows_more) and (self._walks_guided or not self._has_value_model)
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request could never fit the context or the key-value memory.
@@ -203,7 +203,7 @@ class SimulatedEngine:
         """True if a price of the present decoding rows holds for many steps."""
         if not self._has_value_model or not self.scheduler.guided:
             return self._walks
-        return self._walks_guided and self._is_value_model_loaded
+        return self._walks_guided and self.is_value_model_loaded
 
     def _decode_price(self, position: int, num_guided: int) -> tuple[DecodeCost, int, int]:
         """The price of the decoding rows alone, from ``position`` on, of which ``num_guided`` ask for guidance.
@@ -239,8 +239,8 @@ class SimulatedEngine:
             if computed == seq.num_tokens:
                 num_sampling += 1
                 num_sampled += not seq.is_greedy
-        loads = guided.scored_rows > 0 and not self._is_value_model_loaded
-        self._is_value_model_loaded |= loads
+        loads = guided.scored_rows > 0 and not self.is_value_model_loaded
+        self.is_value_model_loaded |= loads
         pads, reads = self._rules.pads_batches, self.cost_model.reads_contexts
         shortest, longest = scheduler.decode_lengths() if pads or reads else (0, 0)
         return StepBatch(
@@ -303,8 +303,12 @@ class SimulatedEngine:
 
     def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
         """Run one step at the cost model's price; returns the decoding rows that are over."""
-        log, drafts = self.log, self._drafts
-        guided = self.scheduler.guided.score(prefills) if self._has_value_model else UNGUIDED
+        log, drafts, scheduler = self.log, self._drafts, self.scheduler
+        guided = (
+            scheduler.guided.score(sampling_rows(prefills), scheduler.clock.step)
+            if self._has_value_model
+            else UNGUIDED
+        )
         batch = self._describe(prefills, guided)
         num_decodes, num_sampling = batch.num_decode_tokens, batch.num_sampling
         passes_ns: tuple[float, ...] = ()
@@ -322,11 +326,11 @@ class SimulatedEngine:
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self.block_manager.num_used)
         if drafts is None:
-            over = self.scheduler.advance(1)
+            over = scheduler.advance(1)
             num_output = num_sampling - (len(over) if self._rules.has_closing_step else 0)
         else:
             num_drafts, accepted, num_gained, over = drafts.verify()
-            self.scheduler.decode_context += num_gained
+            scheduler.decode_context += num_gained
             num_output = num_gained + num_sampling - num_decodes
             log.add_drafted(num_drafts, batch.draft_tokens, accepted, *drafting_ns)
         is_greedy = -1 if batch.is_greedy is None else batch.is_greedy

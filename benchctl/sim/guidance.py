@@ -12,7 +12,7 @@ leaves no choice from there on. Answers of forced length do not.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence as Items
 from typing import Final
 
 import msgspec
@@ -66,7 +66,17 @@ class CandidateLaw(msgspec.Struct, frozen=True, kw_only=True):
 class GuidedRow:
     """Guidance of one sequence: its stream of gaps, and the tokens that the value model has followed."""
 
-    __slots__ = ("_draw", "_is_opening", "law", "num_followed", "prompt_tokens", "repeats_from")
+    __slots__ = (
+        "_draw",
+        "_is_opening",
+        "law",
+        "lead",
+        "num_followed",
+        "number",
+        "prompt_tokens",
+        "repeats_from",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -75,6 +85,7 @@ class GuidedRow:
         prompt_tokens: int,
         draw: Callable[[], float],
         repeats_from: int | None = None,
+        number: int = 0,
     ) -> None:
         self._draw = draw
         self._is_opening = True
@@ -84,6 +95,12 @@ class GuidedRow:
         """Number of tokens from which there is a single candidate, or None."""
         self.num_followed = 0
         """Tokens of this sequence in the value model's own key-value memory."""
+        self.number = number
+        """Number of this sequence in the order of arrival."""
+        self.lead = 0
+        """Tokens minus steps while it decodes, as ``Sequence`` has it."""
+        self.slot = -1
+        """Its column in the table of rows that are drawn together, -1 outside of it."""
 
     def num_candidates(self, num_tokens: int) -> int:
         """Candidates for the token after ``num_tokens``; 1 where guidance is skipped. The first has a choice."""
@@ -135,16 +152,14 @@ def score_rows(rows: Iterable[tuple[GuidedRow, int]], revision: str) -> GuidedSt
         extend += lag - prompt
         largest_lag = max(largest_lag, lag)
         row.num_followed = num_tokens
-    fused = None
-    if scored and revision != "V1":
-        fused = revision == "V4" or largest_lag <= 1
+    can_fuse = scored > 0 and revision != "V1"
     return GuidedStep(
         wanted_rows=asking,
         scored_rows=scored,
         candidates=candidates,
         value_prefill_tokens=prefill,
         value_extend_tokens=extend,
-        fused=fused,
+        fused=(revision == "V4" or largest_lag <= 1) if can_fuse else None,
     )
 
 
@@ -156,39 +171,45 @@ class GuidedRows:
 
     def __init__(self, config: SimConfig) -> None:
         self.config: Final = config
-        self._rows: dict[Sequence, None] = {}
+        self._rows: dict[GuidedRow, None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def row_of(self, seq: Sequence) -> GuidedRow | None:
         """The guidance of a sequence at its start, None where nothing guides it."""
-        request, guidance = seq.request, seq.request.guidance
-        if (
-            guidance is None
-            or seq.is_greedy
-            or (guidance.is_neutral and self.config.revision in REVISIONS_THAT_SKIP)
-        ):
+        request = seq.request
+        law = self.law_of(request.guidance, request.sampling)
+        if law is None:
             return None
         return GuidedRow(
-            CandidateLaw.of(guidance, request.sampling, self.config.revision),
+            law,
             prompt_tokens=seq.prompt_tokens,
             draw=self._draw_of(seq),
             repeats_from=None if request.ignore_eos else seq.prompt_tokens + REPEATS_FROM_TOKENS,
+            number=seq.seq_id,
         )
 
-    def join(self, seq: Sequence) -> None:
-        """Take in a row that begins to decode."""
-        self._rows[seq] = None
+    def law_of(self, guidance: GuidanceParams | None, sampling: SamplingParams) -> CandidateLaw | None:
+        """The law of the candidates of a request, None where nothing guides it."""
+        skips = self.config.revision in REVISIONS_THAT_SKIP
+        if guidance is None or sampling.is_greedy or (guidance.is_neutral and skips):
+            return None
+        return CandidateLaw.of(guidance, sampling, self.config.revision)
 
-    def leave(self, seq: Sequence) -> None:
-        """Let go of a row, if it is one of these."""
-        self._rows.pop(seq, None)
+    def join(self, row: GuidedRow, lead: int, step: int) -> None:  # noqa: ARG002 - of rows that are drawn together
+        """Take in a row that begins to decode with ``step``."""
+        row.lead = lead
+        self._rows[row] = None
 
-    def score(self, prefills: Prefills) -> GuidedStep:
-        """Score the rows that sample in the next step, those of ``prefills`` that complete a prompt among them."""
-        rows = [(seq.guided, seq.num_tokens) for seq in self._rows if seq.guided is not None]
-        rows += sampling_rows(prefills)
+    def leave(self, row: GuidedRow, step: int) -> None:  # noqa: ARG002
+        """Let go of a row before ``step``."""
+        del self._rows[row]
+
+    def score(self, new: Items[tuple[GuidedRow, int]], step: int) -> GuidedStep:
+        """Score the rows that sample in ``step``, and those that complete a prompt in it, with their lengths."""
+        rows = [(row, row.lead + step) for row in self._rows]
+        rows += new
         return score_rows(rows, self.config.revision) if rows else UNGUIDED
 
     def walk(self, course: Course, log: StepLog) -> Progress:

@@ -105,7 +105,7 @@ class Scheduler:
             self.drafts.join(seq)
             return
         if seq.guided is not None:
-            self.guided.join(seq)
+            self.guided.join(seq.guided, seq.lead, self.clock.step)
         self.block_needs[(1 - seq.lead) % self.block_manager.block_size] += 1
         self._num_joins += 1
         seq.join = self._num_joins
@@ -166,7 +166,7 @@ class Scheduler:
             num_blocks = self.drafts.leave(seq)
         else:
             if seq.guided is not None:
-                self.guided.leave(seq)
+                self.guided.leave(seq.guided, self.clock.step)
             self.block_needs[(1 - seq.lead) % block_size] -= 1
             num_blocks = -((1 - num_tokens) // block_size)  # all tokens but the newest had room in the last step
         seq.end_decoding()

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, cycle, islice
+from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -237,8 +238,8 @@ def walk(course: Course, log: StepLog, noise: NoiseSource | None = None) -> Prog
     return walk_steps(course, log, num_likely)
 
 
-def walk_steps(course: Course, log: StepLog, num_steps: int = 1 << 40) -> Progress:
-    """The same for ``num_steps`` at most, in lists."""
+def walk_steps(course: Course, log: StepLog, num_steps: int = 1 << 40, more_ns: Sequence[int] = ()) -> Progress:
+    """The same for ``num_steps`` at most, in lists; ``more_ns`` is the time of each step beyond its price."""
     cost, fixed_ns, x, slope, now_ns, until_ns, most, step, kv_used, needs, num_blocks = course
     fixed_ns += cost.forward_ns
     positions = range(x, x + min(most, num_steps) * slope, slope)
@@ -250,24 +251,28 @@ def walk_steps(course: Course, log: StepLog, num_steps: int = 1 << 40) -> Progre
         durations = [
             fixed_ns + round(max(intercept + per_token * x, other + per_token_other * x)) for x in positions
         ]
+    if more_ns:
+        durations = list(map(add, durations, more_ns))
     next_step = (step + 1) % len(needs)
     new_blocks = islice(cycle([*needs[next_step:], *needs[:next_step]]), len(positions) - 1)
-    used, ends_ns = list(accumulate(new_blocks, initial=kv_used)), list(accumulate(durations, initial=now_ns))
-    num_run = len(positions)
-    if used[-1] > num_blocks or ends_ns[-2] >= until_ns:
+    used, end_ns, num_run = list(accumulate(new_blocks, initial=kv_used)), now_ns + sum(durations), len(positions)
+    if used[-1] > num_blocks or end_ns - durations[-1] >= until_ns:
+        ends_ns = list(accumulate(durations, initial=now_ns))
         num_run = min(bisect_right(used, num_blocks, 1), bisect_left(ends_ns, until_ns, 1, num_run))
-    log.dur_ns.extend(durations[:num_run])
-    log.kv_used.extend(used[:num_run])
-    return num_run, ends_ns[num_run], used[num_run - 1]
+        end_ns, durations, used = ends_ns[num_run], durations[:num_run], used[:num_run]
+    log.dur_ns.extend(durations)
+    log.kv_used.extend(used)
+    return num_run, end_ns, used[-1]
 
 
 def _leading(lines: Lines, begin: int, end: int) -> Lines:
     """The one line that is the highest by more than rounding from ``begin`` to ``end``, or all of them."""
     if len(lines) > 1:
         (intercept, per_token), (other, per_token_other) = lines
-        least, most = sorted(intercept - other + (per_token - per_token_other) * x for x in (begin, end))
-        if least > 1 or most < -1:
-            return lines[:1] if least > 1 else lines[1:]
+        base, slope = intercept - other, per_token - per_token_other
+        first, last = base + slope * begin, base + slope * end
+        if (first > 1 and last > 1) or (first < -1 and last < -1):
+            return lines[:1] if first > 1 else lines[1:]
     return lines
 
 

@@ -218,6 +218,7 @@ def test_blocks_in_use_are_those_of_the_contexts(sizes: list[tuple[int, int, int
     st.sampled_from(["lenvm-h100", "roofline"]),
     st.sampled_from([30, 500]),
     st.integers(1, 8),
+    st.sampled_from([None, "V1", "V2", "V4"]),
 )
 def test_counted_requests_run_as_the_engine_runs_requests_of_their_lengths(
     sizes: list[tuple[int, int, int]],
@@ -226,10 +227,14 @@ def test_counted_requests_run_as_the_engine_runs_requests_of_their_lengths(
     cost_model: str,
     num_blocks: int,
     max_num_seqs: int,
+    revision: str | None,
 ) -> None:
     options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 40, "num_kv_blocks": num_blocks}
+    if revision is not None:
+        options |= {"value_model": VALUE_MODEL, "guided_rows": "aggregate", "revision": revision}
     config = SimConfig(cost_model=cost_model, block_size=4, **options)
-    template = request_of("t", sampling=SamplingParams(temperature=float(is_sampled)))
+    sampling = SamplingParams(temperature=float(is_sampled), top_k=5, min_p=0.01)
+    template = request_of("t", sampling=sampling, guidance=None if revision is None else TILTED)
     prompts, outputs, arrivals_ms = zip(*sizes, strict=True)
     counted = CountedRequests(prompts, outputs, template=template)
     arrival_ns = [at * MS for at in arrivals_ms]

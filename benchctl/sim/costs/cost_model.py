@@ -16,7 +16,7 @@ from benchctl.units import NS_PER_S
 from benchctl.workload.seeded import named_stream
 
 if TYPE_CHECKING:  # numpy, which a server does without
-    from benchctl.records.columns import Floats, Integers
+    from benchctl.records.columns import Integers
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +167,10 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     scored_rest: StepCost | None = None
     """Every section of a step that scores rows; model_forward and lvm_forward are 0."""
-    value_forward_ns: "Callable[[GuidedCounts], Floats] | None" = None
-    """lvm_forward of such steps."""
+    scored_ns: int = 0
+    """What ``scored_rest`` takes longer than ``rest``."""
+    value_forward_ns: Callable[[int, int], int] | None = None
+    """lvm_forward of such steps, of ``fused`` and ``value_prefill_tokens`` as in GuidedCounts."""
 
     def holds_at(self, position: int) -> bool:
         """True if this is the price at x = ``position``."""

@@ -24,7 +24,6 @@ from typing import Final
 import msgspec
 
 from benchctl.costs.hardware import Hardware
-from benchctl.costs.roofline import Quantity
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import (
@@ -86,9 +85,8 @@ def cost_model(config: SimConfig) -> CostModel:
             cost,
             rest=guided.rest(batch, schedule_ns, 0, is_scored=False),
             scored_rest=guided.rest(batch, schedule_ns, 0, is_scored=True),
-            value_forward_ns=lambda counts: guided.value_ns(
-                counts.fused.clip(0).astype(float), counts.value_prefill_tokens.astype(float)
-            ),
+            scored_ns=_APPLY_GUIDANCE_NS,
+            value_forward_ns=guided.value_ns,
         )
 
     def unguided_rest(is_greedy: bool | None, forward_ns: int) -> StepCost:
@@ -163,11 +161,11 @@ class _Guided:
             load_ns=value_model_load_ns(value_shape),
         )
 
-    def value_ns(self, is_fused: Quantity, prefill_tokens: Quantity) -> Quantity:
-        """lvm_forward of one step, or of many."""
+    def value_ns(self, fused: int, prefill_tokens: int) -> int:
+        """lvm_forward of one step; ``fused`` is 1 for one pass."""
         _, forward_ns, fused_forward_ns = self.times
-        launch = forward_ns + (fused_forward_ns - forward_ns) * is_fused
-        return launch * self.size + self.prefill_ns * prefill_tokens
+        launch_ns = fused_forward_ns if fused == 1 else forward_ns
+        return round(launch_ns * self.size + self.prefill_ns * prefill_tokens)
 
     def rest(self, batch: StepBatch, schedule_ns: int, forward_ns: int, *, is_scored: bool) -> StepCost:
         """All but the value forward, which is 0 in a scored step."""
@@ -191,4 +189,4 @@ class _Guided:
         if not is_scored:
             return rest
         value_ns = self.value_ns(int(batch.guided.fused or 0), batch.guided.value_prefill_tokens)
-        return msgspec.structs.replace(rest, lvm_forward=round(value_ns))
+        return msgspec.structs.replace(rest, lvm_forward=value_ns)
