@@ -9,7 +9,6 @@ from benchctl.analysis.analyzed import run_latencies
 from benchctl.analysis.compare.compare import (
     CompareOptions,
     compare_sides,
-    deciding_metrics,
     metric_errors,
 )
 from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
@@ -19,7 +18,7 @@ from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experi
 from benchctl.analysis.experiment.pairing import arms_of, parse_side
 from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured, smallest_sample
-from benchctl.analysis.metrics.table import LATENCIES, METRICS
+from benchctl.analysis.metrics.table import LATENCIES, METRICS, deciding_metrics
 from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError

@@ -5,8 +5,6 @@ interval that is farther from 0, which includes the bias of the set-up. A change
 from none.
 """
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,9 +39,9 @@ from benchctl.analysis.validity.machines import gpu_names, machines_of, machines
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import display_path
-from benchctl.profile.load import NOT_MEASURED
+from benchctl.profile.load import engine_sha256
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning import ALPHA, arms, stopping_rule, variant_settings
+from benchctl.profile.planning import ALPHA, arms, is_repeated_baseline, stopping_rule
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
 from benchctl.units import percentage
@@ -78,6 +76,25 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             "Measure the A/A experiment on one"
         )
     return _noise_of_pairs(experiment, pairs)
+
+
+def sound_noise(experiment: Experiment) -> NoiseFloor:
+    """The noise of an A/A experiment.
+
+    Raises NotComparableError if one of its runs is not done, or if it is another experiment, and UsageError below
+    six blocks.
+    """
+    results = experiment.results
+    noise = noise_of_experiment(experiment)
+    states = {run.record.run_id: run.record.state for run in results.runs}
+    unsound = [run.run_id for run in results.plan.runs if states.get(run.run_id) != "done"]
+    if unsound:
+        raise NotComparableError(
+            f"{len(unsound)} of {len(results.plan.runs)} runs of {results.path} are not done, {unsound[0]} first "
+            f"({states.get(unsound[0], 'not begun')}): a floor from the other runs would be too low. "
+            f"Measure them with 'benchctl run --resume {results.path}'"
+        )
+    return noise
 
 
 def scatter_of_experiment(experiment: Experiment) -> NoiseFloor:
@@ -125,15 +142,6 @@ def _noise_of_pair(pair: ArmPair) -> Iterator[tuple[str, MetricNoise]]:
             )
 
 
-def is_repeated_baseline(profile: Profile) -> bool:
-    """True for an A/A experiment: every variant is the baseline under another name."""
-    planned = arms(profile)
-    if len(planned) == 1 or profile.sweep:
-        return False
-    settings = [variant_settings(profile, name, {}).model_dump(exclude={"variant"}) for name, _ in planned]
-    return all(of_arm == settings[0] for of_arm in settings)
-
-
 def repeated_baseline(profile: Profile) -> Profile:
     """The A/A experiment of ``profile``: its baseline against itself, with the same server, model and workload.
 
@@ -155,14 +163,6 @@ def repeated_baseline(profile: Profile) -> Profile:
             "comparison": profile.comparison.model_copy(update={"estimator": DEFAULT_ESTIMATOR}),
         }
     )
-
-
-def engine_sha256(profile: Profile) -> str:
-    """Hash of the baseline's server options: noise belongs to a server, not to a name."""
-    options = variant_settings(profile, profile.baseline, {}).server.model_dump(
-        mode="json", exclude=set(NOT_MEASURED)
-    )
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def power_lines(

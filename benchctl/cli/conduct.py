@@ -9,17 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 from tqdm import tqdm
 
-from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, width_of
 from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, note, say, warn
-from benchctl.cluster.blocks import run_free_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError
 from benchctl.measure.directory import Origin, done_runs
@@ -35,7 +34,6 @@ from benchctl.measure.experiment import (
 from benchctl.measure.machine import node_name
 from benchctl.measure.run import measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
-from benchctl.measure.virtual import check_simulated
 from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
@@ -107,6 +105,8 @@ def prepare_experiment(
     for each in settings:
         engine_for(profile.engine.kind).check_requests(prepared.requests, each)
     if is_virtual(profile.engine.kind):
+        from benchctl.sim.virtual import check_simulated
+
         check_simulated(settings, prepared.requests)
     for warning in prepared.warnings:
         warn(warning.message)
@@ -159,6 +159,8 @@ def measure(
     with advising(next_step), progress as listener:
         if not results.is_divided:
             return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
+        from benchctl.cluster.blocks import run_free_blocks
+
         return run_free_blocks(
             results,
             profile,
@@ -257,6 +259,8 @@ class _Course:
 
     def show_look(self, look: Look, rule: StoppingRecord) -> None:
         """Tell what a look at the results has shown, and what follows."""
+        from benchctl.analysis.experiment.ladder import widest_interval
+
         worst, num_left = widest_interval(look), rule.look_blocks[-1] - look.num_blocks
         target = f"±{percentage(rule.precision_frac)}"
         then = "continuing" if num_left else "the blocks are used up"
@@ -275,6 +279,14 @@ class _Course:
         tqdm.write(folded(visible_lines(text), width_of(sys.stderr)), file=drawing(sys.stderr))
 
 
+def _import_what_judges() -> None:
+    """Import what is needed when a load has ended, while the first server starts: this process only waits then.
+
+    Before, the server would start later; afterwards, it would disturb a load, or one would wait for it.
+    """
+    import_module("benchctl.cli.outcome")
+
+
 @contextmanager
 def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -> Iterator[Listener]:
     """Yield the listener that shows progress; with ``is_quiet``, or in CI, as one line per run and no bars."""
@@ -288,6 +300,7 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             on_request_end=course.advance,
             on_run_end=course.end_run,
             on_log_line=course.show_log,
+            on_server_start=_import_what_judges,
             on_look=course.show_look,
             on_repeat=course.repeat,
         )

@@ -150,7 +150,7 @@ def refuse_certain(shortfalls: Iterable["Shortfall"], *, is_plan: bool = False) 
 
 def check_names(profile: "Profile") -> None:
     """Check the names that only the analysis needs, before anything is measured."""
-    from benchctl.analysis.compare.compare import deciding_metrics  # 'benchctl load' needs no numpy
+    from benchctl.analysis.metrics.table import deciding_metrics  # help needs no msgspec
 
     try:
         key = "primary_metrics"

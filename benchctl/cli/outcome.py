@@ -12,7 +12,6 @@ from benchctl.analysis.compare.accuracy import accuracy_sentence
 from benchctl.analysis.compare.answer import answer_lines, cell_sentence
 from benchctl.analysis.compare.result import CellComparison, blocks_to_settle
 from benchctl.analysis.compare.words import looks_lines
-from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.cli.screen import say_verdict, text_console, verdict_text, warn
@@ -20,6 +19,7 @@ from benchctl.measure.directory import why_not_extended
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.on_file import keep_noise
 from benchctl.profile.model import Profile
+from benchctl.profile.planning import is_repeated_baseline
 from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, drawing, write_derived, write_pictures

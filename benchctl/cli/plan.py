@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from benchctl.analysis.compare.answer import change_in_words
-from benchctl.analysis.planning import power_lines
-from benchctl.analysis.validity.comparable import Difference, planned_differences
-from benchctl.cli.screen import say, text_console, warn
+from benchctl.cli.screen import say, warn
 from benchctl.engines.engine import engine_for
 from benchctl.measure.on_file import AROUND_S, PlanEstimate, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpus import gpu_inventory
@@ -29,11 +26,12 @@ from benchctl.profile.planning import (
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
-from benchctl.report.experiment_tables import prompt_lengths_text
-from benchctl.report.table import table_of
-from benchctl.sim.predict import PredictedRun, predict_plan
-from benchctl.steptime.queueing import PredictedLoad
 from benchctl.units import count_of, duration, four_digits, percentage
+
+if TYPE_CHECKING:
+    from benchctl.analysis.validity.comparable import Difference
+    from benchctl.sim.predict import PredictedRun
+    from benchctl.steptime.queueing import PredictedLoad
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10
@@ -54,6 +52,8 @@ def estimate_plan(
     ``visible`` names the devices of the servers, where CUDA_VISIBLE_DEVICES is another one for them. Raises
     UsageError for a step-time model that is damaged or of another hardware.
     """
+    from benchctl.sim.predict import predict_plan
+
     gpus, is_simulated = [gpu.name for gpu in gpu_inventory(visible)], is_virtual(profile.engine.kind)
     predicted = predict_plan(profile, requests, gpus, model)
     if model is None and profile.step_time_model is None and not is_simulated:
@@ -119,7 +119,7 @@ def print_prediction(estimate: PlanEstimate) -> None:
         warn(warning.message)
 
 
-def _load_text(run: PredictedRun) -> str:
+def _load_text(run: "PredictedRun") -> str:
     """The batch, its latencies and its memory; at a rate, how much of the server's capacity is offered."""
     offered, rate, waiting_from = run.offered, run.offered_rate, _WAITING_FROM * run.batch
     full = ": it is full" if run.kv_frac is not None and run.kv_frac > _CROWDED_FRAC else ""
@@ -137,7 +137,7 @@ def _load_text(run: PredictedRun) -> str:
     return "; ".join(part for part in parts if part is not None)
 
 
-def _saturation_text(offered: PredictedLoad, rate: float) -> str:
+def _saturation_text(offered: "PredictedLoad", rate: float) -> str:
     part = offered.utilisation
     times = f"{percentage(part)} of" if part < _TIMES_FROM else f"{part:.0f} times"
     most = f"the {four_digits(offered.max_requests_per_s)} that the server completes at most"
@@ -154,6 +154,8 @@ def print_plan(
     step_time_model: Path | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
+    from benchctl.report.experiment_tables import prompt_lengths_text
+
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
     _print_runs(plan.runs, estimate.run_s)
@@ -186,6 +188,9 @@ def print_rest(
 
 def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) -> None:
     """Print a table of runs, with the durations of those arms that have one."""
+    from benchctl.cli.screen import text_console
+    from benchctl.report.table import table_of
+
     headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
     texts = {label: f"{duration_s:.1f}" for label, duration_s in durations_s.items()}
     rows = [
@@ -218,6 +223,9 @@ def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
 def print_changes(profile: Profile) -> None:
     """Print what each variant changes against the baseline, over all of its cells."""
     baseline, *others = arms(profile)
+    from benchctl.analysis.compare.answer import change_in_words
+    from benchctl.analysis.validity.comparable import planned_differences
+
     changes: dict[str, list[Difference]] = {}
     for variant, cell in others:
         sides = variant_settings(profile, *baseline), variant_settings(profile, variant, cell)
@@ -231,6 +239,8 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
 
     It is printed at once, also into a pipe: it belongs before the runs.
     """
+    from benchctl.analysis.planning import power_lines
+
     lines = list(power_lines(profile, noise, engine_for(profile.engine.kind).has_steps))
     if (rule := stopping_rule(profile)) is not None:
         lines.append(

@@ -17,10 +17,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from benchctl.analysis.compare.metric import roles_of
-from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.ladder import take_look
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks, version_warning
 from benchctl.engines.engine import engine_for
 from benchctl.errors import (
@@ -55,8 +51,6 @@ from benchctl.records.record import (
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
-from benchctl.sim.predict import profile_draft_warnings
-from benchctl.sim.virtual import costs_in_words
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
@@ -83,6 +77,8 @@ class Listener:
     on_run_end: Callable[[PlannedRun, RunRecord], None]
     on_log_line: Callable[[str], None]
     """Called with the last line of the log of a server that is starting."""
+    on_server_start: Callable[[], object] = ignore
+    """Called when a server was started and has not been asked yet whether it is ready."""
     on_look: OnLook = ignore
     """Called with each look at the runs until then, and the stopping rule that it belongs to."""
     on_repeat: Callable[[Sequence[PlannedRun]], None] = ignore
@@ -124,6 +120,8 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
 
     It takes no noise from this machine's file, which holds that of real clients.
     """
+    from benchctl.sim.virtual import costs_in_words  # noqa: PLC0415 - the simulator, where it runs in this process
+
     costs = {costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)}
     message = (
         "no server and no client ran: 'benchctl simulate' ran the core of the simulator in virtual time, with "
@@ -141,7 +139,11 @@ def _created(
     warnings: Iterable[ResultWarning],
     noise: NoiseFloor | None = None,
 ) -> ResultDirectory:
-    warnings = (*manifest.warnings, *warnings, *profile_draft_warnings(profile))
+    warnings = (*manifest.warnings, *warnings)
+    if any(getattr(variant_settings(profile, *arm).server, "step_time_model", None) for arm in arms(profile)):
+        from benchctl.sim.predict import profile_draft_warnings  # noqa: PLC0415 - numpy
+
+        warnings += profile_draft_warnings(profile)
     manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
     return create_results(
         profile, prepared, origin, manifest, noise, peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
@@ -170,6 +172,7 @@ def run_experiment(
         requests=tuple(requests),
         on_progress=listener.on_request_end,
         on_log_line=listener.on_log_line,
+        on_server_start=listener.on_server_start,
         keeps_raw_logs=keeps_raw_logs,
     )
     with sole_writer(results.path):
@@ -253,6 +256,8 @@ def _with_repeat(
     Runs in ``failed`` fail by their settings: they would again.
     """
     yield from pending
+    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS  # noqa: PLC0415 - numpy, after the runs
+
     manifest, blocks = results.manifest(), {planned.block for planned in undone_runs(results)}
     if manifest.blocks == MIN_PAIRED_BLOCKS and len(blocks) == 1 and manifest.stopping is None and not failed:
         again = [planned for planned in results.plan().runs if planned.block in blocks]
@@ -271,6 +276,10 @@ def _take_looks(
     rule = results.manifest().stopping
     if rule is None:
         return math.inf
+    from benchctl.analysis.compare.metric import roles_of  # noqa: PLC0415 - numpy, after runs
+    from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - as above
+    from benchctl.analysis.experiment.ladder import take_look  # noqa: PLC0415 - as above
+
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     metrics = [name for name, role in roles.items() if role == "deciding"]
     infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]

@@ -13,25 +13,18 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.planning import (
-    engine_sha256,
-    is_repeated_baseline,
-    noise_of_experiment,
-    scatter_of_experiment,
-)
 from benchctl.analysis.validity.machines import noise_warnings, other_server_warning
 from benchctl.costs.hardware import hardware_or_none
-from benchctl.errors import BenchctlError, NotComparableError
+from benchctl.errors import BenchctlError
 from benchctl.measure.measured_run import utc_now
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.engine_table import ENGINES
-from benchctl.profile.load import hardware_names
+from benchctl.profile.load import engine_sha256, hardware_names
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import arms, is_repeated_baseline, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
@@ -46,8 +39,10 @@ from benchctl.records.stores import (
     store_duration,
     stored_durations,
 )
-from benchctl.sim.predict import PlanPrediction
 from benchctl.units import count_of, s_from_ns
+
+if TYPE_CHECKING:
+    from benchctl.sim.predict import PlanPrediction
 
 
 def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None:
@@ -115,6 +110,9 @@ def earlier_noise(profile: Profile, output_dir: Path) -> NoiseFloor | None:
 
     It serves a plan where no A/A experiment is on file: what was measured of this server is nearer than a guess.
     """
+    from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - numpy, where it is read
+    from benchctl.analysis.planning import scatter_of_experiment  # noqa: PLC0415 - as above
+
     with suppress(BenchctlError):
         noise = scatter_of_experiment(load_experiment((output_dir / profile.name / "latest").resolve()))
         if noise.key == _key_here(profile, gpu_inventory()).name:
@@ -129,29 +127,13 @@ def keep_noise(path: Path, profile: Profile) -> Path | str | None:
     """
     if not is_repeated_baseline(profile):
         return None
+    from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - numpy, after the runs
+    from benchctl.analysis.planning import sound_noise  # noqa: PLC0415 - as above
+
     try:
         return NOISE.add(sound_noise(load_experiment(path)))
     except BenchctlError as error:
         return str(error)
-
-
-def sound_noise(experiment: Experiment) -> NoiseFloor:
-    """The noise of an A/A experiment.
-
-    Raises NotComparableError if one of its runs is not done, or if it is another experiment, and UsageError below
-    six blocks.
-    """
-    results = experiment.results
-    noise = noise_of_experiment(experiment)
-    states = {run.record.run_id: run.record.state for run in results.runs}
-    unsound = [run.run_id for run in results.plan.runs if states.get(run.run_id) != "done"]
-    if unsound:
-        raise NotComparableError(
-            f"{len(unsound)} of {len(results.plan.runs)} runs of {results.path} are not done, {unsound[0]} first "
-            f"({states.get(unsound[0], 'not begun')}): a floor from the other runs would be too low. "
-            f"Measure them with 'benchctl run --resume {results.path}'"
-        )
-    return noise
 
 
 _NEWEST: Final = 12
@@ -173,7 +155,7 @@ class PlanEstimate:
     around_s: float
     basis: str
     overhead_s: float | None = None
-    prediction: PlanPrediction | None = None
+    prediction: "PlanPrediction | None" = None
 
     def total_s(self, runs: Iterable[PlannedRun]) -> float:
         """Seconds of these runs, without what comes around them."""

@@ -54,6 +54,8 @@ class RunContext:
     """Called with the number of requests that have ended."""
     on_log_line: Callable[[str], None] = ignore
     """Called with the last line of a server's log while it starts."""
+    on_server_start: Callable[[], object] = ignore
+    """Called when a server was started and has not been asked yet whether it is ready."""
     engine: Engine | None = None
     """Instead of the one that the profile names."""
     keeps_raw_logs: bool = False
@@ -177,6 +179,7 @@ async def _measure_server(
         with server, process_on(None if cores is None else cores.client):
             run.time(launch_ns=server.launch_ns)
             run.update()  # a start may take long
+            context.on_server_start()
             async with StreamClient(engine.base_url(run.settings, site.port), profile.timeouts) as client:
                 ready_ns = await server.wait_ready(client.control)
                 stall_s = profile.timeouts.stall_s

@@ -24,7 +24,7 @@ from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.run import RunContext, noise_seed
 from benchctl.measure.warmup import warmup_bursts
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
@@ -37,23 +37,6 @@ from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
 from benchctl.workload.prepare import RecordedLoad
-
-
-def check_simulated(arms: Iterable[VariantSettings], requests: Sequence[PreparedRequest]) -> None:
-    """Start the server of each arm in virtual time, and show it the request that needs least room.
-
-    Raises UsageError where a server cannot start, or refuses this request and with it all others.
-    """
-    shortest = min(requests, key=lambda request: request.prompt_tokens + request.max_tokens)
-    for settings in arms:
-        server = VirtualServer(settings, on_step=ignore)
-        try:
-            server.check_servable(shortest)
-        except UsageError as error:
-            raise UsageError(
-                f"engine 'sim', variant {settings.variant!r}: every request would be refused: {error}"
-            ) from error
-
 
 Kept: TypeAlias = Literal["requests", "all"]
 """The records that a run keeps: those of its requests, or those of its steps as well."""

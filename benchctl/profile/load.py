@@ -1,6 +1,7 @@
 """Profiles read, written, and identified by one SHA-256 that a new field of the profile does not change."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchctl.profile.engine_table import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import Arm
+from benchctl.profile.planning import Arm, variant_settings
 from benchctl.profile.sections import ClusterSettings
 from benchctl.profile.settings import (
     cells_of,
@@ -271,3 +272,11 @@ def profile_sha256(profile: Profile) -> str:
     }
     ordered = {key: list(document.get(key, {}).items()) for key in ("variants", "sweep")}
     return hashlib.sha256(encode({**document, **ordered})).hexdigest()
+
+
+def engine_sha256(profile: Profile) -> str:
+    """Hash of the baseline's server options: noise belongs to a server, not to a name."""
+    options = variant_settings(profile, profile.baseline, {}).server.model_dump(
+        mode="json", exclude=set(NOT_MEASURED)
+    )
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()

@@ -279,3 +279,12 @@ def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
         return (most,)
     apart = (most - first) / (num_looks - 1)
     return tuple(sorted({first + math.floor(i * apart + 0.5) for i in range(num_looks)}))
+
+
+def is_repeated_baseline(profile: Profile) -> bool:
+    """True for an A/A experiment: every variant is the baseline under another name."""
+    planned = arms(profile)
+    if len(planned) == 1 or profile.sweep:
+        return False
+    settings = [variant_settings(profile, name, {}).model_dump(exclude={"variant"}) for name, _ in planned]
+    return all(of_arm == settings[0] for of_arm in settings)

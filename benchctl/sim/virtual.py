@@ -1,6 +1,6 @@
 """A simulated server in virtual time that takes the requests of a profile: no process, no HTTP, no waiting."""
 
-from collections.abc import Callable, Iterator, Sequence as Items
+from collections.abc import Callable, Iterable, Iterator, Sequence as Items
 from itertools import accumulate, chain
 from typing import Final
 
@@ -184,3 +184,19 @@ def _refusal_record(
         natural_tokens=prepared.natural_tokens,
         error=RequestError(kind="http-status", message=str(reason), status=_BAD_REQUEST),
     )
+
+
+def check_simulated(arms: Iterable[VariantSettings], requests: Items[PreparedRequest]) -> None:
+    """Start the server of each arm in virtual time, and show it the request that needs least room.
+
+    Raises UsageError where a server cannot start, or refuses this request and with it all others.
+    """
+    shortest = min(requests, key=lambda request: request.prompt_tokens + request.max_tokens)
+    for settings in arms:
+        server = VirtualServer(settings, on_step=lambda _step: None)
+        try:
+            server.check_servable(shortest)
+        except UsageError as error:
+            raise UsageError(
+                f"engine 'sim', variant {settings.variant!r}: every request would be refused: {error}"
+            ) from error

@@ -11,10 +11,9 @@ from support.cli import benchctl, refusal
 from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 
-from benchctl.analysis.planning import engine_sha256
 from benchctl.engines.vllm_lenvm.kv_memory import kv_cache_bytes
 from benchctl.measure.devices import absent_gpu, gpu_shortfalls, kv_shortfalls, value_models
-from benchctl.profile.load import load_profile, profile_sha256
+from benchctl.profile.load import engine_sha256, load_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.units import GIB, MIB
 

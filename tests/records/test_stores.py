@@ -16,14 +16,14 @@ from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, writ
 
 from benchctl.analysis.compare.decide import minimum_detectable_effect
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning import engine_sha256, noise_of_experiment, power_lines
+from benchctl.analysis.planning import noise_of_experiment, power_lines, sound_noise
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import NotComparableError, ProfileError, RecordError, SchemaVersionError, UsageError
-from benchctl.measure.on_file import earlier_noise, keep_noise, noise_on_file, peaks_on_file, sound_noise
+from benchctl.measure.on_file import earlier_noise, keep_noise, noise_on_file, peaks_on_file
 from benchctl.measure.telemetry.gpus import gpu_inventory
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import dump_profile, engine_sha256, load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.peaks import (

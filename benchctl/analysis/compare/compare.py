@@ -28,7 +28,7 @@ from benchctl.analysis.experiment.pairing import (
 from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import arm_drafts, other_cores
-from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
+from benchctl.analysis.metrics.table import CLIENT_TIMED, deciding_metrics
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
@@ -43,7 +43,6 @@ from benchctl.analysis.validity.machines import gpu_names_text, machines_of, oth
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import is_virtual
-from benchctl.profile.files import did_you_mean
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.records.warning_codes import by_severity
@@ -357,24 +356,6 @@ def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], str,
         noise_by_metric[name] = max(noise_by_metric.get(name, noise), noise, key=lambda each: each.floor_frac)
     sources = (f"{one.path / NOISE.file}, measured in {of.source} on {of.host}" for one, of in fitting)
     return noise_by_metric, visible_line("; ".join(sources)), tuple(filter(None, misfits))
-
-
-def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that make the verdict, each once.
-
-    Raises UsageError for one that is unknown or has no better direction.
-    """
-    current = tuple(dict.fromkeys(names))
-    for name in current:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
-            raise UsageError(f"no metric is called {name!r}; {hint}")
-        if METRICS[name].direction == "none" and not METRICS[name].is_exact:
-            raise UsageError(
-                f"{name} cannot decide a comparison: neither more nor less of it is better. "
-                "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"
-            )
-    return current
 
 
 def side_names(a: Side, b: Side) -> tuple[str, str]:

@@ -7,10 +7,13 @@ Durations that the client measured are multiplied by ``time_scale`` if the engin
 with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
+from benchctl.errors import UsageError
+from benchctl.profile.files import did_you_mean
 
 Direction = Literal["lower", "higher", "none"]
 
@@ -252,3 +255,21 @@ POSITION_ADJUSTED: Final = frozenset(
     and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
 )
 """Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""
+
+
+def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """The metrics that make the verdict, each once.
+
+    Raises UsageError for one that is unknown or has no better direction.
+    """
+    current = tuple(dict.fromkeys(names))
+    for name in current:
+        if name not in METRICS:
+            hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
+            raise UsageError(f"no metric is called {name!r}; {hint}")
+        if METRICS[name].direction == "none" and not METRICS[name].is_exact:
+            raise UsageError(
+                f"{name} cannot decide a comparison: neither more nor less of it is better. "
+                "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"
+            )
+    return current

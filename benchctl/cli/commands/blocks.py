@@ -15,11 +15,9 @@ from typing import Final
 
 import typer
 
-from benchctl.cli.commands.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress
 from benchctl.cli.failures import advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
-from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
 from benchctl.cli.screen import note, say, warn
 from benchctl.cluster.blocks import block_runs, check_block, run_block
@@ -123,6 +121,8 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
         return watched.is_over
 
     try:
+        from benchctl.cli.commands.watch import show_until_done
+
         show_until_done(results, is_over, is_quiet=options.is_quiet, width=profile.cluster.parallel)
     except KeyboardInterrupt:
         note(
@@ -199,6 +199,8 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
     except KeyboardInterrupt:
         note(f"block {block} was interrupted; what was measured is kept, and its task may run again")
         raise
+    from benchctl.cli.outcome import counts_text
+
     say(f"block {block}: {counts_text(outcome)}")
     return exit_code_of(outcome.num_failed, outcome.num_suspect)
 
@@ -266,6 +268,8 @@ def measure_on_slots(
 
             is_quiet = options.is_quiet or bool(os.environ.get("CI"))
             try:
+                from benchctl.cli.commands.watch import show_until_done
+
                 show_until_done(results, is_over, is_quiet=is_quiet, width=len(slots))
             finally:
                 blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)

@@ -11,12 +11,13 @@ import typer
 
 from benchctl.analysis.analyzed import analyze, analyze_directory
 from benchctl.analysis.compare.answer import answer_lines, change_in_words, verdict_sentence
-from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, load_sides
 from benchctl.analysis.compare.noise_words import noise_sentence
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
+from benchctl.analysis.metrics.table import deciding_metrics
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.cli.baseline import has_baseline, keep_baseline
 from benchctl.cli.options import AsJson, complete_results, results_named

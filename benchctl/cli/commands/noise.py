@@ -9,12 +9,12 @@ import msgspec
 import typer
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning import is_repeated_baseline
+from benchctl.analysis.planning import sound_noise
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.options import AsJson
 from benchctl.cli.screen import say, tell
 from benchctl.errors import RecordError, UsageError
-from benchctl.measure.on_file import sound_noise
+from benchctl.profile.planning import is_repeated_baseline
 from benchctl.records.directory import open_results
 from benchctl.records.stores import NOISE, NoiseFloor, newest_of_each, remove_files
 from benchctl.report.table import table_of

@@ -23,14 +23,11 @@ from benchctl.engines.engine import (
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sim.options import COST_MODELS, SimOptions
 from benchctl.errors import UsageError
-from benchctl.interop.layer_profile import find_tables
 from benchctl.profile.model import VariantSettings
 from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import warnings_of
-from benchctl.steptime.model import read_model
-from benchctl.steptime.work import Deployment
 from benchctl.untrusted import METRICS_BYTES
 from benchctl.untrusted.http import fetch, fetch_json
 from benchctl.workload.datasets.base import in_data_directory
@@ -68,8 +65,13 @@ class SimEngine(Engine):
             for beside in filter(None, (options.value_model, options.draft_model)):
                 shape_for(beside)
             if options.layer_profile is not None:
+                from benchctl.interop.layer_profile import find_tables  # noqa: PLC0415 - numpy
+
                 find_tables(in_data_directory(options.layer_profile))
             if options.step_time_model is not None:
+                from benchctl.steptime.model import read_model  # noqa: PLC0415 - numpy
+                from benchctl.steptime.work import Deployment  # noqa: PLC0415 - numpy
+
                 deployment = Deployment(
                     shape=shape, hardware=hardware, tensor_parallel=options.tensor_parallel_size
                 )
