@@ -18,6 +18,8 @@ from benchctl.errors import INTERRUPTED_CODE
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
 any, and repeated searches would take a tenth of a short command's time."""
+# httpx imports its command line where it can, with pygments and click, which takes longer than itself.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 

@@ -1,6 +1,5 @@
 """The table of commands. The module of a command is imported when the command is called: ``--help`` stays fast."""
 
-import sys
 from importlib import import_module
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -8,9 +7,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from benchctl import __version__
-
-# httpx imports its own command line where it can, with rich, pygments and click: longer than itself.
-sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 
 class Entry(NamedTuple):

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +19,9 @@ from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, wid
 from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, note, say, warn
 from benchctl.engines.engine import engine_for
-from benchctl.errors import EngineUnavailableError
+from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.measure.directory import Origin, done_runs
 from benchctl.measure.experiment import (
-    Listener,
     MeasureRun,
     Outcome,
     create_experiment,
@@ -32,8 +30,8 @@ from benchctl.measure.experiment import (
     run_experiment,
 )
 from benchctl.measure.machine import node_name
-from benchctl.measure.run import measure_run
-from benchctl.measure.tokens import planning_tokenizer, prepare_counted
+from benchctl.measure.run import Listener, measure_run
+from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokenizer_for
 from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
@@ -42,7 +40,7 @@ from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord
 from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths
-from benchctl.workload.tokenizers import Tokenizer
+from benchctl.workload.tokenizers import KEY, Tokenizer
 
 _REPORT_INTERVAL_S: Final = 10.0
 _TAIL_LINES: Final = 8
@@ -111,6 +109,25 @@ def prepare_experiment(
     for warning in prepared.warnings:
         warn(warning.message)
     return prepared
+
+
+def announced_tokenizer(profile: Profile, *, on_login_node: bool) -> AbstractContextManager[Tokenizer]:
+    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
+
+    A login node starts none: that raises UsageError with what to do instead.
+    """
+
+    def tell(text: str) -> None:
+        if not on_login_node:
+            say(text)
+            return
+        raise UsageError(
+            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
+            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
+            "tokenizer.json, or a repository of the model hub"
+        )
+
+    return tokenizer_for(profile, tell)
 
 
 def measure_lengths(
@@ -284,7 +301,7 @@ def _import_what_judges() -> None:
 
     Before, the server would start later; afterwards, it would disturb a load, or one would wait for it.
     """
-    import_module("benchctl.cli.outcome")
+    import benchctl.cli.outcome  # noqa: F401
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from benchctl.records.stores import NoiseFloor
 from benchctl.units import count_of, duration, four_digits, percentage
 
 if TYPE_CHECKING:
-    from benchctl.analysis.validity.comparable import Difference
     from benchctl.sim.predict import PredictedRun
     from benchctl.steptime.queueing import PredictedLoad
 
@@ -224,7 +223,7 @@ def print_changes(profile: Profile) -> None:
     """Print what each variant changes against the baseline, over all of its cells."""
     baseline, *others = arms(profile)
     from benchctl.analysis.compare.answer import change_in_words
-    from benchctl.analysis.validity.comparable import planned_differences
+    from benchctl.analysis.validity.comparable import Difference, planned_differences
 
     changes: dict[str, list[Difference]] = {}
     for variant, cell in others:

@@ -1,4 +1,5 @@
-"""Sentences, tables and documents on the terminal.
+"""The console on which tables and sentences are printed as they are: their text is text, never markup or
+control.
 
 Output that several commands share, and the garbage collector while they read.
 Progress of an experiment on the terminal: bars with the time left, or one line per run without a terminal.
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from benchctl.cli.failures import drawing, width_of
 from benchctl.errors import UsageError
@@ -26,15 +29,18 @@ from benchctl.units import folded
 from benchctl.untrusted.text import visible_line, visible_lines
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
     from tqdm import tqdm
 
-    from benchctl.report.table import TextConsole
+
+class TextConsole(Console):
+    """A console that folds a text and interprets nothing in it. A line too long for a message is cut."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        as_it_is = {"emoji": False, "markup": False, "highlight": False, "highlighter": None}
+        return super().render_str(folded(visible_lines(text), self.width), **(options | as_it_is))
+
 
 _NOT_PLAIN: Final = re.compile(r"[^\n -~]+")
-
-
 _FIRST_WORD: Final = re.compile(r"\s*(\w+)")
 _VERDICT_COLOURS: Final = {
     "regression": "red",
@@ -45,10 +51,8 @@ _VERDICT_COLOURS: Final = {
 }
 
 
-def text_console() -> "TextConsole":
+def text_console() -> TextConsole:
     """A console on stdout whose tables and sentences are no wider than the terminal, or 120 characters."""
-    from benchctl.report.table import TextConsole  # rich, which only tables and colours need
-
     return TextConsole(soft_wrap=True, width=width_of(sys.stdout))
 
 
@@ -63,13 +67,11 @@ def say_verdict(text: str, style: str = "") -> None:
     console.print(verdict_text(folded(text, console.width), style))
 
 
-def verdict_text(text: str, style: str = "") -> "Text":
+def verdict_text(text: str, style: str = "") -> Text:
     """A text whose first word is in the colour of the verdict that it names, where the terminal has colours.
 
     Without a terminal, or with NO_COLOR, the same text is printed plain.
     """
-    from rich.text import Text
-
     drawn = Text(text := visible_lines(text), style=style)
     if (word := _FIRST_WORD.match(text)) and (colour := _VERDICT_COLOURS.get(word[1])):
         drawn.stylize(colour, *word.span(1))
@@ -87,7 +89,7 @@ def print_json(document: object) -> None:
     print(json_text(document, indent=1))
 
 
-def tell(document: object, *parts: "RenderableType", as_json: bool) -> None:
+def tell(document: object, *parts: RenderableType, as_json: bool) -> None:
     """Print one JSON document, or in its place tables and lines."""
     if as_json:
         print_json(document)

@@ -15,11 +15,11 @@ from dataclasses import asdict
 import msgspec
 
 from benchctl.errors import OwnedError, RecordError, UsageError, as_usage_error
-from benchctl.measure.experiment import Listener, MeasureRun, Outcome, pending_in_block, run_experiment
+from benchctl.measure.experiment import MeasureRun, Outcome, pending_in_block, run_experiment
 from benchctl.measure.interrupt import OF_SCHEDULERS, interruptible
 from benchctl.measure.machine import job_name, node_name
 from benchctl.measure.measured_run import ignore, utc_now
-from benchctl.measure.run import measure_run
+from benchctl.measure.run import Listener, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms

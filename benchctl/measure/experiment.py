@@ -29,9 +29,8 @@ from benchctl.errors import (
 )
 from benchctl.measure.directory import Origin, create_results, done_runs, set_state, undone_runs
 from benchctl.measure.machine import new_manifest, node_name
-from benchctl.measure.measured_run import ignore
 from benchctl.measure.on_file import gpu_names_here, noise_on_file, peaks_on_file, remember_duration
-from benchctl.measure.run import RunContext, decline_run, measure_run
+from benchctl.measure.run import Listener, RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
@@ -39,21 +38,18 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
-    Look,
     Manifest,
     Plan,
     PlannedRun,
     PreparedRequest,
     RunFailure,
     RunRecord,
-    StoppingRecord,
 )
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
 from benchctl.workload.prepare import PreparedSet
 
-OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
 MeasureRun: TypeAlias = Callable[[RunContext, PlannedRun, RunDirectory], RunRecord]
 """Does one run, and returns its final record, which is also on disk."""
 OUT_OF_MEMORY: Final = "out-of-memory"
@@ -64,25 +60,6 @@ _ELSEWHERE: Final = ResultWarning(
     message="the directory was created on a machine that does not measure: devices and driver are in the record of "
     "each run, and no noise on file goes along",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Callbacks of an experiment."""
-
-    on_run_start: Callable[[PlannedRun, int], None]
-    """Called with the run and the number of its requests."""
-    on_request_end: Callable[[int], None]
-    """Called with the number of requests of the current run that have ended."""
-    on_run_end: Callable[[PlannedRun, RunRecord], None]
-    on_log_line: Callable[[str], None]
-    """Called with the last line of the log of a server that is starting."""
-    on_server_start: Callable[[], object] = ignore
-    """Called when a server was started and has not been asked yet whether it is ready."""
-    on_look: OnLook = ignore
-    """Called with each look at the runs until then, and the stopping rule that it belongs to."""
-    on_repeat: Callable[[Sequence[PlannedRun]], None] = ignore
-    """Called with the runs of a block that is measured once more: see ``_with_repeat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +147,7 @@ def run_experiment(
     context = RunContext(
         profile=profile,
         requests=tuple(requests),
-        on_progress=listener.on_request_end,
-        on_log_line=listener.on_log_line,
-        on_server_start=listener.on_server_start,
+        listener=listener,
         keeps_raw_logs=keeps_raw_logs,
     )
     with sole_writer(results.path):
@@ -214,7 +189,7 @@ def _run_pending(
     noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
         for planned in _with_repeat(results, pending, failed, listener):
-            if planned.block >= _take_looks(results, profile, planned.block, failed, listener.on_look):
+            if planned.block >= _take_looks(results, profile, planned.block, failed, listener):
                 break
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
@@ -235,7 +210,7 @@ def _run_pending(
             if len(arms(profile)) in (num_refused, num_failed):  # the other blocks would fail as well
                 break
         else:
-            _take_looks(results, profile, results.manifest().blocks, failed, listener.on_look)
+            _take_looks(results, profile, results.manifest().blocks, failed, listener)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
@@ -266,7 +241,7 @@ def _with_repeat(
 
 
 def _take_looks(
-    results: ResultDirectory, profile: Profile, num_blocks: int, failed: Mapping[str, RunRecord], on_look: OnLook
+    results: ResultDirectory, profile: Profile, num_blocks: int, failed: Mapping[str, RunRecord], listener: Listener
 ) -> float:
     """Take each look that is due after ``num_blocks`` blocks and was not; returns how many blocks are needed.
 
@@ -289,7 +264,7 @@ def _take_looks(
             look = take_look(load_experiment(results.path), rule, due, metrics, left_out=infeasible)
             rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
             results.write_manifest(msgspec.structs.replace(results.manifest(), stopping=rule))
-            on_look(look, rule)
+            listener.on_look(look, rule)
     return math.inf if rule.ended_after is None else rule.ended_after
 
 

@@ -40,8 +40,27 @@ from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.record import PlannedRun, PreparedRequest, RunFailure, RunRecord
+from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Callbacks of an experiment."""
+
+    on_run_start: Callable[[PlannedRun, int], None] = ignore
+    """Called with the run and the number of its requests."""
+    on_request_end: Callable[[int], None] = ignore
+    """Called with the number of requests of the current run that have ended."""
+    on_run_end: Callable[[PlannedRun, RunRecord], None] = ignore
+    on_log_line: Callable[[str], None] = ignore
+    """Called with the last line of the log of a server that is starting."""
+    on_server_start: Callable[[], object] = ignore
+    """Called when a server was started and has not been asked yet whether it is ready."""
+    on_look: Callable[[Look, StoppingRecord], None] = ignore
+    """Called with each look at the runs until then, and the stopping rule that it belongs to."""
+    on_repeat: Callable[[Sequence[PlannedRun]], None] = ignore
+    """Called with the runs of a block that is measured once more: see ``_with_repeat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +69,7 @@ class RunContext:
 
     profile: Profile
     requests: tuple[PreparedRequest, ...]
-    on_progress: Callable[[int], None] = ignore
-    """Called with the number of requests that have ended."""
-    on_log_line: Callable[[str], None] = ignore
-    """Called with the last line of a server's log while it starts."""
-    on_server_start: Callable[[], object] = ignore
-    """Called when a server was started and has not been asked yet whether it is ready."""
+    listener: Listener = Listener()
     engine: Engine | None = None
     """Instead of the one that the profile names."""
     keeps_raw_logs: bool = False
@@ -156,7 +170,7 @@ def _server(
             diagnose=engine.diagnose,
             essential_processes=engine.essential_processes,
             cores=None if cores is None else cores.server,
-            on_log_line=context.on_log_line,
+            on_log_line=context.listener.on_log_line,
             keeps_raw_log=context.keeps_raw_logs,
             sent=run.secrets,
         )
@@ -179,11 +193,16 @@ async def _measure_server(
         with server, process_on(None if cores is None else cores.client):
             run.time(launch_ns=server.launch_ns)
             run.update()  # a start may take long
-            context.on_server_start()
+            context.listener.on_server_start()
             async with StreamClient(engine.base_url(run.settings, site.port), profile.timeouts) as client:
                 ready_ns = await server.wait_ready(client.control)
-                stall_s = profile.timeouts.stall_s
-                target = ServerUnderTest(run, client, server, stall_s=stall_s, on_progress=context.on_progress)
+                target = ServerUnderTest(
+                    run,
+                    client,
+                    server,
+                    stall_s=profile.timeouts.stall_s,
+                    on_progress=context.listener.on_request_end,
+                )
                 if engine.needs_first_generation:
                     ready_ns = await _first_generation(run, requests, target, server)
                 run.time(ready_ns=ready_ns)

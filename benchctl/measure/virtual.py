@@ -73,7 +73,7 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
                 await _record(server.send(burst), writer, warmup)
             run.judge_warmup(warmup)
         sent = server.send(context.requests, context.profile.workload.arrival)
-        await _record(sent, writer, run.load, context.on_progress)
+        await _record(sent, writer, run.load, context.listener.on_request_end)
         run.time(stop_ns=server.now_ns)
 
 

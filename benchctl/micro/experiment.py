@@ -32,12 +32,12 @@ from benchctl.engines.environment import build_versions
 from benchctl.engines.micro import MicroOptions
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.directory import Origin, ReopenedExperiment, create_results
-from benchctl.measure.experiment import Listener, Outcome, run_experiment
+from benchctl.measure.experiment import Outcome, run_experiment
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.on_file import peaks_on_file
-from benchctl.measure.run import RunContext
+from benchctl.measure.run import Listener, RunContext
 from benchctl.measure.telemetry.gpus import gpu_inventory, open_gpu
 from benchctl.measure.telemetry.samplers import sampling
 from benchctl.micro.peaks import Peaks, peaks_of_device

@@ -19,14 +19,6 @@ from benchctl.units import UNKNOWN, folded
 from benchctl.untrusted.text import csv_cell, visible_line, visible_lines
 
 
-class TextConsole(Console):
-    """A console that folds a text and interprets nothing in it. A line too long for a message is cut."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        as_it_is = {"emoji": False, "markup": False, "highlight": False, "highlighter": None}
-        return super().render_str(folded(visible_lines(text), self.width), **(options | as_it_is))
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """``format`` turns a value that is known into text; a wide table leaves extra columns out."""

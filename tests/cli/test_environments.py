@@ -17,8 +17,10 @@ import pytest
 from support.cli import in_process, preloaded_directory, printed
 from support.results.builders import edit_manifest, write_results
 from support.results.planted import HOSTILE, write_hostile
+from support.servers.stubborn_engine import processes_of
 
 from benchctl.cli.conduct import experiment_progress
+from benchctl.records.loaded import load_results
 from benchctl.records.record import PlannedRun, RunFailure, RunRecord
 from benchctl.untrusted.text import escaped
 
@@ -442,7 +444,11 @@ NOT_IMPORTED: dict[str, tuple[list[str], str | None, set[str]]] = {
         "benchctl sp",
         {"benchctl.cli.conduct", "benchctl.cli.screen", "msgspec", *SCIENCE, *NETWORK},
     ),
-    "help of run": (["run", "--help"], None, {"rich.markdown", "rich.traceback"}),
+    "help of run": (
+        ["run", "--help"],
+        None,
+        {"benchctl.cli.conduct", "pydantic", "rich.traceback", *SCIENCE, *NETWORK},
+    ),
     "profiles": (["profiles", "list"], None, {"pydantic", "psutil", *SCIENCE, *NETWORK}),
     "profile": (["profiles", "show", "ci-smoke"], None, {*SCIENCE, *NETWORK}),
 }
@@ -463,3 +469,66 @@ def test_a_command_imports_nothing_large_that_it_does_not_use(name: str) -> None
     loaded = set(done.stdout.partition("loaded ")[2].split())
     assert "benchctl.cli.app" in loaded, done.stderr
     assert not loaded & heavy
+
+
+SMALLEST = """\
+seed: 1
+blocks: 1
+engine: {kind: sim, options: {time_scale: 100.0}}
+model: qwen2.5-7b
+hardware: h100-sxm
+workload:
+  dataset: generated
+  num_prompts: 1
+  samples_per_prompt: 1
+  output_len: 2
+  arrival: {kind: closed-loop, max_concurrency: 1}
+  num_warmups: 0
+variants:
+  baseline: {}
+"""
+CODE_OF_RUN = """\
+import os, signal, sys
+from benchctl.cli import conduct, main
+from benchctl.measure.sending import ServerUnderTest
+from benchctl.measure.server.server import ServerProcess
+enter, send = ServerProcess.__enter__, ServerUnderTest.send_load
+def launched(server):
+    print("launched", *sys.modules)
+    return enter(server)
+async def sent(*load):
+    before = set(sys.modules)
+    await send(*load)
+    print("loaded", len(before), *(sys.modules.keys() - before))
+ServerProcess.__enter__, ServerUnderTest.send_load = launched, sent
+"""
+
+
+def run_of(tmp_path: Path, more: str = "") -> subprocess.CompletedProcess[str]:
+    """A run of one request, which prints what was imported until its server was launched, and during its load."""
+    (tmp_path / "smallest.yaml").write_text(SMALLEST)
+    argv = [sys.executable, "-c", f"{CODE_OF_RUN}{more}main()", "run", "smallest.yaml", "-o", "out"]
+    return subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_run_imports_what_only_judges_after_its_server_was_started_and_nothing_during_the_load(
+    tmp_path: Path,
+) -> None:
+    done = run_of(tmp_path)
+    assert done.returncode in {0, 4}, done.stderr
+    lines = {line.partition(" ")[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
+    assert "benchctl.measure.run" in lines["launched"]
+    judging = {"benchctl.analysis.compare", "benchctl.analysis.experiment", "benchctl.report", "jinja2", "pygments"}
+    assert not {*judging, *SCIENCE} & set(lines["launched"])
+    assert lines["loaded"][1:] == []
+
+
+def test_an_interrupt_while_run_imports_what_judges_ends_the_server_and_is_recorded(tmp_path: Path) -> None:
+    interrupts = "conduct._import_what_judges = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+    done = run_of(tmp_path, interrupts)
+    assert done.returncode == 130, done.stderr
+    assert "\nloaded " not in done.stdout
+    (run,) = load_results(tmp_path / "out").runs
+    assert run.record.failure is not None
+    assert (run.record.failure.cause, run.record.num_sent) == ("interrupted", 0)
+    assert processes_of(str(tmp_path)) == []

@@ -32,7 +32,7 @@ from benchctl.load.demand import (
 from benchctl.load.exchange import LoadSummary
 from benchctl.load.schedule import Load
 from benchctl.load.workers import WorkerLoad, WorkerPlan, load_for
-from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.run import Listener, RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.profile.arrival import Arrival
 from benchctl.records.directory import RunDirectory
@@ -356,7 +356,7 @@ def context_of(tmp_path, requests, **more):
 def test_a_run_with_two_workers_leaves_the_same_story_on_disk(tmp_path):
     ended = []
     requests = (request(i, max_tokens=3, gap_ms=20) for i in range(9))
-    context = context_of(tmp_path, requests, on_progress=ended.append)
+    context = context_of(tmp_path, requests, listener=Listener(on_request_end=ended.append))
     record = measure_run(context, planned(), RunDirectory(tmp_path / "run"))
     loaded = load_run(RunDirectory(tmp_path / "run")).requests
     assert (record.state, record.num_sent, record.num_completed, record.num_failed) == ("done", 9, 9, 0)

@@ -12,8 +12,8 @@ from support.cli import WITHOUT_SERVERS, benchctl, document, only_result, printe
 
 from benchctl.cli.conduct import measure
 from benchctl.measure.directory import Origin, reopen_experiment, undone_runs
-from benchctl.measure.experiment import Listener, create_experiment, run_experiment
-from benchctl.measure.run import RunContext
+from benchctl.measure.experiment import create_experiment, run_experiment
+from benchctl.measure.run import Listener, RunContext
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import extend_plan, imbalance_of, plan_runs

@@ -16,7 +16,7 @@ from support.steps import records_of
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError
-from benchctl.measure.run import RunContext, measure_run, noise_seed
+from benchctl.measure.run import Listener, RunContext, measure_run, noise_seed
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
@@ -30,7 +30,7 @@ def measure(tmp_path, requests, *flags, engine=PacedEngine, progress=None, **cha
         profile=profile(**changes),
         requests=tuple(requests),
         engine=engine(truth=tmp_path / "truth.jsonl", flags=flags),
-        on_progress=progress.append if progress is not None else lambda _: None,
+        listener=Listener() if progress is None else Listener(on_request_end=progress.append),
     )
     record = measure_run(context, planned(), directory)
     loaded = load_run(directory)

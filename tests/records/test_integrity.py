@@ -18,7 +18,8 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import AlteredError, NotComparableError, RecordError
 from benchctl.measure.directory import Origin, reopen_experiment
-from benchctl.measure.experiment import Listener, create_experiment, run_experiment
+from benchctl.measure.experiment import create_experiment, run_experiment
+from benchctl.measure.run import Listener
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import (

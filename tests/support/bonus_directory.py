@@ -6,8 +6,8 @@ from support.fake_passes import FakeWorkers
 
 from benchctl.analysis.bonus import bonus_design, points_of
 from benchctl.measure.directory import Origin
-from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
+from benchctl.measure.run import Listener
 from benchctl.micro.experiment import forward_profile, measure_forward
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)

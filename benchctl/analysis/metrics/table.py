@@ -7,7 +7,6 @@ Durations that the client measured are multiplied by ``time_scale`` if the engin
 with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -257,7 +256,7 @@ POSITION_ADJUSTED: Final = frozenset(
 """Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""
 
 
-def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
+def deciding_metrics(names: tuple[str, ...]) -> tuple[str, ...]:
     """The metrics that make the verdict, each once.
 
     Raises UsageError for one that is unknown or has no better direction.

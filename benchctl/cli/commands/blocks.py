@@ -15,6 +15,7 @@ from typing import Final
 
 import typer
 
+from benchctl.cli.commands.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress
 from benchctl.cli.failures import advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
@@ -42,6 +43,23 @@ from benchctl.workload.prepare import LENGTHS_KEY, needs_lengths
 
 _END_LIMIT_S: Final = 60.0
 """Time beyond that of a server's own end for the processes of blocks to end when they are asked to."""
+
+
+def check_handing_out(profile: Profile, options: RunOptions) -> None:
+    """Raise UsageError, before anything is written, for an experiment that cannot be measured where it shall be.
+
+    A plan may be made where Slurm and devices are not: that is then a warning.
+    """
+    if options.is_shared and profile.stopping is not None:
+        raise UsageError(
+            "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
+            "--until-precision (stopping in the profile), or --on and --prepare"
+        )
+    if options.on == "slurm":
+        check_slurm(profile, is_plan=options.dry_run)
+    elif options.on == "local":
+        check_slots(profile, options.parallel or 1, is_plan=options.dry_run)
+    refuse_certain(gpu_shortfalls(profile), is_plan=options.dry_run or options.is_elsewhere)
 
 
 def check_slurm(profile: Profile, *, is_plan: bool) -> None:
@@ -121,8 +139,6 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
         return watched.is_over
 
     try:
-        from benchctl.cli.commands.watch import show_until_done
-
         show_until_done(results, is_over, is_quiet=options.is_quiet, width=profile.cluster.parallel)
     except KeyboardInterrupt:
         note(
@@ -268,8 +284,6 @@ def measure_on_slots(
 
             is_quiet = options.is_quiet or bool(os.environ.get("CI"))
             try:
-                from benchctl.cli.commands.watch import show_until_done
-
                 show_until_done(results, is_over, is_quiet=is_quiet, width=len(slots))
             finally:
                 blocks.end(profile.timeouts.stop_s + _END_LIMIT_S)

@@ -6,14 +6,12 @@ What only judges is imported while the first server starts: until then the comma
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from benchctl.cli.commands.blocks import (
     check_block_time,
-    check_slots,
-    check_slurm,
+    check_handing_out,
     measure_block,
     measure_on_slots,
     measure_on_slurm,
@@ -22,6 +20,7 @@ from benchctl.cli.commands.blocks import (
     print_tasks,
 )
 from benchctl.cli.conduct import (
+    announced_tokenizer,
     check_experiment,
     measure,
     measure_lengths,
@@ -36,14 +35,12 @@ from benchctl.cli.plan import duration_text, estimate_plan, print_changes, print
 from benchctl.cli.screen import print_json, say, warn
 from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
-from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.devices import gpu_shortfalls, kv_shortfalls
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment, pending_runs
 from benchctl.measure.machine import shortfalls
 from benchctl.measure.on_file import earlier_noise, noise_on_file
-from benchctl.measure.tokens import tokenizer_for
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
@@ -52,7 +49,6 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
 from benchctl.records.stores import NOISE
 from benchctl.workload.prepare import lengths_profile, needs_lengths
-from benchctl.workload.tokenizers import KEY, Tokenizer
 
 
 def carry_out(options: RunOptions) -> int:
@@ -99,7 +95,7 @@ def _completed(profile: Profile, options: RunOptions) -> Profile:
     """The profile of a new experiment as this machine measures it, checked."""
     is_plan = options.dry_run or options.is_elsewhere  # then neither engine nor GPU is needed here
     profile = _with_cluster(profile, options)
-    _check_handing_out(profile, options)
+    check_handing_out(profile, options)
     # of all arms of the experiment, also where the baseline alone is then measured
     refuse_certain(kv_shortfalls(profile), is_plan=is_plan)
     if options.measures_noise:
@@ -123,23 +119,6 @@ def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None =
     if options.parallel is not None:
         settings = settings.model_copy(update={"parallel": options.parallel})
     return profile.model_copy(update={"cluster": settings})
-
-
-def _check_handing_out(profile: Profile, options: RunOptions) -> None:
-    """Raise UsageError, before anything is written, for an experiment that cannot be measured where it shall be.
-
-    A plan may be made where Slurm and devices are not: that is then a warning.
-    """
-    if options.is_shared and profile.stopping is not None:
-        raise UsageError(
-            "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
-            "--until-precision (stopping in the profile), or --on and --prepare"
-        )
-    if options.on == "slurm":
-        check_slurm(profile, is_plan=options.dry_run)
-    elif options.on == "local":
-        check_slots(profile, options.parallel or 1, is_plan=options.dry_run)
-    refuse_certain(gpu_shortfalls(profile), is_plan=options.dry_run or options.is_elsewhere)
 
 
 def _check_load(profile: Profile, requests: Sequence[PreparedRequest], path: Path, options: RunOptions) -> None:
@@ -197,7 +176,7 @@ def _print_handing_out(
 
 def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     """Create a new experiment and measure it."""
-    tokenizer = _tokenizer(profile, options)
+    tokenizer = announced_tokenizer(profile, on_login_node=options.on == "slurm")
     origin = Origin(
         output_root=options.output_dir,
         argv=("benchctl", *sys.argv[1:]),
@@ -223,25 +202,6 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     return _measure_and_report(results, profile, prepared.requests, options)
 
 
-def _tokenizer(profile: Profile, options: RunOptions) -> AbstractContextManager[Tokenizer]:
-    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
-
-    A login node starts none: that raises UsageError with what to do instead.
-    """
-
-    def tell(text: str) -> None:
-        if options.on != "slurm":
-            say(text)
-            return
-        raise UsageError(
-            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
-            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
-            "tokenizer.json, or a repository of the model hub"
-        )
-
-    return tokenizer_for(profile, tell)
-
-
 def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[str, Any] | None:
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``--blocks`` where given."""
     reopened = reopen_experiment(path, profile)
@@ -254,7 +214,7 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[st
             f"all verdicts are corrected for {extension.num_looks} looks at the results"
         )
     stored = _with_cluster(reopened.profile, options, given=profile)
-    _check_handing_out(stored, options)
+    check_handing_out(stored, options)
     _check_load(stored, reopened.requests, path, options)
     return _measure_and_report(reopened.results, stored, reopened.requests, options)
 

@@ -20,11 +20,10 @@ from rich.text import Text
 
 from benchctl.cli.failures import drawing, exit_code_of, width_of
 from benchctl.cli.options import complete_results
-from benchctl.cli.screen import json_text, print_json, say
+from benchctl.cli.screen import TextConsole, json_text, print_json, say
 from benchctl.cluster.progress import STATES, BlockProgress, Problem, Progress, Watcher
 from benchctl.errors import INTERRUPTED_CODE
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.report.table import TextConsole
 from benchctl.units import count_of, duration, first_of, folded
 from benchctl.untrusted.text import visible_line
 
