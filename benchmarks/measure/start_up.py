@@ -1,8 +1,9 @@
-"""What commands take before and after their work: help, a list, and the smallest experiment.
+"""What commands take before and after their work: help, a list, reading results, and the smallest experiment.
 
-Help and the list stand beside Python itself and beside Python with typer, which reads the command line. The
-smallest experiment is one run of one request on a simulated server; beside it stands the same by hand: start that
-server, wait until it listens, read one answer, and end it.
+Help of every command, the list, and commands that read the result of that experiment stand beside Python itself and
+beside Python with typer, which reads the command line. The smallest experiment is one run of one request on a
+simulated server; beside it stands the same by hand: start that server, wait until it listens, read one answer, and
+end it.
 
     python -m benchmarks.measure.start_up [--rounds 5]
 """
@@ -18,10 +19,13 @@ import time
 from functools import partial
 from pathlib import Path
 
+from benchctl.cli.app import COMMANDS
 from benchmarks.common.harness import FailedError, Figures, compared, options, write
 from benchmarks.common.measured_process import spent
 
 BENCHCTL = (sys.executable, "-m", "benchctl")
+READING = ("show", "verify", "report")
+LATEST = "results/smallest/latest"
 LIMIT_S = 30
 PROFILE = """\
 name: smallest
@@ -48,8 +52,8 @@ def main() -> None:
         work = Path(root)
         (work / "smallest.yaml").write_text(PROFILE)
         run = (*BENCHCTL, "run", "smallest.yaml", "--quiet", "--output-dir", "results")
-        for command in (["run", "smallest.yaml"], ["profiles", "list"]):  # compiles their modules
-            spent((*BENCHCTL, *command), work)
+        for command in (run, (*BENCHCTL, "profiles", "list")):  # compiles their modules
+            spent(command, work)
 
         def took(*argv: str) -> Figures:
             return spent(argv, work)
@@ -61,8 +65,9 @@ def main() -> None:
                 "python": partial(python, "pass"),
                 "python with typer": partial(python, "import typer"),
                 "benchctl --help": partial(took, *BENCHCTL, "--help"),
-                "benchctl run --help": partial(took, *BENCHCTL, "run", "--help"),
+                **{f"benchctl {name} --help": partial(took, *BENCHCTL, name, "--help") for name in COMMANDS},
                 "benchctl profiles list": partial(took, *BENCHCTL, "profiles", "list"),
+                **{f"benchctl {name}": partial(took, *BENCHCTL, name, LATEST) for name in READING},
             },
             rounds=asked.rounds,
             ratios=("wall s", "cpu s"),

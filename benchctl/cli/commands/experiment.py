@@ -1,4 +1,4 @@
-"""What ``benchctl run`` does: an experiment measured, resumed, or extended by blocks, or its plan.
+"""An experiment as ``benchctl run`` is told: measured, resumed, or extended by blocks, or its plan printed.
 
 What only judges is imported while the first server starts: until then the command imports what measures.
 """
@@ -52,7 +52,7 @@ from benchctl.workload.prepare import lengths_profile, needs_lengths
 
 
 def carry_out(options: RunOptions) -> int:
-    """Do what the options say; returns the exit code."""
+    """Measure, resume or plan as the options say; returns the exit code."""
     with to_stderr(when=options.as_json):
         if options.into is not None and options.block is not None:
             return measure_block(options.into, options.block, options)
