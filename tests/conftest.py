@@ -41,6 +41,12 @@ def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments have no pictures in this process, which take a second or two."""
+    monkeypatch.setattr("benchctl.report.export.why_not_drawn", lambda: "a test does without")
+
+
 def _server_processes() -> set[psutil.Process]:
     """Our descendants that serve: what a test started and nobody stopped."""
     found = set()

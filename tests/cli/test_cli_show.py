@@ -207,12 +207,12 @@ def test_suspect_runs_are_told_by_what_their_doubts_cost(tmp_path):
     assert second.endswith("their results are not reliable; see Notes")
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in PROFILES]
 )
 def test_output_on_every_profile_is_at_most_120_characters_wide_and_60_lines_long(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "")
-    monkeypatch.setattr("benchctl.report.export.why_not_drawn", lambda: "a test does without")
     engine = () if load_profile(name).engine.kind == "sim" else ("--engine", "sim")
     few = ("--set", "workload.num_prompts=4", "--output", tmp_path / "r")
     code, *texts = in_process("simulate", "--profile", name, *engine, *few)

@@ -37,7 +37,7 @@ class Leaking(StubbornEngine):
 
 
 @pytest.fixture(name="leaked")
-def _leaked(tmp_path, monkeypatch):
+def _leaked(tmp_path, monkeypatch, without_pictures):
     """Measures a leaking server; exit code and output."""
     (tmp_path / "secrets").write_text("\n".join(SECRETS))
     monkeypatch.chdir(tmp_path)
@@ -48,7 +48,6 @@ def _leaked(tmp_path, monkeypatch):
     def leaked(*flags, options=()):
         engine = Leaking(truth=tmp_path / "truth.jsonl", flags=flags, essential_processes=())
         monkeypatch.setattr("benchctl.engines.engine.load_name", lambda _: lambda: engine)
-        monkeypatch.setattr("benchctl.report.export.why_not_drawn", lambda: "a test does without")
         code, out, err = in_process("run", "--profile", "aa", "--blocks", "1", *words, *options)
         return code, out + err
 

@@ -283,6 +283,7 @@ def test_tables_by_node_show_the_numbers_of_the_document(by_node):
         assert all(change in page and change in markdown for *_, change in rows)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_each_directory_is_loaded_and_judged_once(path, monkeypatch):
     parse = mock.Mock(wraps=benchctl.analysis.experiment.experiment.parse_profile)
     match = mock.Mock(wraps=benchctl.analysis.compare.compare.match_cells)

@@ -348,6 +348,7 @@ def test_the_page_has_every_row_and_every_sentence_of_the_verdict_on_backfill_an
     assert all(sentence in top.lower() for sentence in sentences[:-1])
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_page_show_summary_and_command_have_the_same_verdicts_on_backfill(bonus):
     of_command, shown = document("micro", "bonus", bonus), document("show", bonus)["bonus"]
     write_report(bonus)

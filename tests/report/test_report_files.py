@@ -53,6 +53,7 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture_and_the_
     assert {path: path.read_bytes() for path in write_report(tmp_path).written} == contents
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_exported_tables_agree_with_the_reading(tmp_path):
     write_results(tmp_path)
     write_report(tmp_path)
@@ -65,6 +66,7 @@ def test_the_exported_tables_agree_with_the_reading(tmp_path):
     assert (cell["factors"], cell["blocks"][2]["wall"]) == ({"top_k": 5}, pytest.approx(1.55))
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
     result = result_of(write_results(tmp_path, num_requests=2, output_tokens=4, n=1))
     expected = {
@@ -102,6 +104,7 @@ def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
     assert result["definitions"]["tpot_ms"].startswith("mean of (last - first output) / (output tokens - 1)")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_run_result_has_the_seconds_of_its_clock_its_failed_requests_and_the_rate_of_its_profile(tmp_path):
     results = write_results(tmp_path, n=1)
     edit_run(results, "000-b0-baseline", clock="virtual", time_scale=20.0)
@@ -148,6 +151,7 @@ def test_the_sweep_picture_is_named_after_its_factors(tmp_path):
         assert picture in [chart.file for chart in draw_charts(analyze_directory(path)) if not chart.skipped]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_no_and_newer_directories_are_refused_and_of_damaged_ones_the_rest_is_written(tmp_path):
     with pytest.raises(UsageError, match=r"is not a result directory: it has no manifest\.json"):
         write_report(tmp_path)
@@ -165,6 +169,7 @@ def test_no_and_newer_directories_are_refused_and_of_damaged_ones_the_rest_is_wr
         write_report(tmp_path)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_tables_and_files_name_a_cell_infeasible_whose_servers_all_ran_out_of_memory(tmp_path: Path) -> None:
     blocks = ({"baseline": 1.0, "guided": 1.0},) * 2
     results = write_results(tmp_path / "r", block_factors=blocks, cells=({"top_k": 3}, {"top_k": 5}))

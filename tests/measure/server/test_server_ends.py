@@ -160,11 +160,10 @@ class Truncating(StubbornEngine):
 
 
 @pytest.fixture(name="run")
-def _run(tmp_path, monkeypatch):
+def _run(tmp_path, monkeypatch, without_pictures):
     """Runs a small experiment on a stubborn server with these flags; exit code and messages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(conduct, "_REPORT_INTERVAL_S", 0.5)
-    monkeypatch.setattr("benchctl.report.export.why_not_drawn", lambda: "a test does without")
     small = ("--set", "workload.num_prompts=3", "--set", "workload.output_len=4")
 
     def run(*flags, variants=("guided",), engine=Truncating, words=("--profile", "ci-smoke", *small)):
