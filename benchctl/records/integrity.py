@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -216,7 +215,7 @@ class Verification:
 
 
 def verify_directory(
-    path: Path, read_before: Mapping[str, RunRecord] = MappingProxyType({}), *, is_fresh: bool = False
+    path: Path, read_before: Mapping[str, RunRecord] | None = None, *, is_fresh: bool = False
 ) -> Verification:
     """Compare a result directory with its digests; with ``is_fresh`` every file is read, once.
 
@@ -230,7 +229,7 @@ def verify_directory(
     folders = {run.path.name: run.path.relative_to(path).as_posix() for run in runs}
     for run in runs:
         with suppress(InvalidDataError):
-            records[run.path.name] = read_before.get(run.path.name) or run.read()
+            records[run.path.name] = (read_before or {}).get(run.path.name) or run.read()
     try:
         digests = read_digests(path)
         alterations += _altered_manifests(results, digests, records)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIME_COLUMNS
-from benchctl.analysis.experiment.experiment import Arm, Experiment, Metrics, cell_key
-from benchctl.analysis.metrics.table import METRICS, OF_STEPS, SERVER_RECORDED
+from benchctl.analysis.experiment.experiment import Arm, Experiment, cell_key
+from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED
 from benchctl.analysis.statistics.estimate import (
     UNORDERED,
     BlockDesign,
@@ -106,18 +106,8 @@ class ArmPair:
         self, column: str, *, of_few: bool = False
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """The numbers of each side that count, run by run."""
-        a, b = self._counted_metrics if column in METRICS and not of_few else self._counted_columns
-        return tuple(run[column] for run in a), tuple(run[column] for run in b)
-
-    @cached_property
-    def _counted_metrics(self) -> tuple[list[Metrics], list[Metrics]]:
-        a, b = self.sides
-        return list(map(a.counted_metrics, self.a_runs)), list(map(b.counted_metrics, self.b_runs))
-
-    @cached_property
-    def _counted_columns(self) -> tuple[list[Metrics], list[Metrics]]:
-        a, b = self.sides
-        return list(map(a.counted_columns, self.a_runs)), list(map(b.counted_columns, self.b_runs))
+        a, b = (side.counted(column, of_few=of_few) for side in self.sides)
+        return tuple(run[column] for run in map(a, self.a_runs)), tuple(run[column] for run in map(b, self.b_runs))
 
     def ratio(self, column: str, *, of_few: bool = False) -> SideRatio | None:
         """The one ratio of a metric or another column; None where no block knows it on both sides.
