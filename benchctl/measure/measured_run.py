@@ -155,14 +155,14 @@ class MeasuredRun:
             self.note(redactions=dict((Counter(self.record.redactions) + Counter(counts)).most_common()))
 
     def note_configuration(self, reported: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
-        """Record what a server reports of itself beside what it will be sent."""
+        """Note what a server reports of itself beside what it will be sent."""
         config: dict[str, Any] = {"model": self.settings.model}
         config |= {f"server.{key}": value for key, value in reported.items()}
         config |= self.settings.stated()
         if (guidance := self.settings.guidance) is not None:
             config |= {f"guidance.{key}": value for key, value in guidance.model_dump(mode="json").items()}
         version = reported.get("version")
-        self.update(
+        self.note(
             effective_config=config | dict(extra or {}), engine_version=None if version is None else str(version)
         )
         if self.record.is_virtual and (keys := self.keys_in_requests()):

@@ -208,8 +208,10 @@ async def _measure_server(
                 run.time(ready_ns=ready_ns)
                 async with control_errors(server):
                     await target.record_configuration(site, {} if cores is None else cores.as_config())
-                if bursts := warmup_bursts(requests, profile, run.settings):
-                    run.time(warmup_start_ns=time.monotonic_ns())
+                bursts = warmup_bursts(requests, profile, run.settings)
+                run.time(warmup_start_ns=time.monotonic_ns() if bursts else None)
+                run.update()  # warm-up and load may take long
+                if bursts:
                     run.judge_warmup(await target.send_bursts(bursts))
                 path = engine.metrics_path(run.settings)
                 with sampling(

@@ -337,6 +337,7 @@ async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callabl
         target = ServerUnderTest(run, client, on_progress=on_progress)
         reported = await target.record_configuration(LaunchSite(port=0, directory=run.directory.path))
         target.settings = _with_served_model(run.settings, reported.get("served_model"))
+        run.update()  # warm-up and load may take long
         first = tuple(islice(results.prepared_requests(), count))
         if first:
             is_forced = profile.stop == "forced"

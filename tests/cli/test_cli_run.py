@@ -277,6 +277,7 @@ def test_a_resume_first_records_what_became_of_a_run_whose_process_was_killed(tm
         results, _ = ended(process, -signal.SIGKILL, tmp_path)
     (record,) = results.glob("runs/*/run.json")
     assert (read(results / "manifest.json")["state"], read(record)["state"]) == ("running", "running")
+    assert {"ready_ns", "warmup_start_ns"} <= read(record)["times"].keys(), "noted until its load"
     assert '"interrupted"' in printed("show", results, "--json")
     resumed(results)
     earlier = read(record.parent / "attempt-1" / "run.json")

@@ -3,6 +3,8 @@
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,6 +238,13 @@ def test_a_server_is_ready_after_its_start_delay_paces_its_tokens_and_ends_at_on
             next(response.iter_lines())
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(timeout=50) == 0  # the stream would go on for a minute
+
+
+def test_a_server_that_runs_step_by_step_imports_nothing_large_that_it_does_not_use() -> None:
+    code = "import sys, benchctl.sim.__main__ as server\nfrom benchctl.sim.config import SimConfig\n"
+    code += "server.Server(SimConfig(value_model='qwen2.5-1.5b'), None)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numpy", "scipy", "uvicorn", "httpx", "rich", "benchctl.profile.model"} & set(done.stdout.split())
 
 
 def test_a_taken_port_is_said_in_one_line(caplog) -> None:

@@ -13,7 +13,7 @@ standard output has one JSON object a line: ``{"started": pid, "at_ns": time}`` 
 ``{"ended": exit code}`` of the first process, ``{"looked": true}`` after ``ready``, and after ``stop``
 ``{"survivors": [pid]}``.
 
-Nothing but the standard library is imported before the end, so that it starts at once.
+Nothing but the standard library is imported before the end, and of that no pathlib, so that it starts at once.
 """
 
 import ctypes
@@ -28,16 +28,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S: Final = 0.01
 _READ_BYTES: Final = 1 << 16
-_PROC: Final = Path("/proc")
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - fixed by the system
 _MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/")
 """In ``/proc/<pid>/maps``: the inode of a file, because a semaphore is mapped under another name than it keeps."""
 
@@ -62,7 +62,8 @@ def _parent_of(pid: int) -> int | None:
     A process of which only the first thread has ended looks like a zombie, and holds its port until the others end.
     """
     with suppress(OSError, ValueError):
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
         is_zombie, num_threads = fields[0] == b"Z", int(fields[17])
         return None if is_zombie and num_threads <= 1 else int(fields[1])
     return None
@@ -71,19 +72,19 @@ def _parent_of(pid: int) -> int | None:
 def family() -> list[int]:
     """All living descendants of this process."""
     children: dict[int, list[int]] = defaultdict(list)
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (parent := _parent_of(int(entry.name))) is not None:
-            children[parent].append(int(entry.name))
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (parent := _parent_of(int(name))) is not None:
+            children[parent].append(int(name))
     members = children[os.getpid()]
     for member in members:
         members += children[member]
     return members
 
 
-def segments() -> dict[int, Path]:
+def segments() -> dict[int, str]:
     """All shared memory of the machine: the inode and the path of each file."""
-    with suppress(OSError), os.scandir(_SHARED_MEMORY) as entries:
-        return {entry.inode(): Path(entry) for entry in entries}
+    with suppress(OSError), os.scandir("/dev/shm") as entries:  # noqa: S108 - fixed by the system
+        return {entry.inode(): entry.path for entry in entries}
     return {}
 
 
@@ -91,8 +92,8 @@ def mapped_segments(pids: Iterable[int]) -> set[int]:
     """The inodes of the shared memory that these processes use; of one that we may not see, none."""
     inodes = set[int]()
     for pid in pids:
-        with suppress(OSError):
-            inodes.update(map(int, _MAPPED.findall((_PROC / str(pid) / "maps").read_bytes())))
+        with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+            inodes.update(map(int, _MAPPED.findall(file.read())))
     return inodes
 
 
@@ -132,6 +133,8 @@ class Supervisor:
         self._end(0.0)
         launched = self._launched
         if launched.log is not None:
+            from pathlib import Path  # noqa: PLC0415 - only at the end
+
             raw_log, log = Path(launched.raw_log), Path(launched.log)
             finish_log(raw_log, log, launched.sent, keeps_raw_log=launched.keeps_raw_log)
 
@@ -206,7 +209,7 @@ class Supervisor:
         for inode, path in segments().items():
             if inode in self._segments - self._older_segments:
                 with suppress(OSError):
-                    path.unlink()
+                    os.unlink(path)
         return survivors
 
 
@@ -215,7 +218,7 @@ def _report(**event: Any) -> None:
         os.write(1, json.dumps(event).encode() + b"\n")
 
 
-def finish_log(raw_log: Path, log: Path, sent: Mapping[str, str], *, keeps_raw_log: bool) -> Mapping[str, int]:
+def finish_log(raw_log: "Path", log: "Path", sent: Mapping[str, str], *, keeps_raw_log: bool) -> Mapping[str, int]:
     """Write ``log``, which is ``raw_log`` without its secrets, and delete that unless it is kept.
 
     Returns the number of secrets by what they are. Raises OSError where the log cannot be written.
@@ -230,6 +233,7 @@ def finish_log(raw_log: Path, log: Path, sent: Mapping[str, str], *, keeps_raw_l
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[3]))  # last, so that nothing there stands for the standard library
+    # Last, so that nothing there stands for the standard library
+    sys.path.append(os.path.abspath(os.path.join(__file__, *[".."] * 4)))
     Supervisor(Launched(**json.loads(sys.stdin.buffer.readline()))).run()
     os._exit(0)  # at once: benchctl waits for it
