@@ -27,7 +27,6 @@ use_environment() {
     python=$(find_python)
     echo "installing into ${directory#"$root"/} (once; about a minute)" >&2
     "$python" -m venv --clear "$directory"
-    "$directory/bin/python" -m pip install -qq --disable-pip-version-check --upgrade pip >&2
     "$directory/bin/python" -m pip install -qq --disable-pip-version-check "$@" >&2
     echo "$wanted" >"$directory/.installed"
   fi
