@@ -45,7 +45,7 @@ variants:
   baseline: {}
   sampled: {sampling: {top_k: 5}}
 """
-LIBRARIES = "import asyncio, uvloop, numpy, pydantic, msgspec, yaml, argparse, logging"
+LIBRARIES = "import asyncio, uvloop, httptools, pydantic, msgspec, argparse, logging"
 MOMENTS = ("launch_ns", "ready_ns", "first_send_ns", "last_token_ns", "stop_ns")
 PHASES = ("server", "warm-up", "load", "after load")
 
