@@ -243,7 +243,7 @@ def begun_runs(results: ResultDirectory, plan: Plan) -> list[RunDirectory]:
 @contextmanager
 def reading(runs: Sequence[RunDirectory]) -> Iterator[LoadRun]:
     """Yields ``load_run`` for these runs, to be read in this order; a second process helps where they are long."""
-    from benchctl.records.second_process import two_readers  # noqa: PLC0415 - multiprocessing
+    from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
 
     logs = (log for run in runs for log in (run.step_log, run.request_log) if is_file(log, within=run.root))
     with two_readers(load_run, runs, sum(log.stat().st_size for log in logs)) as load:

@@ -20,7 +20,6 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.files import document_bytes, read_if_there, write_bytes_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
-from benchctl.records.second_process import Call, second_process
 from benchctl.records.writers import current_manifest
 from benchctl.report.charts.figure import Chart, chart_bytes, note_of, on_paper, why_not_drawn
 from benchctl.report.charts.vega import load_vega, vega_bytes
@@ -29,6 +28,7 @@ from benchctl.report.page.page import directory_page, draw_charts
 from benchctl.report.page.plots import draw_forest
 from benchctl.report.table import csv_bytes
 from benchctl.report.verdicts import PageVerdict, directory_verdict
+from benchctl.second_process import Call, second_process
 from benchctl.units import first_of
 from benchctl.untrusted.files import OutsideError, is_there, make_folder
 
