@@ -25,16 +25,12 @@ from benchctl import __version__
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.experiment.summary import RunSummary
-from benchctl.analysis.metrics.chunks import latencies_ns
+from benchctl.analysis.metrics.chunks import Answer, chunks_of, latencies_ns
 from benchctl.analysis.metrics.latency import (
-    e2el_ns,
     is_completed,
-    itls_ns,
     measured,
     percentiles,
     standard_deviation,
-    tpots_ns,
-    ttft_ns,
 )
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.errors import RecordError
@@ -97,7 +93,10 @@ def aiperf_records(run: LoadedRun) -> Iterator[dict[str, Any]]:
     """
     offset_ns = next((s.offset.realtime_less_monotonic_ns for s in run.client if s.offset is not None), 0)
     factor = run.record.clock_factor
-    for request in sorted(measured(run.requests), key=lambda request: request.index):
+    requests = sorted(measured(run.requests), key=lambda request: request.index)
+    chunks = chunks_of(requests)
+    answers = chunks.answers(chunks.t_ns)
+    for request, answer, gaps_ns in zip(requests, answers, chunks.gaps_of_requests, strict=True):
         yield {
             "metadata": {
                 "session_num": request.index,
@@ -109,24 +108,26 @@ def aiperf_records(run: LoadedRun) -> Iterator[dict[str, Any]]:
                 "benchmark_phase": "profiling",
                 "was_cancelled": request.error is not None and request.error.kind == "cancelled",
             },
-            "metrics": _request_metrics(request, factor),
+            "metrics": _request_metrics(request, answer, gaps_ns.tolist(), factor),
             "error": None
             if request.error is None
             else {"code": request.error.status, "type": request.error.kind, "message": request.error.message},
         }
 
 
-def _request_metrics(request: RequestRecord, factor: float) -> dict[str, Any]:
+def _request_metrics(
+    request: RequestRecord, answer: Answer, gaps_ns: Sequence[int], factor: float
+) -> dict[str, Any]:
     if not is_completed(request):
         return {} if request.prompt_tokens is None else {"error_isl": _value(request.prompt_tokens, "tokens")}
-    tpots = [ms_from_ns(value * factor) for value in tpots_ns(request)]
-    times = {"request_latency": e2el_ns(request), "time_to_first_token": ttft_ns(request)}
+    tpots = [ms_from_ns(value * factor) for value in answer.tpots_ns]
+    times = {"request_latency": answer.e2el_ns, "time_to_first_token": answer.ttft_ns}
     counts = {"input_sequence_length": request.prompt_tokens, "output_sequence_length": request.completion_tokens}
     return {
         **{name: _value(ms_from_ns(value * factor), "ms") for name, value in times.items() if value is not None},
         **{name: _value(value, "tokens") for name, value in counts.items() if value is not None},
         **({"inter_token_latency": _value(tpots[0] if len(tpots) == 1 else tpots, "ms")} if tpots else {}),
-        "inter_chunk_latency": _value([ms_from_ns(gap * factor) for gap in itls_ns(request)], "ms"),
+        "inter_chunk_latency": _value([ms_from_ns(gap * factor) for gap in gaps_ns], "ms"),
     }
 
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
-    e2el_ns,
     is_completed,
     measured,
     ms_or_none,
     standard_deviation,
-    ttft_ns,
 )
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.profile.arrival import Arrival
@@ -118,13 +116,15 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
     from benchctl.analysis.metrics.chunks import chunks_of  # noqa: PLC0415 - numpy; a load's schedule needs none
 
     ordered = sorted(requests, key=lambda request: request.index)
+    chunks = chunks_of(ordered)
+    answers = chunks.answers(chunks.t_ns)
     first = min((request.sent_ns for request in ordered if request.sent_ns is not None), default=None)
     return {
         "input_lens": [request.prompt_tokens for request in ordered],
         "output_lens": [request.completion_tokens for request in ordered],
-        "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
-        "itls": [_gaps_s(gaps_ns, factor) for gaps_ns in chunks_of(ordered).gaps_of_requests],
-        "latencies": [_scaled_s(e2el_ns(request), factor) for request in ordered],
+        "ttfts": [_scaled_s(answer.ttft_ns, factor) for answer in answers],
+        "itls": [_gaps_s(gaps_ns, factor) for gaps_ns in chunks.gaps_of_requests],
+        "latencies": [_scaled_s(answer.e2el_ns, factor) for answer in answers],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
             for request in ordered

@@ -6,6 +6,7 @@ import shutil
 from array import array
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,6 @@ from support.peaks import cpu_peaks
 from support.results.builders import BASELINE, GUIDED, PROFILE_YAML, edit_requests, edit_run, write_results
 
 from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
-from benchctl.analysis.metrics.latency import itls_ns
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records import files
 from benchctl.records.columns import read_steps
@@ -316,13 +316,15 @@ def test_a_record_is_what_its_line_says_and_gaps_of_arrays_are_those_of_tuples(t
     directory.request_log.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
     run = load_run(directory)
     assert run.warnings == ()
-    for law in (lambda each: itls_ns(*each), latencies_ns, lambda each: list(map(itls_ns, each))):
-        assert law(run.requests) == law(requests)
-    assert (
-        chunks_of(requests).num_simultaneous
-        == chunks_of(run.requests).num_simultaneous
-        == itls_ns(*requests).count(0)
-    )
+    assert latencies_ns(run.requests) == latencies_ns(requests)
+    gaps = [
+        later - earlier
+        for request in requests
+        for choice in request.choices
+        for earlier, later in pairwise(choice.chunk_ns)
+    ]
+    assert list(latencies_ns(requests)["itl"]) == gaps
+    assert chunks_of(requests).num_simultaneous == chunks_of(run.requests).num_simultaneous == gaps.count(0)
     for choice in (choice for request in run.requests for choice in request.choices):
         numbers = {name: getattr(choice, name) for name in FIELDS}
         assert {type(each) for each in numbers.values() if each} <= {array}

@@ -14,13 +14,11 @@ import numpy as np
 from benchctl.analysis.metrics.chunks import UNKNOWN_NS, Chunks, chunks_of
 from benchctl.analysis.metrics.client import by_worker
 from benchctl.analysis.metrics.latency import (
-    is_completed,
     latency_metrics,
     measured,
 )
 from benchctl.records.columns import Flags, Floats, Integers
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.units import NS_PER_MS
 
@@ -173,17 +171,16 @@ MIN_SHIFT_MS: Final = 0.02
 """... or this, the accuracy of a kernel timestamp, whichever is larger."""
 
 
-def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
+def uncertain_metrics(run: LoadedRun, chunks: Chunks) -> dict[str, tuple[float, float]]:
     """The latency metrics of a run that its late reads may have moved, each with its lowest and highest value in ms
     of the client's clock. On the virtual clock of a server only percentiles of gaps between chunks.
 
-    There no read was late, but a simulator that fell behind wrote tokens together: the gaps of a write, of which
-    all but the first are 0, are taken as recorded and as equal, with the same mean.
+    ``chunks`` are those of its completed requests. On a virtual clock no read was late, but a simulator that fell
+    behind wrote tokens together: the gaps of a write, of which all but the first are 0, are taken as recorded and as
+    equal, with the same mean.
     """
     if run.record.is_simulated:
         return {}
-    completed = [request for request in measured(run.requests) if is_completed(request)]
-    chunks = chunks_of(completed)
     t_ns = chunks.t_ns
     if not chunks.num_simultaneous:
         return {}
@@ -207,7 +204,7 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
         # A gap is longer if its first chunk came earlier than recorded, and shorter if its second did
         low["itl"] = np.maximum(chunks.gaps_ns(earliest_ns, t_ns), 0).tolist()
         high["itl"] = chunks.gaps_ns(t_ns, earliest_ns).tolist()
-    values, lowest, highest = (latency_metrics(each, len(completed)) for each in (latencies, low, high))
+    values, lowest, highest = (latency_metrics(each, len(chunks.requests)) for each in (latencies, low, high))
     # the mean gap is moved by errors of first chunks alone, because neighbouring gaps compensate
     lowest["itl_ms"], highest["itl_ms"] = values["itl_ms"], latency_metrics({"itl": early["itl"]}, 1)["itl_ms"]
     uncertain = {}
@@ -246,9 +243,8 @@ def num_bunched(metric: str, runs: Iterable[LoadedRun]) -> int:
     return sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
 
 
-def count_gaps(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> tuple[int, int]:
+def count_gaps(chunks: Chunks, steps: "StepColumns | None" = None) -> tuple[int, int]:
     """The numbers of short gaps between successive chunks of a choice, and of all."""
-    chunks = chunks_of([request for request in requests if is_completed(request)])
     gaps_ns = chunks.gaps_ns(chunks.t_ns, chunks.t_ns)
     return int((gaps_ns < _limits_ns(chunks, steps)).sum()), len(gaps_ns)
 
@@ -272,13 +268,12 @@ def _limits_ns(chunks: Chunks, steps: "StepColumns | None") -> Floats:
     return limits_ns
 
 
-def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> int | None:
+def regular_write(chunks: Chunks, steps: "StepColumns | None" = None) -> int | None:
     """Number of chunks of a choice that arrive at once, if it is nearly always the same; otherwise None.
 
     Chunks that follow each other within a tenth of the time per chunk arrive at once. The last write of each choice
     holds the remainder and does not count.
     """
-    chunks = chunks_of([request for request in requests if is_completed(request)])
     limits_ns = _limits_ns(chunks, steps)
     is_start = np.diff(chunks.t_ns, prepend=UNKNOWN_NS) >= limits_ns.min(initial=math.inf)
     is_start[chunks.starts] = True
@@ -292,22 +287,21 @@ def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None"
     return int(counts.argmax()) if counts.max() >= 0.8 * counts.sum() else None
 
 
-def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
+def delivery_unevenness_steps(chunks: Chunks, steps: "StepColumns") -> float | None:
     """Spread of the tokens' delays from engine to client, in mean steps: their p95 less the median.
 
     A token's delay is its arrival less the end of the step that made it. Tokens are matched in the order of both
     times, which has the least variance of all ways to match them. A common delay does not count: it moves ttft and
     leaves itl and tpot unchanged. None unless both sides count the same number of tokens, on the host's clock.
     """
-    choices = [choice for request in requests for choice in request.choices]
+    choices = [choice for request in chunks.requests for choice in request.choices]
     counts = steps.optional("output_tokens")
     if steps.total("output_tokens") is None or counts is None or steps.clocks != ("host",):
         return None
     if any(choice.chunk_tokens is None for choice in choices):
         return None
-    chunk_ns = chunks_of(requests).t_ns
     chunk_tokens = [tokens for choice in choices for tokens in choice.chunk_tokens or ()]
-    arrived = np.sort(np.repeat(chunk_ns, np.array(chunk_tokens, dtype=np.int64)))
+    arrived = np.sort(np.repeat(chunks.t_ns, np.array(chunk_tokens, dtype=np.int64)))
     made = np.sort(np.repeat(steps.start_ns + steps.dur_ns, counts.astype(np.int64)))
     if not len(made) or len(made) != len(arrived):
         return None
@@ -319,23 +313,23 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
     if run.record.is_virtual:
         return ()
-    requests = measured(run.requests)
+    chunks = chunks_of(measured(run.requests))
+    completed = chunks.completed
     steps = run.columns if len(run.columns) and run.record.times_whole_steps else None
-    size = regular_write(requests, steps) or 1
-    chunks = chunks_of(requests)
+    size = regular_write(completed, steps) or 1
     num_written = num_chunks_per_write(_reads_of(chunks), run.client, CHUNKS_EXAMINED) if size > 1 else 1
-    if 1 < size <= num_written and not _is_uneven(requests, steps, size):
+    if 1 < size <= num_written and not _is_uneven(chunks, steps, size):
         message = (
             f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; "
             f"itl is 0 within a write, and the time of {size} chunks between two writes"
         )
         return (ResultWarning(code="server-coalescing", message=message),)
-    num_short, num_gaps = count_gaps(requests, steps)
+    num_short, num_gaps = count_gaps(completed, steps)
     if num_gaps >= _MIN_GAPS and num_short > BUNCHED_FRAC * num_gaps:
         signs = (
             f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
         )
-    elif num_gaps >= _MIN_GAPS and _is_uneven(requests, steps, 1):
+    elif num_gaps >= _MIN_GAPS and _is_uneven(chunks, steps, 1):
         signs = f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
     else:
         return ()
@@ -353,7 +347,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     return (ResultWarning(code=CLIENT_BUNCHING, message=message),)
 
 
-def _is_uneven(requests: Sequence[RequestRecord], steps: "StepColumns | None", size: int) -> bool:
+def _is_uneven(chunks: Chunks, steps: "StepColumns | None", size: int) -> bool:
     """True if delays spread by more than the wait of the first of ``size`` chunks for the last of its write."""
-    unevenness = None if steps is None else delivery_unevenness_steps(requests, steps)
+    unevenness = None if steps is None else delivery_unevenness_steps(chunks, steps)
     return unevenness is not None and unevenness > UNEVEN_STEPS + size / 2 - 0.5

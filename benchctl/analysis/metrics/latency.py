@@ -1,14 +1,11 @@
 """Arithmetic with values that may be unknown (None): a result with an unknown part is unknown, never smaller.
 
-Durations of one request, by vLLM's definitions, in nanoseconds of the client's clock.
 Percentiles, and the number of independent values that a tail percentile needs before it is shown.
 """
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from operator import sub
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -62,30 +59,6 @@ def is_completed(request: RequestRecord) -> bool:
     return request.error is None and request.done_ns is not None
 
 
-def first_token_ns(request: RequestRecord) -> int | None:
-    """Arrival of the first output of any choice, whatever its kind."""
-    return min((choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns), default=None)
-
-
-def last_token_ns(request: RequestRecord) -> int | None:
-    """Arrival of the last output of any choice."""
-    if request.stamps == "whole":
-        return request.done_ns
-    return max((choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns), default=None)
-
-
-def ttft_ns(request: RequestRecord) -> int | None:
-    """Time to first token: first output of any choice minus send."""
-    first = first_token_ns(request)
-    return None if first is None or request.sent_ns is None else first - request.sent_ns
-
-
-def e2el_ns(request: RequestRecord) -> int | None:
-    """End-to-end latency: last output of any choice minus send."""
-    last = last_token_ns(request)
-    return None if last is None or request.sent_ns is None else last - request.sent_ns
-
-
 def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     """Output tokens of one choice as the engine counted them.
 
@@ -96,23 +69,6 @@ def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     if choice.output_tokens is not None:
         return choice.output_tokens
     return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
-
-
-def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
-    """Time per output token of each choice: (last - first output) / (output tokens - 1).
-
-    A choice of one token, or of an unknown number of tokens, has none.
-    """
-    choices = [(choice.chunk_ns, choice_tokens(request, choice) or 0) for choice in request.choices]
-    return tuple((times[-1] - times[0]) / (tokens - 1) for times, tokens in choices if times and tokens > 1)
-
-
-def itls_ns(*requests: RequestRecord) -> "array[int]":
-    """Inter-token latencies: gaps between successive chunks of a choice; a chunk of three tokens is one gap."""
-    gaps_ns = array("q")
-    for choice in (choice for request in requests for choice in request.choices):
-        gaps_ns.extend(map(sub, choice.chunk_ns[1:], choice.chunk_ns))  # no loop: there are as many gaps as tokens
-    return gaps_ns
 
 
 def send_lag_ns(request: RequestRecord) -> int | None:

@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, zip_longest
 from statistics import fmean, stdev
 from typing import Final
@@ -16,14 +17,12 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
-from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
+from benchctl.analysis.metrics.chunks import Answer, answers_of, chunks_of, latencies_ns
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
-    e2el_ns,
     is_completed,
     known_values,
-    last_token_ns,
     latency_metrics,
     mean_of_known,
     measured,
@@ -34,8 +33,6 @@ from benchctl.analysis.metrics.latency import (
     smallest_sample,
     standard_deviation,
     total,
-    tpots_ns,
-    ttft_ns,
 )
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.metrics.table import METRICS
@@ -111,9 +108,9 @@ def metrics_and_tails(
     The latter of virtual times alone, which no disturbance of a machine made longer; elsewhere they are unknown.
     """
     requests = measured(run.requests)
-    completed = tuple(request for request in requests if is_completed(request))
     chunks = chunks_of(requests)
-    answered = chunks if len(completed) == len(requests) else chunks_of(completed)
+    answered = chunks.completed
+    completed = answered.requests
     span, factor = load_window_ns(run), run.record.clock_factor
     num_enough = smallest_sample(max(PERCENTS)) if run.record.is_virtual else 0
     latencies = latency_metrics(answered.latencies_ns(answered.t_ns), max(len(completed), num_enough), factor)
@@ -135,7 +132,7 @@ def metrics_and_tails(
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
         ),
     }
-    metrics |= dict.fromkeys((*tails, *uncertain_metrics(run)))
+    metrics |= dict.fromkeys((*tails, *uncertain_metrics(run, answered)))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
     return {name: metrics[name] for name in METRICS}, tails
 
@@ -167,8 +164,9 @@ def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
     times = run.record.times
     if times.first_send_ns is not None and times.last_token_ns is not None:
         return times.first_send_ns, times.last_token_ns
-    requests = measured(run.requests)
-    sent, last = known_values(r.sent_ns for r in requests), known_values(map(last_token_ns, requests))
+    answers = answers_of(measured(run.requests))
+    sent = known_values(answer.sent_ns for answer in answers)
+    last = known_values(answer.last_ns for answer in answers)
     return (min(sent), max(last)) if sent and last else None
 
 
@@ -265,14 +263,14 @@ class Goodput:
     """Requests within the limits per second."""
 
 
-def is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
+def is_good(record: RequestRecord, answer: Answer, limits_ms: Mapping[str, float]) -> bool:
     """True for a completed request whose every limited duration is known and within its limit."""
     if not is_completed(record):
         return False
     durations: dict[str, Sequence[float]] = {
-        "ttft": known_values([ttft_ns(record)]),
-        "tpot": tpots_ns(record),
-        "e2el": known_values([e2el_ns(record)]),
+        "ttft": known_values([answer.ttft_ns]),
+        "tpot": answer.tpots_ns,
+        "e2el": known_values([answer.e2el_ns]),
     }
     return all(
         (durations[name] or name == "tpot") and all(ms_from_ns(value) <= limit for value in durations[name])
@@ -305,7 +303,7 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
         metrics[f"max_{latency}_ms"] = ms_or_none(max(durations_ns, default=None))
     goodput = None
     if limits_ms:
-        num_good = sum(is_good(request, limits_ms) for request in requests)
+        num_good = sum(map(partial(is_good, limits_ms=limits_ms), requests, answers_of(requests)))
         goodput = Goodput(
             limits_ms=limits_ms,
             num_good=num_good,

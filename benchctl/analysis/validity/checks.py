@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Final
 
-from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured, total
+from benchctl.analysis.metrics.chunks import answers_of, latencies_ns
+from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.validity.answers import (
@@ -228,7 +229,7 @@ def _check_concurrency(
     L stays within the declared limit. The mean batch, weighted by step times, is the engine's value of it.
     """
     name, window = "concurrency", load_window_ns(run)
-    latencies, limit = known_values(map(e2el_ns, completed)), arrival.max_concurrency
+    latencies, limit = latencies_ns(completed)["e2el"], arrival.max_concurrency
     if arrival.kind != "closed-loop" or limit is None or not latencies or window is None or window[0] == window[1]:
         return Check(name, None, "no closed loop, or no latencies")
     in_flight = sum(latencies) / (window[1] - window[0])
@@ -312,7 +313,10 @@ def in_step_frac(run: LoadedRun) -> float | None:
     requests = measured(run.requests)
     if run.record.is_virtual or not all(map(is_completed, requests)):
         return None
-    in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
+    in_flight_ns = sum(
+        (answer.e2el_ns or 0) * len(request.choices)
+        for request, answer in zip(requests, answers_of(requests), strict=True)
+    )
     steps = run.columns
     return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
 

@@ -212,7 +212,7 @@ def _busy_processes(samples: Sequence[ClientSample]) -> str | None:
 
 def _left_out(run: LoadedRun) -> str | None:
     """The metrics that late reads make unknown, with the bounds between which they lie."""
-    bounds = uncertain_metrics(run).items()
+    bounds = uncertain_metrics(run, chunks_of(measured(run.requests)).completed).items()
     intervals = "; ".join(f"{name} in {low_ms:.3g} to {high_ms:.3g} ms" for name, (low_ms, high_ms) in bounds)
     if not intervals:
         return None

@@ -7,7 +7,8 @@ import numpy as np
 
 from benchctl.analysis.analyzed import LATENCY_NAMES, Sorted, run_latencies
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
-from benchctl.analysis.metrics.latency import first_token_ns, is_completed, last_token_ns, measured
+from benchctl.analysis.metrics.chunks import answers_of
+from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.report.charts import figure
@@ -107,8 +108,9 @@ def request_rows(run: RunSummary) -> list[figure.Row]:
     sends = [(each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None]
     sends.sort(key=lambda send: send[:2])
     rows: list[figure.Row] = []
-    for sent_ns, _, request in sends:
-        times_ns = (sent_ns, first_token_ns(request), last_token_ns(request))
+    requests = [request for *_, request in sends]
+    for request, answer in zip(requests, answers_of(requests), strict=True):
+        times_ns = (answer.sent_ns, answer.first_ns, answer.last_ns)
         sent, first, last = (
             None if t_ns is None else (t_ns - sends[0][0]) * run.record.clock_factor / NS_PER_S for t_ns in times_ns
         )

@@ -21,7 +21,8 @@ from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics import arrivals
-from benchctl.analysis.metrics.arrivals import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings, uncertain_metrics
+from benchctl.analysis.metrics.arrivals import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.run import load_figures, metrics_and_tails, run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.vllm_result import vllm_result
@@ -38,12 +39,16 @@ STEP_NS = 4_000_000
 
 
 def short_gap_frac(requests, steps=()):
-    num_short, num_gaps = arrivals.count_gaps(requests, columns_from(steps) if steps else None)
+    num_short, num_gaps = arrivals.count_gaps(chunks_of(requests), columns_from(steps) if steps else None)
     return num_short / num_gaps
 
 
 def unevenness(requests, steps):
-    return arrivals.delivery_unevenness_steps(requests, columns_from(steps))
+    return arrivals.delivery_unevenness_steps(chunks_of(requests), columns_from(steps))
+
+
+def uncertain_metrics(run):
+    return arrivals.uncertain_metrics(run, chunks_of(run.requests).completed)
 
 
 def request_of(index, arrivals_ns, tokens_per_chunk=1, late_ns=None, sent_ns=0):
@@ -213,7 +218,7 @@ def test_whoever_made_the_bursts_is_asked_for_processors_and_a_few_gaps_say_noth
 def test_a_size_that_varies_is_no_choice(size, seed):
     sizes = [1 + (seed + i * 7) % (2 * size) for i in range(40)]
     times = [STEP_NS * sum(sizes[: i + 1]) for i, count in enumerate(sizes) for _ in range(count)]
-    assert arrivals.regular_write([request_of(0, times)]) is None
+    assert arrivals.regular_write(chunks_of([request_of(0, times)])) is None
 
 
 TTFTS = {"ttft_ms", "p90_ttft_ms", "p95_ttft_ms", "p99_ttft_ms"}

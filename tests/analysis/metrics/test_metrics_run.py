@@ -17,10 +17,9 @@ from support.results.builders import (
 )
 from test_client_guard import run_of
 
+from benchctl.analysis.metrics.chunks import answers_of, latencies_ns
 from benchctl.analysis.metrics.latency import (
-    e2el_ns,
     is_completed,
-    itls_ns,
     known_values,
     mean_of_known,
     measured,
@@ -29,8 +28,6 @@ from benchctl.analysis.metrics.latency import (
     send_lag_ns,
     smallest_sample,
     total,
-    tpots_ns,
-    ttft_ns,
 )
 from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns, run_drafts, run_metrics
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
@@ -76,8 +73,9 @@ NOTHING = RequestRecord(request_id="r2", index=2, scheduled_ns=100)
     ],
 )
 def test_latencies_follow_vllms_definitions_and_span_all_choices(record, ttft, e2el, itls, send_lag):
-    assert (ttft_ns(record), e2el_ns(record), send_lag_ns(record)) == (ttft, e2el, send_lag)
-    assert list(itls_ns(record)) == itls
+    (answer,) = answers_of([record])
+    assert (answer.ttft_ns, answer.e2el_ns, send_lag_ns(record)) == (ttft, e2el, send_lag)
+    assert list(latencies_ns([record])["itl"]) == itls
 
 
 def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():
@@ -90,7 +88,7 @@ def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():
         (unknown, ()),  # usage of several choices says nothing of one of them
         (msgspec.structs.replace(ONE_CHOICE, choices=one_token, completion_tokens=1), ()),
     ):
-        assert tpots_ns(request) == tpots
+        assert answers_of([request])[0].tpots_ns == tpots
 
 
 def test_the_load_spans_first_send_to_last_output_of_what_is_measured():
