@@ -95,8 +95,7 @@ def aiperf_records(run: LoadedRun) -> Iterator[dict[str, Any]]:
     factor = run.record.clock_factor
     requests = sorted(measured(run.requests), key=lambda request: request.index)
     chunks = chunks_of(requests)
-    answers = chunks.answers(chunks.t_ns)
-    for request, answer, gaps_ns in zip(requests, answers, chunks.gaps_of_requests, strict=True):
+    for request, answer, gaps_ns in zip(requests, chunks.answers, chunks.gaps_of_requests, strict=True):
         yield {
             "metadata": {
                 "session_num": request.index,

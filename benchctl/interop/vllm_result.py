@@ -117,7 +117,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
 
     ordered = sorted(requests, key=lambda request: request.index)
     chunks = chunks_of(ordered)
-    answers = chunks.answers(chunks.t_ns)
+    answers = chunks.answers
     first = min((request.sent_ns for request in ordered if request.sent_ns is not None), default=None)
     return {
         "input_lens": [request.prompt_tokens for request in ordered],

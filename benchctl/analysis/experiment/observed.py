@@ -13,7 +13,7 @@ import numpy as np
 from benchctl.analysis.attribution.estimate import ModelledRun, SourcedModel, mean_work
 from benchctl.analysis.attribution.work import NO_PEAKS, NO_STEPS, deployment_of, or_zero, work_of
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.metrics.chunks import answers_of
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
@@ -210,7 +210,7 @@ def saturation_signs(run: LoadedRun) -> Iterator[str]:
     preempted_frac = float(or_zero(run.columns, "preempted").sum()) / len(requests)
     if preempted_frac > 0.15:
         yield f"{preempted_frac:.2g} preemptions a request"
-    times = [(answer.sent_ns, answer.ttft_ns, answer.e2el_ns) for answer in answers_of(completed)]
+    times = [(answer.sent_ns, answer.ttft_ns, answer.e2el_ns) for answer in chunks_of(completed).answers]
     rows = np.array([row for row in times if None not in row], dtype=np.float64)
     if len(rows) < _MIN_REQUESTS:
         return

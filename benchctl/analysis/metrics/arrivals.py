@@ -176,8 +176,8 @@ def uncertain_metrics(run: LoadedRun, chunks: Chunks) -> dict[str, tuple[float, 
     of the client's clock. On the virtual clock of a server only percentiles of gaps between chunks.
 
     ``chunks`` are those of its completed requests. On a virtual clock no read was late, but a simulator that fell
-    behind wrote tokens together: the gaps of a write, of which all but the first are 0, are taken as recorded and as
-    equal, with the same mean.
+    behind wrote tokens together: the gaps of a write, of which all but the first are 0, are taken as recorded and
+    as equal, with the same mean.
     """
     if run.record.is_simulated:
         return {}

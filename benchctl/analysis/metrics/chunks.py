@@ -3,13 +3,12 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values
-from benchctl.records.columns import Integers
+from benchctl.analysis.metrics.latency import choice_tokens, is_completed
+from benchctl.records.columns import Floats, Integers
 from benchctl.records.record import ChoiceRecord, RequestRecord
 
 UNKNOWN_NS = -1
@@ -83,33 +82,51 @@ class Chunks:
         """Chunks that have the time of the chunk before."""
         return int((self.gaps_ns(self.t_ns, self.t_ns) == 0).sum())
 
-    def answers(self, t_ns: Integers) -> list["Answer"]:
-        """The times of each request's answer, with chunks that arrived at ``t_ns``."""
-        of_request: list[list[tuple[int, int, int]]] = [[] for _ in self.requests]
-        ends_ns = t_ns[self.starts].tolist(), t_ns[self.starts + self.sizes - 1].tolist()
-        for i, choice, *times in zip(self.request_of.tolist(), self.choices, *ends_ns, strict=True):
-            of_request[i].append((*times, choice_tokens(self.requests[i], choice) or 0))
-        return [
-            Answer(
-                request.sent_ns,
-                min((first_ns for first_ns, _, _ in own), default=None),
-                request.done_ns
-                if request.stamps == "whole"
-                else max((last_ns for _, last_ns, _ in own), default=None),
-                tuple((last_ns - first_ns) / (tokens - 1) for first_ns, last_ns, tokens in own if tokens > 1),
-            )
-            for request, own in zip(self.requests, of_request, strict=True)
-        ]
+    def outputs_ns(self, t_ns: Integers) -> tuple[Integers, Integers]:
+        """First and last output of each request, with chunks that arrived at ``t_ns``."""
+        of_request = np.flatnonzero(np.diff(self.request_of, prepend=-1))
+        first_ns = np.full(len(self.requests), UNKNOWN_NS)
+        last_ns = first_ns.copy()
+        if len(of_request):
+            answered = self.request_of[of_request]
+            first_ns[answered] = np.minimum.reduceat(t_ns[self.starts], of_request)
+            last_ns[answered] = np.maximum.reduceat(t_ns[self.starts + self.sizes - 1], of_request)
+        for i, request in enumerate(self.requests):
+            if request.stamps == "whole":
+                last_ns[i] = UNKNOWN_NS if request.done_ns is None else request.done_ns
+        return first_ns, last_ns
+
+    def tpots_ns(self, t_ns: Integers) -> tuple[Floats, Integers]:
+        """Time per output token of each choice, (last - first output) / (output tokens - 1), and the position of
+        its request; without choices of one token, or of an unknown number of tokens.
+        """
+        owners = map(self.requests.__getitem__, self.request_of.tolist())
+        tokens = np.array([choice_tokens(*pair) or 0 for pair in zip(owners, self.choices, strict=True)], np.int64)
+        has_pace = tokens > 1
+        spans_ns = t_ns[self.starts + self.sizes - 1] - t_ns[self.starts]
+        return spans_ns[has_pace] / (tokens[has_pace] - 1), self.request_of[has_pace]
 
     def latencies_ns(self, t_ns: Integers) -> dict[str, Sequence[float]]:
         """All durations, pooled by latency, with chunks that arrived at ``t_ns``."""
-        answers = self.answers(t_ns)
+        (first_ns, last_ns), sent_ns = self.outputs_ns(t_ns), self.sent_ns
         return {
-            "ttft": array("q", known_values(answer.ttft_ns for answer in answers)),
-            "tpot": array("d", chain.from_iterable(answer.tpots_ns for answer in answers)),
-            "itl": array("q", self.gaps_ns(t_ns, t_ns).tobytes()),
-            "e2el": array("q", known_values(answer.e2el_ns for answer in answers)),
+            "ttft": _packed((first_ns - sent_ns)[(first_ns >= 0) & (sent_ns >= 0)]),
+            "tpot": _packed(self.tpots_ns(t_ns)[0]),
+            "itl": _packed(self.gaps_ns(t_ns, t_ns)),
+            "e2el": _packed((last_ns - sent_ns)[(last_ns >= 0) & (sent_ns >= 0)]),
         }
+
+    @property
+    def answers(self) -> list["Answer"]:
+        """The times of the answer to each request."""
+        tpots_ns: list[list[float]] = [[] for _ in self.requests]
+        for tpot_ns, i in zip(*(column.tolist() for column in self.tpots_ns(self.t_ns)), strict=True):
+            tpots_ns[i].append(tpot_ns)
+        outputs_ns = (
+            [None if t_ns == UNKNOWN_NS else t_ns for t_ns in column.tolist()]
+            for column in self.outputs_ns(self.t_ns)
+        )
+        return list(map(Answer, (request.sent_ns for request in self.requests), *outputs_ns, tpots_ns))
 
 
 class Answer(NamedTuple):
@@ -120,9 +137,8 @@ class Answer(NamedTuple):
     """Arrival of the first output of any choice, whatever its kind."""
     last_ns: int | None
     """Arrival of the last output of any choice."""
-    tpots_ns: tuple[float, ...]
-    """Time per output token of each choice: (last - first output) / (output tokens - 1); a choice of one token, or
-    of an unknown number of tokens, has none."""
+    tpots_ns: Sequence[float]
+    """Time per output token of each choice of several tokens."""
 
     @property
     def ttft_ns(self) -> int | None:
@@ -137,21 +153,24 @@ class Answer(NamedTuple):
 
 def chunks_of(requests: Sequence[RequestRecord]) -> Chunks:
     """The chunks of all choices of ``requests``."""
-    pairs = [(i, choice) for i, request in enumerate(requests) for choice in request.choices if choice.chunk_ns]
-    choices = [choice for _, choice in pairs]
-    times_ns = [np.asarray(choice.chunk_ns, np.int64) for choice in choices]
-    ends = np.cumsum([0, *map(len, times_ns)])
-    t_ns = np.concatenate([np.empty(0, np.int64), *times_ns])
-    return Chunks(requests, choices, np.array([i for i, _ in pairs], np.int64), ends[:-1], t_ns)
-
-
-def answers_of(requests: Sequence[RequestRecord]) -> list[Answer]:
-    """The times of the answer to each request."""
-    chunks = chunks_of(requests)
-    return chunks.answers(chunks.t_ns)
+    t_ns, starts, request_of = array("q"), array("q"), array("q")
+    choices: list[ChoiceRecord] = []
+    for i, request in enumerate(requests):
+        for choice in request.choices:
+            if choice.chunk_ns:
+                choices.append(choice)
+                request_of.append(i)
+                starts.append(len(t_ns))
+                t_ns.extend(choice.chunk_ns)
+    return Chunks(requests, choices, *(np.array(column, np.int64) for column in (request_of, starts, t_ns)))
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
     """All durations of these requests, pooled by latency."""
     chunks = chunks_of(requests)
     return chunks.latencies_ns(chunks.t_ns)
+
+
+def _packed(values: Integers | Floats) -> Sequence[float]:
+    """The values in 64 bits each, as Python's own numbers."""
+    return array(values.dtype.kind.replace("i", "q").replace("f", "d"), values.tobytes())

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
-from benchctl.analysis.metrics.chunks import Answer, answers_of, chunks_of, latencies_ns
+from benchctl.analysis.metrics.chunks import Answer, chunks_of, latencies_ns
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
@@ -164,7 +164,7 @@ def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
     times = run.record.times
     if times.first_send_ns is not None and times.last_token_ns is not None:
         return times.first_send_ns, times.last_token_ns
-    answers = answers_of(measured(run.requests))
+    answers = chunks_of(measured(run.requests)).answers
     sent = known_values(answer.sent_ns for answer in answers)
     last = known_values(answer.last_ns for answer in answers)
     return (min(sent), max(last)) if sent and last else None
@@ -303,7 +303,7 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
         metrics[f"max_{latency}_ms"] = ms_or_none(max(durations_ns, default=None))
     goodput = None
     if limits_ms:
-        num_good = sum(map(partial(is_good, limits_ms=limits_ms), requests, answers_of(requests)))
+        num_good = sum(map(partial(is_good, limits_ms=limits_ms), requests, chunks_of(requests).answers))
         goodput = Goodput(
             limits_ms=limits_ms,
             num_good=num_good,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Final
 
-from benchctl.analysis.metrics.chunks import answers_of, latencies_ns
+from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
@@ -315,7 +315,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
         return None
     in_flight_ns = sum(
         (answer.e2el_ns or 0) * len(request.choices)
-        for request, answer in zip(requests, answers_of(requests), strict=True)
+        for request, answer in zip(requests, chunks_of(requests).answers, strict=True)
     )
     steps = run.columns
     return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchctl.analysis.analyzed import LATENCY_NAMES, Sorted, run_latencies
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
-from benchctl.analysis.metrics.chunks import answers_of
+from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.validity.machines import gpu_names, machines_of
@@ -109,7 +109,7 @@ def request_rows(run: RunSummary) -> list[figure.Row]:
     sends.sort(key=lambda send: send[:2])
     rows: list[figure.Row] = []
     requests = [request for *_, request in sends]
-    for request, answer in zip(requests, answers_of(requests), strict=True):
+    for request, answer in zip(requests, chunks_of(requests).answers, strict=True):
         times_ns = (answer.sent_ns, answer.first_ns, answer.last_ns)
         sent, first, last = (
             None if t_ns is None else (t_ns - sends[0][0]) * run.record.clock_factor / NS_PER_S for t_ns in times_ns

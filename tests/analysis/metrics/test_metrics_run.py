@@ -17,7 +17,7 @@ from support.results.builders import (
 )
 from test_client_guard import run_of
 
-from benchctl.analysis.metrics.chunks import answers_of, latencies_ns
+from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
 from benchctl.analysis.metrics.latency import (
     is_completed,
     known_values,
@@ -73,7 +73,7 @@ NOTHING = RequestRecord(request_id="r2", index=2, scheduled_ns=100)
     ],
 )
 def test_latencies_follow_vllms_definitions_and_span_all_choices(record, ttft, e2el, itls, send_lag):
-    (answer,) = answers_of([record])
+    (answer,) = chunks_of([record]).answers
     assert (answer.ttft_ns, answer.e2el_ns, send_lag_ns(record)) == (ttft, e2el, send_lag)
     assert list(latencies_ns([record])["itl"]) == itls
 
@@ -88,7 +88,7 @@ def test_tpot_divides_by_the_tokens_of_usage_or_of_each_choice():
         (unknown, ()),  # usage of several choices says nothing of one of them
         (msgspec.structs.replace(ONE_CHOICE, choices=one_token, completion_tokens=1), ()),
     ):
-        assert answers_of([request])[0].tpots_ns == tpots
+        assert chunks_of([request]).answers[0].tpots_ns == list(tpots)
 
 
 def test_the_load_spans_first_send_to_last_output_of_what_is_measured():
