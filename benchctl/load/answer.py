@@ -11,7 +11,6 @@ character), and so does one by which a running count grew.
 
 import io
 from array import array
-from collections.abc import Sequence
 from operator import or_
 from typing import Any, Final
 
@@ -80,13 +79,11 @@ class _Choice:
         self.counts.append(count)
         self.chars.append(self.text.write(text))
 
-    def add_all(
-        self, times_ns: Sequence[int], lates_ns: Sequence[int], counts: list[int], texts: list[str]
-    ) -> None:
-        self.times_ns.extend(times_ns)
-        self.lates_ns.extend(lates_ns)
-        self.counts.extend(counts)
-        self.chars.extend(map(len, texts))
+    def add_all(self, times_ns: list[int], lates_ns: list[int], counts: list[int], texts: list[str]) -> None:
+        self.times_ns.fromlist(times_ns)
+        self.lates_ns.fromlist(lates_ns)
+        self.counts.fromlist(counts)
+        self.chars.fromlist([*map(len, texts)])
         self.text.write("".join(texts))
 
     @property
@@ -169,7 +166,7 @@ class CompletionReader:
                 else:
                     self._take_choice(t_ns, late_ns, part, text, counted)
 
-    def feed_plain(self, times_ns: Sequence[int], lates_ns: Sequence[int], payloads: Sequence[bytes]) -> bool:
+    def feed_plain(self, times_ns: list[int], lates_ns: list[int], payloads: list[bytes]) -> bool:
         """Take the payloads of events if all bring output of one choice and nothing else; else take none.
 
         They are decoded together, which costs a little less than ``feed``; that gives the same for them.
@@ -186,6 +183,7 @@ class CompletionReader:
         ids = [part.token_ids for part in parts]
         if (
             choice is None
+            or len(parts) != len(payloads)
             or len({part.index for part in parts}) > 1
             or not all(map(or_, map(bool, texts), map(bool, ids)))
         ):
@@ -370,7 +368,7 @@ class Answer:
         self.on_body = self._pieces.append
         self._parser: Any = httptools.HttpResponseParser(self)
 
-    def feed_all(self, times_ns: Sequence[int], lates_ns: Sequence[int], reads: Sequence[bytes]) -> None:
+    def feed_all(self, times_ns: list[int], lates_ns: list[int], reads: list[bytes]) -> None:
         """Take reads in a row, as ``feed`` takes each of them."""
         first = 0
         while first < len(reads):

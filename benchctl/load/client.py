@@ -92,17 +92,18 @@ class StreamClient:
             with suppress(asyncio.CancelledError):
                 await self._watching
 
+    @property
+    def num_open(self) -> int:
+        return sum(exchange.sent_ns > 0 for exchange in self._open)
+
     def activity(self) -> Activity:
         """The open requests, and when something last arrived for one of them."""
-        num_open, oldest_ns, last_arrival_ns = 0, 0, self._last_end_ns
-        for exchange in self._open:  # ten times per second: without a call per stream
-            if exchange.sent_ns:
-                num_open += 1
-                oldest_ns = min(oldest_ns or exchange.sent_ns, exchange.sent_ns)
-                last_arrival_ns = max(
-                    last_arrival_ns, exchange.reads[-1][0] if exchange.reads else exchange.last_arrival_ns
-                )
-        return Activity(num_open=num_open, oldest_sent_ns=oldest_ns, last_arrival_ns=last_arrival_ns)
+        sent = [exchange for exchange in self._open if exchange.sent_ns]
+        return Activity(
+            num_open=len(sent),
+            oldest_sent_ns=min((exchange.sent_ns for exchange in sent), default=0),
+            last_arrival_ns=max([self._last_end_ns, *(exchange.last_ns for exchange in sent)]),
+        )
 
     def begin(self, call: Call, on_end: Callable[[Exchange], None]) -> Exchange:
         """An exchange for ``call``, to be launched. ``on_end`` is called at its end, before any of it is

@@ -146,7 +146,7 @@ class Exchange:
         reads_ns, stamps, pieces = zip(*self.reads[:num_reads], strict=True)
         arrivals_ns = self._arrivals_ns(reads_ns, stamps, pieces)
         del self.reads[:num_reads]
-        self.answer.feed_all(arrivals_ns, list(map(sub, reads_ns, arrivals_ns)), pieces)
+        self.answer.feed_all(arrivals_ns, list(map(sub, reads_ns, arrivals_ns)), list(pieces))
         self.answer.charge(num_bytes)
         self.last_arrival_ns = arrivals_ns[-1]
         self.receiver.num_held_bytes -= num_bytes

@@ -43,6 +43,10 @@ _WAVE_GAP_NS: Final = 2 * NS_PER_MS
 """Answers that end within this of each other are one wave: all its slots are filled before one is decoded ..."""
 _MOST_DELAY_NS: Final = 50 * NS_PER_MS
 """... but no later than this after the first of them: where answers end all the time, no moment is better."""
+_FEW: Final = 16
+_FEW_DELAY_NS: Final = 200 * NS_PER_MS
+"""Fewer answers wait so long for others: one alone takes several times as long, with all that it needs out of the
+processor's cache."""
 _SAMPLE_NS: Final = 100 * NS_PER_MS
 _BEAT_NS: Final = 20 * NS_PER_MS
 """Often enough to see most stalls of the loop; it costs a few thousandths of a core."""
@@ -108,6 +112,7 @@ class Load:
         self._time_scale = time_scale
         self._is_open_loop = arrival.is_open_loop
         self._max_concurrency = arrival.max_concurrency
+        self._most_prepared = min(arrival.max_concurrency or _MOST_PREPARED, _MOST_PREPARED)
         rate_per_s = arrival.launch_rate_limit
         self._limit = None if rate_per_s is None else LaunchLimit(rate_per_s * time_scale)
         self.summary = LoadSummary()
@@ -319,10 +324,9 @@ class Load:
     def _can_prepare(self) -> bool:
         if self._is_exhausted or len(self._ended) > _MOST_ENDED:
             return False
-        if not self._prepared:
-            return True
-        most = min(self._max_concurrency or _MOST_PREPARED, _MOST_PREPARED)
-        return len(self._prepared) < most and self._num_prepared_bytes < _MOST_PREPARED_BYTES
+        return not self._prepared or (
+            len(self._prepared) < self._most_prepared and self._num_prepared_bytes < _MOST_PREPARED_BYTES
+        )
 
     async def _catch_up(self) -> None:
         """Prepare requests, and record those that have ended, whenever there is either; never returns."""
@@ -330,7 +334,13 @@ class Load:
             await self._wait(lambda: bool(self._ended) or self._can_prepare())
             wait_ns = self._wave_left_ns()
             if wait_ns > 0 and (self._prepared or self._is_exhausted):
-                await asyncio.sleep(s_from_ns(wait_ns + NS_PER_MS // 2))  # the loop rounds to whole ms
+                self._has_changed.clear()
+                # The loop rounds to whole ms
+                timer = asyncio.get_running_loop().call_later(
+                    s_from_ns(wait_ns + NS_PER_MS // 2), self._has_changed.set
+                )
+                await self._has_changed.wait()
+                timer.cancel()
                 continue
             end_ns = time.monotonic_ns() + _TURN_NS
             try:
@@ -345,10 +355,13 @@ class Load:
             await asyncio.sleep(0)
 
     def _wave_left_ns(self) -> int:
-        """Time for which recording should wait, because answers may still end with those that have."""
-        if not self._ended:
+        """Time for which preparing and recording should wait, for others that end soon."""
+        if not (self._ended and self._in_slots):
             return 0
-        end_ns = min(self._ended[-1].done_ns + _WAVE_GAP_NS, self._ended[0].done_ns + _MOST_DELAY_NS)
+        has_stock = self._is_exhausted or 2 * len(self._prepared) >= self._most_prepared
+        end_ns = self._ended[0].done_ns + _FEW_DELAY_NS
+        if len(self._ended) >= _FEW or not has_stock:
+            end_ns = min(self._ended[-1].done_ns + _WAVE_GAP_NS, self._ended[0].done_ns + _MOST_DELAY_NS)
         return end_ns - time.monotonic_ns()
 
     def _prepare_until(self, end_ns: int) -> None:
@@ -407,7 +420,7 @@ class Load:
                     worker=self._worker,
                     loop_lag_ns=max(lags_ns),
                     cpu_ns=time.process_time_ns(),
-                    num_open=self.activity().num_open,
+                    num_open=self._client.num_open,
                     offset=clock.offsets[-1] if len(clock.offsets) > num_offsets else None,
                 )
             )

@@ -203,7 +203,8 @@ class Receiver:
             is_chunked = b"\r\ntransfer-encoding: chunked" in fields
             connection.is_stream = bool(end) and fields[:12] == b"http/1.1 200" and is_chunked
             connection.is_kept = b"\r\nconnection: close" not in fields
-        if connection.is_stream and _tail(connection.reads) == _END:
+        last = b"".join([piece for _, _, piece in connection.reads[-len(_END) :]])  # often the last chunk by itself
+        if connection.is_stream and last.endswith(_END):
             self._on_end(connection)
         elif not connection.is_stream or _may_end_in_trailers(data):
             self._on_possible_end(connection)
@@ -251,16 +252,6 @@ def _may_end_in_trailers(data: bytes) -> bool:
     An event whose lines end in CR LF ends with one blank line more than that.
     """
     return data[-4:] in _ENDINGS and data[-6:-4] != b"\r\n"
-
-
-def _tail(reads: list[Read]) -> bytes:
-    """The last bytes of ``reads``, as many as ``_END`` has: servers often send the last chunk by itself."""
-    tail = b""
-    for _, _, data in reversed(reads):
-        tail = data[len(tail) - len(_END) :] + tail
-        if len(tail) == len(_END):
-            break
-    return tail
 
 
 class Connections:

@@ -285,7 +285,10 @@ SECTIONS: Mapping[str, tuple[Callable[[Bench, str, Case], Figures], dict[str, Ca
         whole,
         {
             f"{streams} streams, {'random' if is_random else 'equal'} lengths": Case(
-                streams=streams, tick_ms=66.0 if streams > 256 else 20.0, waves=6, is_random=is_random
+                streams=streams,
+                tick_ms=66.0 if streams > 256 else 20.0,
+                waves=2 if streams > 256 else 6,
+                is_random=is_random,
             )
             for streams in (64, 256, 800)
             for is_random in (False, True)

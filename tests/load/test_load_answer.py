@@ -90,17 +90,20 @@ def test_only_whole_chunks_with_an_event_of_one_choice_are_decoded_together():
     agree(
         [*start, chunk(other), chunk(b": a comment\n\n"), *[chunk(TOKEN), chunk(other)] * 3, b"0\r\n\r\n"]
     )  # choices take turns
-    for more in (-1, 1):
-        agree([*start, chunk(TOKEN), chunk(TOKEN, more), chunk(TOKEN), b"0\r\n\r\n"])
+    lengths = [len(TOKEN), 255, 256]  # as many digits, or one more
+    for more, length in itertools.product((-1, 0, 1), lengths):
+        token = event(written("a" * (length - len(TOKEN) + 1), ids=[7]))
+        agree([*start, chunk(TOKEN), chunk(token, more), chunk(TOKEN), b"0\r\n\r\n"])
     agree([*start, chunk(TOKEN).replace(b"\r\ndata", b" \r\ndata"), b"0x" + chunk(TOKEN), b"0\r\n\r\n"])
     within = b": a comment\r\n\r\n" + chunk(TOKEN)[:-2]  # the end of one chunk that looks like a chunk
     agree([*start, chunk(within)[: -len(chunk(TOKEN))], chunk(TOKEN), chunk(TOKEN), b"0\r\n\r\n"])
     agree([*start, chunk(TOKEN.replace(b'"choices"', b'\n"choices"')), chunk(TOKEN + TOKEN[:-2]), b"0\r\n\r\n"])
+    agree([*start, chunk(TOKEN), chunk(TOKEN[:-2] + TOKEN[6:]), chunk(TOKEN), b"0\r\n\r\n"])
 
 
 def agree(reads):
     """Assert that an answer is the same whether its reads are decoded together or one by one."""
-    together, times = Answer(2), range(len(reads))
+    together, times = Answer(2), [*range(len(reads))]
     together.feed_all(times, times, reads)
     together.finish(len(reads))
     each = answered(*reads, n=2)
