@@ -44,7 +44,7 @@ _LIMITS: Final = {
 }
 """By the key of the limit in a profile: the kind of failure, and what did not come."""
 _CHECKS_PER_LIMIT: Final = 20
-_HELD_BYTES: Final = 1 << 20
+_HELD_BYTES: Final = 4 << 20
 """Bytes of undecoded reads beyond which streams are decoded while they are open."""
 
 
