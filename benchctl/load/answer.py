@@ -195,7 +195,8 @@ class CompletionReader:
     def finish(self, t_ns: int, late_ns: int = 0) -> None:
         """Take the rest when the stream has ended; a last event may lack its blank line."""
         self._is_ending = True
-        self.feed(t_ns, b"\n\n", late_ns)
+        if self._splitter.held:
+            self.feed(t_ns, b"\n\n", late_ns)
 
     @property
     def num_finished(self) -> int:
@@ -453,10 +454,11 @@ class Answer:
         self.status = status
         for name, value in self.headers:
             header = name.lower()
-            codings = [coding.strip() for coding in value.decode("latin-1").lower().split(",")]
-            if header == b"content-length" or (header == b"transfer-encoding" and "chunked" in codings):
+            if header == b"content-length":
                 self._is_framed = True
-            if header in {b"content-encoding", b"transfer-encoding"}:
+            elif header in {b"content-encoding", b"transfer-encoding"}:
+                codings = [coding.strip() for coding in value.decode("latin-1").lower().split(",")]
+                self._is_framed = self._is_framed or (header == b"transfer-encoding" and "chunked" in codings)
                 self._codings += [coding for coding in codings if coding not in {"", "identity", "chunked"}]
 
     def on_chunk_header(self) -> None:

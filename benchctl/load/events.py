@@ -33,7 +33,7 @@ class EventSplitter:
     """
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
+        self.held: list[bytes] = []
         """Pieces of the event that is incomplete; each line of it ends with a line feed."""
         self._num_held_bytes = 0
         self._num_tail_bytes: int | None = None
@@ -56,18 +56,18 @@ class EventSplitter:
         if is_simple and self.is_between and data.count(b"\n") == 2 * len(payloads):
             return payloads  # whole events of one line each, as nearly always; the rest gives the same
         text = self._with_line_feeds(data)
-        before = self._held[-1][-1:] if self._held else b""
+        before = self.held[-1][-1:] if self.held else b""
         if text:
-            self._held.append(text)
+            self.held.append(text)
         self._check_sizes(len(data))
         if b"\n\n" not in before + text:
             self.is_between = self.is_between and not text
             return []
-        *events, rest = b"".join(self._held).split(b"\n\n")
+        *events, rest = b"".join(self.held).split(b"\n\n")
         if self._is_start:
             events[0] = events[0].removeprefix(_BYTE_ORDER_MARK)
             self._is_start = False
-        self._held = [rest] if rest else []
+        self.held = [rest] if rest else []
         self._num_held_bytes = len(rest)
         self.is_between = self._num_tail_bytes is None and not rest and not self._after_cr
         return [payload for event in events if (payload := _payload(event))]
@@ -85,7 +85,7 @@ class EventSplitter:
     def _check_sizes(self, num_bytes: int) -> None:
         self._num_held_bytes += num_bytes
         if self._num_held_bytes > LINE_BYTES:
-            self._held.clear()
+            self.held.clear()
             most = f"{LINE_BYTES >> 20} MiB, which is more than any server sends at once"
             raise ExcessError("oversized-line", f"an event has no end within {most}")
         if self._num_tail_bytes is not None:

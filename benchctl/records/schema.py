@@ -66,8 +66,8 @@ GPU_LOST = "gpu-lost"
 """Code of the warning that a device of the run stopped answering."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form of all records: frozen, keyword-only, absent where unknown."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The form of all records: frozen, keyword-only, absent where unknown. None is part of a cycle."""
 
 
 class Document(Record, frozen=True, kw_only=True, omit_defaults=True):
