@@ -8,7 +8,6 @@ also behind ``https``; its key is read from our environment for each request, an
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -180,7 +179,8 @@ class AttachEngine(Engine):
         if not (key := _key(options)):
             return call
         headers = {**_authorization(options), **call.headers}
-        return replace(call, headers=headers, secrets={options.api_key_env or "": key, **call.secrets})
+        secrets = {str(options.api_key_env): key, **call.secrets}
+        return msgspec.structs.replace(call, headers=headers, secrets=secrets)
 
     def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)

@@ -536,11 +536,11 @@ def _lack_of(answer: Answer, request: PreparedRequest) -> tuple[str, str] | None
         return "early-close", f"the stream ended in the middle of an event: {excerpt(reader.cut_event)}"
     if not reader.has_events and answer.body_head:
         return "malformed-stream", f"the answer holds no events: {excerpt(answer.body_head)}"
-    finished = f"{reader.num_finished} of {request.n} choices finished"
-    if reader.num_finished < request.n and reader.is_terminated:
-        how = f"by [DONE] with {finished}: the others have no finish_reason"
-        return "unfinished", f"the server ended the stream {how}"
-    if reader.num_finished < request.n:
+    if (num_finished := reader.num_finished) < request.n:
+        finished = f"{num_finished} of {request.n} choices finished"
+        if reader.is_terminated:
+            how = f"by [DONE] with {finished}: the others have no finish_reason"
+            return "unfinished", f"the server ended the stream {how}"
         return "early-close", f"the stream ended with {finished}"
     return None
 

@@ -288,7 +288,7 @@ class WorkerLoad:
             worker.num_calls += 1
             # The body contains the prompt already.
             request = msgspec.structs.replace(call.request, prompt=None, messages=None, answer=None)
-            worker.send(replace(call, request=request))
+            worker.send(msgspec.structs.replace(call, request=request))
         for worker in self._workers:
             worker.send(None)
 

@@ -187,7 +187,7 @@ class ServerUnderTest:
         """``requests`` in the engine's dialect, each made when it is needed."""
         for request in requests:
             call = self._run.engine.request_call(request, self.settings)
-            yield replace(call, is_warmup=True) if is_warmup else call
+            yield msgspec.structs.replace(call, is_warmup=True) if is_warmup else call
 
 
 def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Sequence[PreparedRequest]:

@@ -5,7 +5,6 @@ Requests are as prepared before the load, and as the client saw them; a run is o
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -245,8 +244,7 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared request in an engine's dialect, ready to be sent. No file holds it."""
 
     request: PreparedRequest
@@ -255,7 +253,7 @@ class Call:
     body: bytes
     """JSON."""
     is_warmup: bool = False
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = {}
     """Values in the headers that must never be recorded, by the variable that holds each."""
 
 

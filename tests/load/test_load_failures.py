@@ -11,13 +11,13 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import httpx
 import pytest
 import uvloop
+from msgspec.structs import replace
 from support.servers.paced_engine import call, request, send
 from support.servers.parts_server import Writer, serving, writing
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -94,7 +93,7 @@ class ReWorded(StubbornEngine):
 
     def request_call(self, asked, settings):
         call = super().request_call(asked, settings)
-        return replace(call, body=call.body.replace(b"(warm-up 0) ", b""))
+        return msgspec.structs.replace(call, body=call.body.replace(b"(warm-up 0) ", b""))
 
 
 def test_an_engine_process_that_has_gone_between_load_and_stop_fails_the_run(tmp_path):

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def running(directory: Path) -> Iterator[Launch]:
 
 def call(asked: PreparedRequest, *, is_warmup: bool = False) -> Call:
     """``asked`` in the paced server's dialect, ready to be sent."""
-    return replace(PacedEngine(truth=Path()).request_call(asked, None), is_warmup=is_warmup)
+    return msgspec.structs.replace(PacedEngine(truth=Path()).request_call(asked, None), is_warmup=is_warmup)
 
 
 async def send(client: StreamClient, call: Call, scheduled_ns: int) -> Exchange:
