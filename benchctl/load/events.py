@@ -53,7 +53,9 @@ class EventSplitter:
         """Payloads of the events that ``data`` completes."""
         payloads = data[6:-2].split(b"\n\ndata: ")
         is_simple = data[:6] == b"data: " and data[-2:] == b"\n\n" and CR not in data and all(payloads)
-        if is_simple and self.is_between and data.count(b"\n") == 2 * len(payloads):
+        is_next = self.is_between or (self._is_start and not self.held)
+        if is_simple and is_next and data.count(b"\n") == 2 * len(payloads):
+            self.is_between, self._is_start = True, False
             return payloads  # whole events of one line each, as nearly always; the rest gives the same
         text = self._with_line_feeds(data)
         before = self.held[-1][-1:] if self.held else b""
