@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,15 @@ def test_few_calls_and_few_texts_are_counted_however_many_prompts(kind_name: str
     list(counted_prompts([planned(100, i) for i in range(500)], tokenizer, chat=False))
     assert len(tokenizer.calls) <= 12
     assert sum(tokenizer.calls) < 2500 + 2 * 500
+
+
+def test_the_first_prompts_are_counted_before_the_last_are_made() -> None:
+    made = count()
+    prompts = (planned(20, next(made)) for _ in range(5000))
+    counted = counted_prompts(prompts, Estimate(), chat=False)
+    assert next(counted).num_tokens == 20
+    assert next(made) < 2000
+    assert [prompt.num_tokens for prompt in counted] == [20] * 4999
 
 
 def test_a_length_that_a_template_fills_by_itself_names_the_least() -> None:
