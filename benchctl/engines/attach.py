@@ -178,9 +178,11 @@ class AttachEngine(Engine):
         options, call = own_options(settings, AttachOptions), super().request_call(request, settings)
         if not (key := _key(options)):
             return call
-        headers = {**_authorization(options), **call.headers}
-        secrets = {str(options.api_key_env): key, **call.secrets}
-        return msgspec.structs.replace(call, headers=headers, secrets=secrets)
+        return msgspec.structs.replace(
+            call,
+            headers={**_authorization(options), **call.headers},
+            secrets={str(options.api_key_env): key, **call.secrets},
+        )
 
     def request_fields(self, request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
         options, dialect = own_options(settings, AttachOptions), _dialect(settings)

@@ -539,8 +539,9 @@ def _lack_of(answer: Answer, request: PreparedRequest) -> tuple[str, str] | None
     if (num_finished := reader.num_finished) < request.n:
         finished = f"{num_finished} of {request.n} choices finished"
         if reader.is_terminated:
-            how = f"by [DONE] with {finished}: the others have no finish_reason"
-            return "unfinished", f"the server ended the stream {how}"
+            return "unfinished", (
+                f"the server ended the stream by [DONE] with {finished}: the others have no finish_reason"
+            )
         return "early-close", f"the stream ended with {finished}"
     return None
 

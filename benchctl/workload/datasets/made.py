@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.model import Length, Workload
+from benchctl.profile.model import Workload
 from benchctl.workload.datasets.base import MadeDataset, Prompt
 from benchctl.workload.datasets.published import question_prompt
 from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt
@@ -30,20 +30,19 @@ class SyntheticPrompts(Sequence[Prompt]):
         return len(self.lengths)
 
     def __getitem__(self, i: Any) -> Any:
-        numbers = numbers_of_prompt(self.lengths[i], i, self.seed)
-        return Prompt(prompt_id=f"synthetic-{i:05d}", source=f"synthetic:{i}", token_numbers=numbers)
-
-
-def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> SyntheticPrompts:
-    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
-    lengths = draw_lengths(input_len, named_stream(seed, "input-len"))
-    return SyntheticPrompts(tuple(islice(lengths, num_prompts)), seed)
+        return Prompt(
+            prompt_id=f"synthetic-{i:05d}",
+            source=f"synthetic:{i}",
+            token_numbers=numbers_of_prompt(self.lengths[i], i, self.seed),
+        )
 
 
 def _synthetic(workload: Workload, seed: int) -> SyntheticPrompts:
+    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
     if workload.input_len is None:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
-    return synthetic_prompts(workload.input_len, workload.num_prompts, seed)
+    lengths = draw_lengths(workload.input_len, named_stream(seed, "input-len"))
+    return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed)
 
 
 class Cast(NamedTuple):
