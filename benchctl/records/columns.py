@@ -275,8 +275,8 @@ def _read_forms(lines: bytes, num_lines: int, decode: Callable[[bytes], StepReco
         blocks.append(arrays)
     if len(rows) == 1:
         return blocks[0]
-    place = np.argsort(np.concatenate(order))
-    return {name: values[place] for name, values in _joined(blocks).items()}
+    in_order = np.argsort(np.concatenate(order))
+    return {name: values[in_order] for name, values in _joined(blocks).items()}
 
 
 def _arrays_of(records: Sequence[StepRecord]) -> _Arrays:

@@ -184,8 +184,8 @@ def _unpack(choices: Sequence[ChoiceRecord], name: str) -> None:
     msgspec.convert((least, most), _FIELDS[name].type)
     typed = numbers if name == "chunk_ns" else numbers.astype(np.min_scalar_type(most))
     code, content, bounds = typed.dtype.char.replace("l", "q"), typed.tobytes(), ends - np.arange(len(ends))
-    places = pairwise([0, *(typed.itemsize * bounds).tolist()])
-    for (choice, _), (start, end) in zip(lists, places, strict=True):
+    spans = pairwise([0, *(typed.itemsize * bounds).tolist()])
+    for (choice, _), (start, end) in zip(lists, spans, strict=True):
         msgspec.structs.force_setattr(choice, name, array(code, content[start:end]))
 
 

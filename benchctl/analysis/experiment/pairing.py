@@ -78,7 +78,7 @@ class ArmPair:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What all that is derived of the pair depends on, beside the experiment of ``a``."""
+        """All that values of the pair depend on, beside the experiment of ``a``."""
         return self.a.key, self.b.key, self.blocks, self.sides[1], self.confidence, self.estimator
 
     @property
