@@ -1,19 +1,19 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
+from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, line_blocks, read_jsonl, records_in
 from benchctl.records.record import ChoiceRecord, Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
@@ -232,29 +232,11 @@ class LoadedResults:
     """Runs that were begun, in plan order."""
 
 
-LoadRun: TypeAlias = Callable[[RunDirectory], LoadedRun]
-
-
-def begun_runs(results: ResultDirectory, plan: Plan) -> list[RunDirectory]:
-    """The runs of a plan that were begun, in its order."""
-    return [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
-
-
-@contextmanager
-def reading(runs: Sequence[RunDirectory]) -> Iterator[LoadRun]:
-    """Yields ``load_run`` for these runs, to be read in this order; a second process helps where they are long."""
-    from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
-
-    logs = (log for run in runs for log in (run.step_log, run.request_log) if is_file(log, within=run.root))
-    with two_readers(load_run, runs, sum(log.stat().st_size for log in logs)) as load:
-        yield load
-
-
-def load_results(path: Path, damage: list[str] | None = None, load: LoadRun | None = None) -> LoadedResults:
+def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     """Read a whole result directory; see ``load_run`` for damaged lines.
 
     Raises RecordError for a file that cannot be read. With a list of ``damage``, such files are left out and the
-    list takes the messages, also those about damaged lines. ``load`` is of ``reading`` for several directories.
+    list takes the messages, also those about damaged lines.
     """
     results = open_results(path)
     plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
@@ -262,11 +244,14 @@ def load_results(path: Path, damage: list[str] | None = None, load: LoadRun | No
     runs: list[LoadedRun] = []
     with _collecting(damage):
         plan = results.due_plan()
-    begun = begun_runs(results, plan)
-    with reading(begun) if load is None else nullcontext(load) as load_one:
+    from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
+
+    begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
+    logs = [log for run in begun for log in (run.step_log, run.request_log) if is_file(log, within=results.path)]
+    with two_readers(load_run, begun, sum(log.stat().st_size for log in logs)) as load:
         for run in begun:
             with _collecting(damage):
-                runs.append(load_one(run))
+                runs.append(load(run))
                 if damage is not None:
                     damage += runs[-1].damage
     with _collecting(damage):

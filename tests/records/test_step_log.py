@@ -303,16 +303,3 @@ def test_two_processes_load_the_runs_and_the_damage_that_one_does(tmp_path, monk
     for mine, theirs in zip(of_two.runs, loaded.runs, strict=True):
         assert mine.warnings == theirs.warnings
         assert content(mine.columns, mine.warmup_columns) == content(theirs.columns, theirs.warmup_columns)
-
-
-def test_one_second_process_reads_for_all_directories_that_are_compared(tmp_path, monkeypatch):
-    paths = [write_results(tmp_path / name).path for name in "ab"]
-    expected = [[run.record.run_id for run in load_results(path).runs] for path in paths]
-    start, started = two._started, []
-    monkeypatch.setattr(two, "_started", lambda: started.append(start()) or started[-1])
-    monkeypatch.setattr(two, "LONG_BYTES", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-    experiments = load_experiments(*paths)
-    assert [[run.record.run_id for run in each.results.runs] for each in experiments] == expected
-    assert [each.results.path for each in experiments] == paths
-    assert len(started) == 1

@@ -250,16 +250,6 @@ def _divergence(pair: ArmPair) -> DivergenceComparison | None:
 
 def decompose_pair(paired: ArmPair, model: SourcedModel | str = NO_MODEL) -> Decomposition | None:
     """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
-    if isinstance(model, SourcedModel):
-        return _decomposed(paired, model)
-    decompositions = paired.sides[0].decompositions
-    if paired.key not in decompositions:
-        decompositions[paired.key] = _decomposed(paired, NO_MODEL)
-    parts: Decomposition | None = decompositions[paired.key]
-    return parts if parts is None or parts.model != NO_MODEL else replace(parts, model=model)
-
-
-def _decomposed(paired: ArmPair, model: SourcedModel | str) -> Decomposition | None:
     a, b = _break_down_runs(paired, model)
     compared = {name: paired.ratio(name) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}

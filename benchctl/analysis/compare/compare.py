@@ -16,7 +16,7 @@ from benchctl.analysis.compare.words import (
     statistical_warnings,
     suspect_warnings,
 )
-from benchctl.analysis.experiment.experiment import Experiment, load_experiments
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
 from benchctl.analysis.experiment.observed import explaining_model
 from benchctl.analysis.experiment.pairing import (
@@ -148,10 +148,10 @@ def load_sides(
     a_side: Side, b_side: Side, options: CompareOptions
 ) -> tuple[tuple[Experiment, Side], tuple[Experiment, Side]]:
     """The experiments of two sides, that of one directory once."""
+    a = load_experiment(a_side.path, allow_suspect=options.allow_suspect)
     is_one = b_side.path.resolve() == a_side.path.resolve()
-    paths = (a_side.path,) if is_one else (a_side.path, b_side.path)
-    experiments = load_experiments(*paths, allow_suspect=options.allow_suspect)
-    return (experiments[0], a_side), (experiments[-1], b_side)
+    b = a if is_one else load_experiment(b_side.path, allow_suspect=options.allow_suspect)
+    return (a, a_side), (b, b_side)
 
 
 def compare_experiments(

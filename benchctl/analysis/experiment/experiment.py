@@ -35,9 +35,9 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.records.directory import arm_label, arm_order, cell_name, open_results
+from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.integrity import Verification, verify_directory
-from benchctl.records.loaded import LoadedResults, LoadedRun, begun_runs, load_results, reading
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import Cell, ResultWarning
@@ -112,8 +112,6 @@ class Experiment:
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
-    decompositions: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
-    """The differences that were divided into parts, each once (``decompose_pair``)."""
     _slopes: dict[tuple[str, bool], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -345,15 +343,7 @@ class Experiment:
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
     """Load a whole result directory. Raises RecordError and SchemaVersionError as ``load_results`` does."""
-    return load_experiments(path, allow_suspect=allow_suspect)[0]
-
-
-def load_experiments(*paths: Path, allow_suspect: bool = False) -> list[Experiment]:
-    """The experiments of several directories; a second process helps to read them from the end of the last one."""
-    opened = [open_results(path) for path in paths]
-    begun = [run for results in opened for run in begun_runs(results, results.due_plan())]
-    with reading(begun) as load:
-        return [experiment_of(load_results(path, load=load), allow_suspect=allow_suspect) for path in paths]
+    return experiment_of(load_results(path), allow_suspect=allow_suspect)
 
 
 def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Experiment:
