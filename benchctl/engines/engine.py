@@ -16,7 +16,6 @@ from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.choices import ServerOptions
 from benchctl.profile.engine_table import ENGINES, EngineSpec, load_name
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepPhase, StepRecord
@@ -368,7 +367,10 @@ def streamed(
     spells it; None: as OpenAI and vLLM do.
     """
     options, is_chat = settings.request, request.messages is not None
-    fields: dict[str, Any] = {**body, **(plain_form(options) if form is None else form)}
+    plain_form = {"response_format": options.response_format, "structured_outputs": options.structured_outputs}
+    if form is None:
+        form = {name: value for name, value in plain_form.items() if value is not None}
+    fields: dict[str, Any] = {**body, **form}
     if options.model is not None:
         fields["model"] = options.model
     if is_chat and options.chat_template_kwargs is not None:
@@ -389,12 +391,6 @@ def uncached_fields(spec: EngineSpec) -> dict[str, Any]:
             return {"cache_prompt": False}
         case None:
             return {}
-
-
-def plain_form(options: RequestOptions) -> dict[str, Any]:
-    """The form of the answer that a profile asks for, in the fields of OpenAI and vLLM."""
-    form = {"response_format": options.response_format, "structured_outputs": options.structured_outputs}
-    return {name: value for name, value in form.items() if value is not None}
 
 
 async def get_json(client: Client, path: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:

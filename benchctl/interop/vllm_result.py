@@ -9,7 +9,7 @@ other file of that name; a column that is null in every run, such as the p99 of 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
@@ -23,10 +23,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.units import NS_PER_S, s_from_ns
-
-if TYPE_CHECKING:
-    from benchctl.records.columns import Integers
+from benchctl.units import s_from_ns
 
 _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "time_scale")
 
@@ -123,7 +120,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         "input_lens": [request.prompt_tokens for request in ordered],
         "output_lens": [request.completion_tokens for request in ordered],
         "ttfts": [_scaled_s(answer.ttft_ns, factor) for answer in answers],
-        "itls": [_gaps_s(gaps_ns, factor) for gaps_ns in chunks.gaps_of_requests],
+        "itls": [[_seconds(gap_ns * factor) for gap_ns in gaps.tolist()] for gaps in chunks.gaps_of_requests],
         "latencies": [_scaled_s(answer.e2el_ns, factor) for answer in answers],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
@@ -131,12 +128,6 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         ],
         "errors": ["" if request.error is None else request.error.message for request in ordered],
     }
-
-
-def _gaps_s(gaps_ns: "Integers", factor: float) -> list[float]:
-    if factor == 1:
-        return [*(gaps_ns / NS_PER_S).tolist()]  # whole nanoseconds need no rounding
-    return [_seconds(gap_ns * factor) for gap_ns in gaps_ns.tolist()]
 
 
 def _scaled_s(duration_ns: float | None, factor: float) -> float | None:

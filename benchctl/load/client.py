@@ -92,10 +92,6 @@ class StreamClient:
             with suppress(asyncio.CancelledError):
                 await self._watching
 
-    @property
-    def num_open(self) -> int:
-        return sum(exchange.sent_ns > 0 for exchange in self._open)
-
     def activity(self) -> Activity:
         """The open requests, and when something last arrived for one of them."""
         sent = [exchange for exchange in self._open if exchange.sent_ns]

@@ -66,11 +66,6 @@ def expected_tokens_per_s(arrival: Arrival, size: LoadSize) -> float:
     return by_streams if rate is None else min(by_streams, rate * size.num_tokens / size.num_requests)
 
 
-def expected_cores(arrival: Arrival, size: LoadSize) -> float:
-    """Cores that one process would keep busy with all of the load."""
-    return expected_tokens_per_s(arrival, size) * CPU_NS_PER_TOKEN / NS_PER_S
-
-
 def _request_rate(arrival: Arrival, size: LoadSize) -> float | None:
     """Requests per second by the plan; None where answers pace them."""
     rates = [] if arrival.launch_rate_limit is None else [arrival.launch_rate_limit]
@@ -88,7 +83,8 @@ def num_workers(option: Literal["auto"] | int, arrival: Arrival, size: LoadSize,
     ``auto`` is the number that keeps each below half a core, by the expected tokens per second, and leaves one of
     the cores free.
     """
-    by_load = min(math.ceil(expected_cores(arrival, size) / WORKER_CORES), num_cores - 1)
+    cores = expected_tokens_per_s(arrival, size) * CPU_NS_PER_TOKEN / NS_PER_S
+    by_load = min(math.ceil(cores / WORKER_CORES), num_cores - 1)
     return max(1, min(by_load if option == "auto" else option, max_open(arrival, size)))
 
 

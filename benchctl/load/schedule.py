@@ -420,7 +420,7 @@ class Load:
                     worker=self._worker,
                     loop_lag_ns=max(lags_ns),
                     cpu_ns=time.process_time_ns(),
-                    num_open=self._client.num_open,
+                    num_open=self.activity().num_open,
                     offset=clock.offsets[-1] if len(clock.offsets) > num_offsets else None,
                 )
             )

@@ -10,7 +10,6 @@ from pydantic.fields import FieldInfo
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section
-from benchctl.profile.engine_table import options_class
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, Variant
 from benchctl.profile.yaml import LocatedError, Problem, Steps, follow, value_text
@@ -56,11 +55,6 @@ class Key:
     path: str
     section: type[Section]
     field: FieldInfo
-
-
-def option_keys(kind: str) -> tuple[Key, ...]:
-    """The options of one engine."""
-    return tuple(profile_keys(options_class(kind), "engine.options."))
 
 
 def profile_keys(section: type[Section] = Profile, prefix: str = "") -> Iterator[Key]:

@@ -188,7 +188,7 @@ class _Form(NamedTuple):
 
     names: tuple[str, ...]
     """The columns of the numbers in a line, in their order; empty for one without a column."""
-    others: Mapping[str, int]
+    others: _Arrays
     """The value of each column whose values are words."""
     template: bytes
     """A line with ``%d`` in place of each number."""
@@ -203,8 +203,7 @@ def _form_of(line: bytes, decode: Callable[[bytes], StepRecord]) -> _Form:
 
     Raises one of ``DECODING_ERRORS`` for anything but a step whose only digits are those of whole numbers.
     """
-    others = {name: int(values[0]) for name, values in _arrays_of([decode(line)]).items()}
-    numbers = dict[str, Any]()
+    others, numbers = _arrays_of([decode(line)]), dict[str, Any]()
     for name, value in msgspec.json.decode(line).items():
         if name == "sections_ns":
             numbers |= {SECTION_PREFIX + section: duration for section, duration in value.items()}
@@ -223,60 +222,39 @@ def _numbers_in(lines: bytes) -> Integers:
     return np.fromstring(lines.translate(_SPACED, _NO_NUMBER), np.int64, sep=" ")
 
 
-def _forms_in(
-    lines: bytes, num_lines: int, decode: Callable[[bytes], StepRecord]
-) -> tuple[list[_Form], npt.NDArray[np.intp]]:
-    """The forms of some lines, and the position of that of each line among them. Raises as ``_form_of`` does."""
-    shapes = lines.translate(None, b"0123456789")
-    shape_of, form_of = [shapes[: shapes.index(b"\n")]], np.zeros(num_lines, np.intp)
-    indexes = {shape_of[0]: 0}
-    if shapes != (shape_of[0] + b"\n") * num_lines:
-        shape_of = shapes.split(b"\n")
-        if shape_of.pop():
-            raise ValueError("the last line is cut off")
-        indexes = {shape: index for index, shape in enumerate(dict.fromkeys(shape_of))}
-        form_of = np.fromiter(map(indexes.__getitem__, shape_of), np.intp, num_lines)
-    if len(_FORMS) > _MOST_FORMS:
-        _FORMS.clear()
-    for shape in indexes.keys() - _FORMS.keys():
-        _FORMS[shape] = _form_of(lines.split(b"\n")[shape_of.index(shape)], decode)
-    return [_FORMS[shape] for shape in indexes], form_of
-
-
 def _read_forms(lines: bytes, num_lines: int, decode: Callable[[bytes], StepRecord]) -> _Arrays:
-    """The values of the steps in some lines by name, in less than half the time that their records take.
+    """The values of the steps in some lines by name, in half the time that their records take.
 
     Lines that differ in their digits alone are understood once. Raises one of ``DECODING_ERRORS`` for any others
     than whole lines of steps, each of which has its numbers within the limits of its record.
     """
-    forms, form_of = _forms_in(lines, num_lines, decode)
+    shapes = lines.translate(None, b"0123456789")
+    *shape_of, rest = shapes[: shapes.index(b"\n") + 1].split(b"\n")
+    if shapes == (shape_of[0] + b"\n") * num_lines:
+        shape_of *= num_lines
+    else:
+        *shape_of, rest = shapes.split(b"\n")
+    if rest:
+        raise ValueError("the last line is cut off")
+    if len(_FORMS) > _MOST_FORMS:
+        _FORMS.clear()
+    indexes = {shape: index for index, shape in enumerate(dict.fromkeys(shape_of))}
+    for shape in indexes.keys() - _FORMS.keys():
+        _FORMS[shape] = _form_of(lines.split(b"\n")[shape_of.index(shape)], decode)
+    forms = [_FORMS[shape] for shape in indexes]
+    form_of = np.fromiter(map(indexes.__getitem__, shape_of), np.intp, num_lines)
     numbers, widths = _numbers_in(lines), np.array([len(form.names) for form in forms])[form_of]
     if len(numbers) != widths.sum():
         raise ValueError("a line has more numbers than its form, or fewer")
-    rows = list(dict.fromkeys(form.names for form in forms))
-    row_of = np.array([rows.index(form.names) for form in forms])[form_of]
-    begins, order, blocks = widths.cumsum() - widths, list[Integers](), list[_Arrays]()
-    for index, names in enumerate(rows):
-        steps = np.flatnonzero(row_of == index)
-        own_numbers = numbers  # all of them where every line has these names
-        if len(rows) > 1:
-            own_numbers = numbers[begins[steps, None] + np.arange(len(names))]
-        values = own_numbers.reshape(len(steps), len(names))
-        most = values.max(axis=0).tolist()
-        own = [form for form in forms if form.names == names]
-        for form in own:
-            decode(form.template % tuple(most))  # none is above its limit if these are not
-        columns = zip(names, values.T, most, strict=True)
-        arrays = {name: column.astype(np.min_scalar_type(-1 - largest)) for name, column, largest in columns}
-        for name in dict.fromkeys(chain.from_iterable(form.others for form in own)):
-            arrays[name] = _narrowed(np.array([form.others.get(name, -1) for form in forms]))[form_of[steps]]
-        arrays.pop("", None)
-        order.append(steps)
-        blocks.append(arrays)
-    if len(rows) == 1:
-        return blocks[0]
-    in_order = np.argsort(np.concatenate(order))
-    return {name: values[in_order] for name, values in _joined(blocks).items()}
+    begins, arrays = widths.cumsum() - widths, dict[str, Integers]()
+    for index, form in enumerate(forms):
+        steps = np.flatnonzero(form_of == index)
+        values = numbers[begins[steps, None] + np.arange(len(form.names))]
+        decode(form.template % tuple(values.max(axis=0).tolist()))  # none is above its limit if these are not
+        for name, column in (*zip(form.names, values.T, strict=True), *form.others.items()):
+            arrays.setdefault(name, np.full(num_lines, -1, np.int64))[steps] = column
+    arrays.pop("", None)
+    return {name: _narrowed(values) for name, values in arrays.items()}
 
 
 def _arrays_of(records: Sequence[StepRecord]) -> _Arrays:
@@ -309,19 +287,12 @@ def _narrowed(values: Integers) -> npt.NDArray[Any]:
     return values.astype(np.min_scalar_type(least))
 
 
-def _joined(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> _Arrays:
-    """The columns of blocks of steps, one after the other; -1 where a block has no such column."""
-    names = dict.fromkeys(chain.from_iterable(blocks))
-    missing = [np.full(len(block["dur_ns"]), -1, np.int8) for block in blocks]
-    return {
-        name: np.concatenate([block.get(name, none) for block, none in zip(blocks, missing, strict=True)])
-        for name in names
-    }
-
-
 def _separated(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[StepColumns, StepColumns]:
     """The columns of the load and of the warm-up from blocks of steps that follow one another."""
-    arrays = _joined(blocks)
+    arrays = {}
+    for name in dict.fromkeys(chain.from_iterable(blocks)):
+        pieces = [block.get(name, np.full(len(block["dur_ns"]), -1, dtype=np.int8)) for block in blocks]
+        arrays[name] = np.concatenate(pieces)
     is_warmup = arrays.pop("is_warmup") == 1
     load = {name: values[~is_warmup] for name, values in arrays.items()} if is_warmup.any() else arrays
     return columns_with(load), columns_with({name: values[is_warmup] for name, values in arrays.items()})

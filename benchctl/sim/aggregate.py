@@ -220,21 +220,10 @@ def _sums(step: Integers, values: Integers | Floats, num_steps: int) -> Integers
 
 def walk_as_arrays(course: Course, log: StepLog, num_steps: int) -> Progress:
     """``walk`` for ``num_steps`` at most, and _LONGEST."""
-    forwards_ns = _forwards_ns(course, min(num_steps, _LONGEST))
-    return _steps_in_bounds(course, course.fixed_ns + forwards_ns, log)
-
-
-def _forwards_ns(course: Course, num_steps: int) -> Integers:
-    """model_forward of each of the next steps."""
+    num_steps = min(num_steps, _LONGEST)
     positions = course.position + course.slope * np.arange(num_steps)
-    forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
-    whole_ns: Integers = np.rint(forward_ns).astype(np.int64) + course.cost.forward_ns
-    return whole_ns
-
-
-def _steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
-    """Append the steps of these durations that are within the bounds of the course."""
-    num_steps = len(dur_ns)
+    forwards_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
+    dur_ns = course.fixed_ns + np.rint(forwards_ns).astype(np.int64) + course.cost.forward_ns
     ends_ns = course.now_ns + np.cumsum(dur_ns)
     new_blocks = np.array(course.needs)[np.arange(course.step, course.step + num_steps) % len(course.needs)]
     new_blocks[0] = 0  # the scheduler gave out the blocks of the first step

@@ -2,6 +2,8 @@
 
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from benchctl.errors import UsageError
 from benchctl.records.schema import StepRecord
 from benchctl.sim.answers import PlannedAnswers
@@ -315,7 +317,8 @@ class SimulatedEngine:
         if drafts is not None:
             batch, passes_ns = drafts.describe(batch)
         cost, factor = self.cost_model.price(batch), 1.0
-        rest_id = log.rest_id(cost.without_forwards())
+        lvm_forward = None if cost.lvm_forward is None else 0  # both forwards have columns of their own
+        rest_id = log.rest_id(replace(cost, model_forward=0, lvm_forward=lvm_forward))
         if self._noise is not None:
             factor = self._noise()
             log.factors.append(factor)

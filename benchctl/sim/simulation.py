@@ -65,9 +65,6 @@ class Simulation:
     log: StepLog
     requests: RequestColumns
     num_preemptions: int
-    num_queried_tokens: int
-    """Prompt tokens that a prefix cache was asked for, and those that it had."""
-    num_hit_tokens: int
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -104,8 +101,6 @@ def simulate(config: SimConfig, loads: Items[SimLoad], *, keeps_steps: bool = Tr
         log=engine.log,
         requests=RequestColumns(**dict(zip(names, columns, strict=True))),
         num_preemptions=engine.scheduler.num_preemptions,
-        num_queried_tokens=engine.block_manager.num_queried_tokens,
-        num_hit_tokens=engine.block_manager.num_hit_tokens,
     )
 
 

@@ -180,7 +180,10 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),  # noqa: DTZ005 - servers write the date of their own clock
+    }
     return environment
 
 
@@ -196,7 +199,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - servers write the date of their own clock

@@ -205,7 +205,7 @@ def speed(
         "limit steps/s": per_s,
         "x limit": steps / spent_s / per_s if per_s else None,
         "preemptions": simulation.num_preemptions or None,
-        "tokens from the cache": simulation.num_hit_tokens or None,
+        "tokens from the cache": int(simulation.requests.cached_tokens.sum()) or None,
     }
 
 

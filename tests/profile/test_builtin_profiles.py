@@ -5,11 +5,12 @@ import itertools
 import pytest
 from generate import meaning_of
 from support.cli import benchctl, printed
+from support.hostile_values import option_keys
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError
 from benchctl.profile.engine_table import ENGINES, guiding_kinds
-from benchctl.profile.errors import option_keys, profile_keys
+from benchctl.profile.errors import profile_keys
 from benchctl.profile.files import GROUPS, OWN, builtin_profiles, grouped_profiles, preset_files
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 from hypothesis import given, settings, strategies as st
+from support.hostile_values import option_keys
 from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import Section
 from benchctl.profile.engine_table import ENGINES
-from benchctl.profile.errors import option_keys, profile_keys
+from benchctl.profile.errors import profile_keys
 from benchctl.profile.files import list_profiles
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import LengthRange, Profile, Workload

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 import pytest
 from pydantic.fields import FieldInfo
 from support.cli import in_process
-from support.hostile_values import PROFILES, VALUES, keys_of, profile_text
+from support.hostile_values import PROFILES, VALUES, keys_of, option_keys, profile_text
 
 from benchctl.cli.conduct import prepare_experiment
 from benchctl.engines.engine import LaunchSite, engine_for
@@ -17,7 +17,7 @@ from benchctl.errors import ProfileError, RecordError
 from benchctl.measure.run import noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.engine_table import ENGINES
-from benchctl.profile.errors import option_keys, profile_keys
+from benchctl.profile.errors import profile_keys
 from benchctl.profile.load import load_profile, parse_profile, profile_from_plain, stored_profile
 from benchctl.profile.planning import plan_runs, variant_settings
 from benchctl.records.directory import ResultDirectory, run_directory_name

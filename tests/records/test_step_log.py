@@ -15,7 +15,6 @@ from support.results.builders import write_results
 from support.waiting import wait_until
 
 from benchctl import second_process as two
-from benchctl.analysis.experiment.experiment import load_experiments
 from benchctl.records import columns as columns_module, files
 from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps
 from benchctl.records.directory import RunDirectory

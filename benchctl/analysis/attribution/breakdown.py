@@ -110,9 +110,8 @@ def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | 
     for name, parent in reversed(SECTION_PARENT.items()):  # children before their parents
         if parent is not None and name in times_ns:
             is_logged = logged.get(parent, nowhere)
-            if not is_logged.all():
-                times_ns[parent] = times_ns.get(parent, 0) + times_ns[name] * ~is_logged
-                has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
+            times_ns[parent] = times_ns.get(parent, 0) + times_ns[name] * ~is_logged
+            has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
     return Breakdown(
         total_ns={name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)},
         num_steps=len(steps),

@@ -308,24 +308,18 @@ def _carried(factors: Sequence[Factor], wall: Factor, levels: Levels) -> str:
     return f"{text}; the cause of the rest cannot be told from chance" if is_part else text
 
 
-def _batch_in_words(before: float, after: float) -> str:
-    held = f"{after:.3g}"
-    return f"a batch holds {held} {'sequence' if held == '1' else 'sequences'} instead of {before:.3g}"
-
-
 def _in_words(factor: Factor, levels: Levels) -> str:
     """A factor on both sides; where its levels are not known, its change."""
     steps, step_ms, tokens = (levels.get(METRIC_OF[name]) for name in ("steps", TIME_PER_STEP, "output tokens"))
     batch, gain = levels.get("mean_batch_size"), levels.get("tokens_per_step")
-    batch_change = "" if batch is None else _batch_in_words(*batch)
     if factor.name == "steps" and steps is not None:
         served = None if batch is None else (steps[1] * batch[1]) / (steps[0] * batch[0])
         because = ""
         if batch is not None and served is not None and abs(served - 1) < _SAME:
-            because = f", because {batch_change}"
+            because = f", because a batch holds {batch[1]:.3g} instead of {batch[0]:.3g} sequences"
         return f"{steps[0]:,.0f} to {steps[1]:,.0f} steps{because}"
-    if factor.name == "steps per pass" and batch_change:
-        return batch_change
+    if factor.name == "steps per pass" and batch is not None:
+        return f"a batch holds {batch[1]:.3g} instead of {batch[0]:.3g} sequences"
     if factor.name in {"passes", "passes per token"} and gain is not None:
         return f"a sequence gains {gain[1]:.3g} tokens in a step instead of {gain[0]:.3g}"
     if factor.name == TIME_PER_STEP and step_ms is not None:

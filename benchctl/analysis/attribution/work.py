@@ -110,8 +110,6 @@ def shapes_of(settings: VariantSettings) -> tuple[ModelShape, ModelShape | None]
 
 def value_count(columns: StepColumns, name: str) -> Floats | None:
     """A count of the value model's work, 0 in steps without guidance; None if any other step lacks it."""
-    if len(counts := columns.known_values(name)) == len(columns):
-        return counts
     missing = np.full(len(columns), np.nan)
     counts, greedy, rows = (
         missing if values is None else values

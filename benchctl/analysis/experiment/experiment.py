@@ -82,11 +82,10 @@ T = TypeVar("T")
 
 def _derive_once(derive: Callable[["Experiment", LoadedRun], T]) -> Callable[["Experiment", LoadedRun], T]:
     """A method whose value is derived once for each run."""
-    name = derive.__name__
 
     @wraps(derive)
     def derive_once(self: "Experiment", run: LoadedRun) -> T:
-        values: dict[str, T] = self._derived[name]
+        values: dict[str, T] = self._derived[derive.__name__]
         run_id = run.record.run_id
         if run_id not in values:
             values[run_id] = derive(self, run)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIME_COLUMNS
 from benchctl.analysis.experiment.experiment import Arm, Experiment, cell_key
@@ -76,11 +76,6 @@ class ArmPair:
         blocks = sorted(arm.runs) if self.pairing == "unpaired" else self.blocks
         return tuple(arm.runs[block] for block in blocks)
 
-    @cached_property
-    def key(self) -> tuple[Any, ...]:
-        """All that values of the pair depend on, beside the experiment of ``a``."""
-        return self.a.key, self.b.key, self.blocks, self.sides[1], self.confidence, self.estimator
-
     @property
     def is_ordered(self) -> bool:
         """Both sides ran inside the same blocks, in different positions."""
@@ -114,7 +109,8 @@ class ArmPair:
 
         More than two arms share the effect of the position, two estimate their own with their ratio.
         """
-        key, experiment = (*self.key, column, of_few), self.sides[0]
+        arms = self.a.key, self.b.key, self.blocks, self.sides[1]
+        key, experiment = (*arms, column, of_few, self.confidence, self.estimator), self.sides[0]
         if key in experiment.ratios:
             return experiment.ratios[key]
         a, b = self.values(column, of_few=of_few)

@@ -95,7 +95,9 @@ def import_lenvm(
     revisions = sorted(set(ALL).intersection(*of_arms)) if of_arms else []
     revision = revisions[0] if len(revisions) == 1 else None
     profile = _profile(f"lenvm-{variant_name(source.resolve().name)}", arms, models, revision)
-    prepared = _prepared_requests(arms)
+    # The client sent no seeds: they are 0 here
+    questions = {each.first.idx: (arm, each) for arm in reversed(arms) for each in arm.answered}
+    prepared = tuple(_prepared_request(*questions[idx]) for idx in sorted(questions))
     requests = _lines(prepared)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -216,12 +218,6 @@ def _profile(name: str, arms: Sequence[Arm], models: Models, revision: str | Non
         raise InvalidDataError(
             f"{name}: the recorded settings are impossible, or unknown to benchctl:\n{error}"
         ) from error
-
-
-def _prepared_requests(arms: Sequence[Arm]) -> tuple[PreparedRequest, ...]:
-    """The questions of all arms, in order. The client sent no seeds: they are 0 here."""
-    by_index = {each.first.idx: (arm, each) for arm in reversed(arms) for each in arm.answered}
-    return tuple(_prepared_request(*by_index[idx]) for idx in sorted(by_index))
 
 
 def _prepared_request(arm: Arm, answered: Answered) -> PreparedRequest:

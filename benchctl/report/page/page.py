@@ -96,7 +96,14 @@ def sides_page(
     one = verdict_of_sides(a, b, options) if comparison is None else verdict_of(comparison)
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
     verdict = page_verdict([one], one.a_name, analyses)
-    charts = draw_charts(analyses[0], verdict.comparisons) if len(analyses) == 1 else _charts_of(analyses)
+    if len(analyses) == 1:
+        charts = [*draw_charts(analyses[0], verdict.comparisons)]
+    else:  # charts of two directories are told apart by their names
+        charts = [
+            replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {directory_name(analysis)}")
+            for i, analysis in enumerate(analyses, start=1)
+            for chart in draw_charts(analysis)
+        ]
     return _page(f"{verdict.word}: {one.sides}", verdict, charts, analyses), one
 
 
@@ -186,15 +193,6 @@ def draw_charts(analysis: AnalyzedExperiment, comparisons: Sequence[Comparison] 
     drawn = (draw(subject) for module in (ratios, steps, requests) for draw in module.CHARTS)
     is_simulated = is_virtual(analysis.results.manifest.engine)
     return tuple(replace(chart, is_simulated=is_simulated) for chart in drawn if chart is not None)
-
-
-def _charts_of(analyses: Sequence[AnalyzedExperiment]) -> list[Chart]:
-    """Those of several directories, told apart by their names."""
-    return [
-        replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {directory_name(analysis)}")
-        for i, analysis in enumerate(analyses, start=1)
-        for chart in draw_charts(analysis)
-    ]
 
 
 def _page(

@@ -111,10 +111,6 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         parts = msgspec.structs.asdict(self).items()
         return StepCost(**{name: round(value * factor) for name, value in parts if value is not None})
 
-    def without_forwards(self) -> "StepCost":
-        """The same sections, with model_forward and lvm_forward of no time where they exist."""
-        return msgspec.structs.replace(self, model_forward=0, lvm_forward=None if self.lvm_forward is None else 0)
-
     def parts(self) -> list[int]:
         """The times of the sections that exist."""
         return [value for value in msgspec.structs.astuple(self) if value is not None]

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import httptools
@@ -15,7 +14,6 @@ import msgspec
 
 MOST_BYTES: Final = 64 << 20
 """Size of the body of a request; of a larger one no more is kept than shows that it is larger."""
-_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +33,7 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     status: int = 200
     content_type: str = "application/json"
-    headers: Mapping[str, str] = _NO_HEADERS
+    headers: Mapping[str, str] = {}
     body: bytes = b""
     pieces: AsyncGenerator[bytes, None] | None = None
 

@@ -82,11 +82,6 @@ def _watch_messages() -> None:
     client.get_output_async = get_output_async
 
 
-def _leave_iterations_to_us(record: logging.LogRecord) -> bool:
-    """False for vLLM's own line of each iteration, which repeats the step log and costs time to write."""
-    return "Iteration(%d)" not in str(record.msg)
-
-
 class StepLog(StatLoggerBase):  # type: ignore[misc]
     """A logger of statistics as vLLM makes them, one for each replica of the engine."""
 
@@ -113,7 +108,10 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         if path is None:
             return
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        logging.getLogger("vllm.v1.metrics.loggers").addFilter(_leave_iterations_to_us)
+        # Without vLLM's own line of each iteration, which repeats the step log and costs time to write
+        logging.getLogger("vllm.v1.metrics.loggers").addFilter(
+            lambda record: "Iteration(%d)" not in str(record.msg)
+        )
         try:
             _watch_messages()
         except (ImportError, AttributeError) as error:
