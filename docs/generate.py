@@ -21,8 +21,8 @@ from benchctl.cli.app import COMMANDS, load_command
 from benchctl.cluster.progress import Progress
 from benchctl.profile.bounds import MAX_SEED
 from benchctl.profile.choices import Section, flag_of
-from benchctl.profile.engine_table import ENGINES
-from benchctl.profile.errors import Key, option_keys, profile_keys
+from benchctl.profile.engine_table import ENGINES, options_class
+from benchctl.profile.errors import Key, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
 from benchctl.records.directory import Submission
 from benchctl.records.integrity import DirectoryDigests
@@ -176,6 +176,11 @@ def _meanings(declaring: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     texts[name] = inspect.cleandoc(text)
     return texts
+
+
+def option_keys(kind: str) -> tuple[Key, ...]:
+    """The options of one engine."""
+    return tuple(profile_keys(options_class(kind), "engine.options."))
 
 
 def meaning_of(key: Key) -> str:

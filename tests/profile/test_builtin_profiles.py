@@ -3,9 +3,8 @@
 import itertools
 
 import pytest
-from generate import meaning_of
+from generate import meaning_of, option_keys
 from support.cli import benchctl, printed
-from support.hostile_values import option_keys
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError

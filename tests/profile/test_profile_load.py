@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from generate import option_keys
 from hypothesis import given, settings, strategies as st
-from support.hostile_values import option_keys
 from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError

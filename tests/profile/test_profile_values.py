@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 import pytest
+from generate import option_keys
 from pydantic.fields import FieldInfo
 from support.cli import in_process
-from support.hostile_values import PROFILES, VALUES, keys_of, option_keys, profile_text
+from support.hostile_values import PROFILES, VALUES, keys_of, profile_text
 
 from benchctl.cli.conduct import prepare_experiment
 from benchctl.engines.engine import LaunchSite, engine_for

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import yaml
+from generate import option_keys
 
-from benchctl.profile.engine_table import options_class
-from benchctl.profile.errors import Key, profile_keys
+from benchctl.profile.errors import profile_keys
 from benchctl.profile.model import Sampling
 from benchctl.profile.sections import RequestOptions
 
@@ -99,8 +99,3 @@ def keys_of(name: str) -> Iterator[str]:
         "engine.preset", "per_engine", "per_engine.sim", "for_unguided_engines",
         "workload.columns.prompt",
     )  # fmt: skip
-
-
-def option_keys(kind: str) -> tuple[Key, ...]:
-    """The options of one engine."""
-    return tuple(profile_keys(options_class(kind), "engine.options."))
