@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 import yaml
-from generate import option_keys
 
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.errors import profile_keys
 from benchctl.profile.model import Sampling
 from benchctl.profile.sections import RequestOptions
@@ -88,7 +88,8 @@ def keys_of(name: str) -> Iterator[str]:
         yield from (
             (key.path.replace("<name>", variant) for variant in variants) if "<name>" in key.path else (key.path,)
         )
-    options = [key.path.rpartition(".")[2] for key in option_keys(document["engine"]["kind"])]
+    of_engine = profile_keys(options_class(document["engine"]["kind"]), "engine.options.")
+    options = [key.path.rpartition(".")[2] for key in of_engine]
     yield from (f"engine.options.{option}" for option in options)
     yield from (f"variants.{variants[-1]}.server.{option}" for option in options)
     yield from (f"variants.{variants[-1]}.sampling.{key}" for key in Sampling.model_fields)

@@ -112,7 +112,7 @@ def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_held():
     assert {client_metrics(columns_of(old), (), closed(4))[name] for name in OF_SLOTS} == {None}
 
 
-@given(load=LOADS, shift_ns=st.integers(-(10**12), 10**12), late_ms=st.integers(0, 100), more_ms=st.integers(1, 50))
+@given(load=LOADS, shift_ns=st.integers(-T0_NS, 10**12), late_ms=st.integers(0, 100), more_ms=st.integers(1, 50))
 def test_idle_time_is_a_part_of_slot_time_whatever_the_clock_s_zero_and_however_late_the_reads(
     load, shift_ns, late_ms, more_ms
 ):
