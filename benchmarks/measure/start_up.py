@@ -3,7 +3,7 @@
 Help of every command, the list, and commands that read the result of that experiment stand beside Python itself and
 beside Python with typer, which reads the command line. The smallest experiment is one run of one request on a
 simulated server; beside it stands the same by hand: start that server, wait until it listens, read one answer, and
-end it.
+end it. A run also draws pictures, the first of which takes as long as V8 takes to start.
 
     python -m benchmarks.measure.start_up [--rounds 5]
 """
@@ -27,6 +27,7 @@ BENCHCTL = (sys.executable, "-m", "benchctl")
 READING = ("show", "verify", "report")
 LATEST = "results/smallest/latest"
 LIMIT_S = 30
+PICTURE = "import vl_convert; vl_convert.vegalite_to_png({'data': {'values': [{'a': 1}]}, 'mark': 'bar'})"
 PROFILE = """\
 name: smallest
 seed: 1
@@ -74,7 +75,11 @@ def main() -> None:
         )
         smallest = compared(
             "one run of one request",
-            {"by hand": partial(by_hand, work), "benchctl run": partial(took, *run)},
+            {
+                "by hand": partial(by_hand, work),
+                "one picture by V8 alone": partial(python, PICTURE),
+                "benchctl run": partial(took, *run),
+            },
             rounds=asked.rounds,
             ratios=("wall s", "cpu s"),
         )

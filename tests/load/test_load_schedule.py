@@ -87,7 +87,7 @@ def test_a_burst_sends_everything_at_once_and_a_launch_rate_limit_spaces_the_sen
     limited = {"kind": "burst", "launch_rate_limit": 50.0}
     records, _ = drive(how, limited, [request(i, max_tokens=1) for i in range(5)])
     sends = sorted(record.sent_ns for record in records)
-    assert sends[-1] - sends[0] > 73 * NS_PER_MS  # a send that is late shortens the gap behind it
+    assert sends[-1] - sends[0] > 60 * NS_PER_MS  # 80, less for a first send that is late; without a limit no time
 
 
 def test_an_open_loop_sends_at_the_planned_times_on_the_engines_clock_whatever_the_server_does(how):
