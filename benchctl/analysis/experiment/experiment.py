@@ -182,13 +182,13 @@ class Experiment:
         """The value of a run in every column of ``SUMMARY_COLUMNS``, including those that do not count."""
         return summary_row(run, *self._metrics_and_tails(run), self.settings(run.record), self.flops(run))
 
-    def counted(self, column: str, *, of_few: bool = False) -> Callable[[LoadedRun], Metrics]:
-        """The numbers of a run, among them that of a column; None where it is unknown, or timed by a client whose
-        times are excluded.
+    def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
+        """A number of a run; None where it is unknown, or timed by a client whose times are excluded.
 
         ``of_few``: with percentiles of too few requests, which are only shown.
         """
-        return self.counted_metrics if column in METRICS and not of_few else self.counted_columns
+        is_metric = column in METRICS and not of_few
+        return self.counted_metrics(run)[column] if is_metric else self.counted_columns(run)[column]
 
     @_derive_once
     def counted_columns(self, run: LoadedRun) -> Metrics:
@@ -321,8 +321,7 @@ class Experiment:
         if column not in TIME_COLUMNS:
             return None
         if (column, of_few) not in self._slopes:
-            numbers_of = self.counted(column, of_few=of_few)
-            values = {key: numbers_of(run)[column] for key, run in self.counted_runs.items()}
+            values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
             positions = {key: run.record.position for key, run in self.counted_runs.items()}
             self._slopes[column, of_few] = pooled_slope(values, positions)
         return self._slopes[column, of_few]

@@ -101,8 +101,8 @@ class ArmPair:
         self, column: str, *, of_few: bool = False
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """The numbers of each side that count, run by run."""
-        a, b = (side.counted(column, of_few=of_few) for side in self.sides)
-        return tuple(run[column] for run in map(a, self.a_runs)), tuple(run[column] for run in map(b, self.b_runs))
+        a = tuple(self.sides[0].counted(run, column, of_few=of_few) for run in self.a_runs)
+        return a, tuple(self.sides[1].counted(run, column, of_few=of_few) for run in self.b_runs)
 
     def ratio(self, column: str, *, of_few: bool = False) -> SideRatio | None:
         """The one ratio of a metric or another column; None where no block knows it on both sides.

@@ -80,7 +80,6 @@ def _forwards(
         for *counts, decodes in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
     )
     kv_bytes = shape.kv_bytes_per_token()
-    peak, bandwidth = hardware.peak_of(shape.precision), hardware.bandwidth_bytes_per_s
     weight_bytes = lru_cache(maxsize=1 << 14)(partial(forward_bytes, shape, 0))
 
     def with_prompts_ns(
@@ -88,7 +87,7 @@ def _forwards(
     ) -> int:
         flops = tokens * token + positions * of_position + num_sampling * head
         num_bytes = (context + tokens) * kv_bytes + weight_bytes(tokens)
-        return round(max(flops / peak, num_bytes / bandwidth) * NS_PER_S)
+        return roofline_ns(flops, num_bytes, hardware, shape.precision)
 
     def forward_ns(batch: StepBatch) -> int:
         tokens = batch.num_prefill_tokens + batch.num_decode_tokens
