@@ -78,6 +78,11 @@ class LoadedRun:
     """Health of the load generator; empty in directories of older versions."""
 
     @property
+    def loads(self) -> tuple["LoadedRun", ...]:
+        """The loads of the run that count, in order, each as a run of its own."""
+        return (self,)
+
+    @property
     def damage(self) -> tuple[str, ...]:
         """The damaged lines of a run in state ``done``, with file and line."""
         damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)

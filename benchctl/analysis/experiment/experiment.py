@@ -200,6 +200,10 @@ class Experiment:
         """The metrics of a run, None for those that do not count."""
         return self._without_excluded(run, self.metrics(run))
 
+    def load_metrics(self, run: LoadedRun) -> tuple[Metrics, ...]:
+        """The metrics of each load of a run that counts, in order, None for those that do not count."""
+        return (self.counted_metrics(run),)
+
     def _without_excluded(self, run: LoadedRun, numbers: Metrics) -> Metrics:
         if self.usability(run).client_excluded is None:
             return numbers
