@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from benchctl.engines.sim.options import SimOptions
+from benchctl.engines.sim.options import FAULTS, SimOptions
 from benchctl.profile.bounds import DEFAULT_MODEL
 from benchctl.profile.choices import ContextLength
 
@@ -33,6 +33,8 @@ class SimConfig(SimOptions):
     def server_info(self) -> dict[str, Any]:
         """The settings that the server reports: those that two servers of one configuration share."""
         # Settings in which two servers of one configuration may differ
-        settings = self.model_dump(exclude={"port", "noise_seed", "start_delay_s", "schedule_patience_s"}).items()
+        unlike = {"port", "noise_seed", "start_delay_s", "schedule_patience_s"}
+        unplanted = set() if self.has_faults else {*FAULTS, "slow_first_factor"}
+        settings = self.model_dump(exclude=unlike | unplanted).items()
         texts = {name: ",".join(map(str, value)) for name, value in settings if isinstance(value, tuple)}
         return {"clock": "virtual", **dict(settings), **texts}

@@ -75,6 +75,11 @@ class Phase:
     def is_over(self) -> bool:
         return self._num_entered == self.load.num_requests and not self._open
 
+    @property
+    def progress(self) -> float:
+        """Share of the requests of a load that have ended; 0 in a warm-up."""
+        return 0.0 if self.is_warmup else len(self._ended_ns) / max(self.load.num_requests, 1)
+
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns
         self._find_next()
@@ -221,6 +226,7 @@ class Core:
         if (phase is not None and not self._admit(phase)) or not engine.has_work:
             return False
         engine.is_warmup = phase is not None and phase.is_warmup and not phase.is_over
+        engine.progress = 0.0 if phase is None else phase.progress
         return True
 
     def _note_ends(self, finished_requests: Iterable[str]) -> None:

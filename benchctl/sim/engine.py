@@ -12,6 +12,7 @@ from benchctl.sim.costs.cost_model import (
     UNGUIDED,
     DecodeCost,
     GuidedStep,
+    PlantedFaults,
     StepBatch,
     cost_model_for,
     published_noise,
@@ -57,6 +58,7 @@ class SimulatedEngine:
             if config.noise == "published"
             else None
         )
+        self._faults: Final = PlantedFaults(config) if config.has_faults else None
         self.block_manager: Final = BlockManager(
             _UNLIMITED if rules.is_unlimited else config.num_kv_blocks,
             config.block_size,
@@ -77,8 +79,9 @@ class SimulatedEngine:
             drafts=self._drafts,
             has_closing_step=rules.has_closing_step,
         )
+        is_disturbed = (self._noise or self._faults) is not None
         self.log: Final = StepLog(
-            has_noise=self._noise is not None,
+            has_noise=is_disturbed,
             has_guidance=self._has_value_model,
             num_drafts=config.num_speculative_tokens,
         )
@@ -86,11 +89,13 @@ class SimulatedEngine:
         self.is_value_model_loaded = False
         """Whether a step has scored rows, the first of which loads the value model."""
         self._prices: dict[tuple[int, int, int], tuple[DecodeCost, int, int]] = {}
-        self._walks: Final = cost_model.decode is not None and self._drafts is None
-        self._walks_guided: Final = draws_together and cost_model.decodes_guided and self._noise is None
+        self._walks: Final = cost_model.decode is not None and self._drafts is None and self._faults is None
+        self._walks_guided: Final = draws_together and cost_model.decodes_guided and not is_disturbed
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
+        self.progress = 0.0
+        """Share of the load that is over, on which a planted drift depends."""
         self._num_seqs = 0
         self._plans_ahead: Final = config.async_scheduling
         self._is_planned = False
@@ -107,7 +112,7 @@ class SimulatedEngine:
     @property
     def counts_rows(self) -> bool:
         """True if rows of one choice, sampled and guided in one way, differ in their lengths alone."""
-        knows_more = (self._noise, self._drafts, self.config.enable_prefix_caching, self._plans_ahead)
+        knows_more = (self._noise, self._faults, self._drafts, self.config.enable_prefix_caching, self._plans_ahead)
         return not any(knows_more) and (self._walks_guided or not self._has_value_model)
 
     def check_servable(self, request: Request) -> None:
@@ -316,15 +321,17 @@ class SimulatedEngine:
         passes_ns: tuple[float, ...] = ()
         if drafts is not None:
             batch, passes_ns = drafts.describe(batch)
-        cost, factor = self.cost_model.price(batch), 1.0
+        cost, factor, pause_ns = self.cost_model.price(batch), 1.0, 0
         lvm_forward = None if cost.lvm_forward is None else 0  # both forwards have columns of their own
         rest_id = log.rest_id(replace(cost, model_forward=0, lvm_forward=lvm_forward))
-        if self._noise is not None:
-            factor = self._noise()
+        if self._faults is not None:
+            factor, pause_ns = self._faults.next_step(batch.num_seqs, self.progress)
+        if log.has_noise:
+            factor *= 1.0 if self._noise is None else self._noise()
             log.factors.append(factor)
             cost = cost.scaled(factor)
         drafting_ns = [round(pass_ns * factor) for pass_ns in passes_ns]
-        start_ns, dur_ns = self.now_ns, cost.total_ns() + sum(drafting_ns)
+        start_ns, dur_ns = self.now_ns, cost.total_ns() + sum(drafting_ns) + pause_ns
         self.now_ns = start_ns + dur_ns
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self.block_manager.num_used)

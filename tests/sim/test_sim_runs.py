@@ -44,6 +44,7 @@ CAPPED = "{kind: poisson, request_rate: 40, max_concurrency: 3}"
 PREEMPTING = ", num_kv_blocks: 20, enable_prefix_caching: true"
 CHUNKED = ", tokens_per_chunk: 5, max_num_seqs: 16, max_num_batched_tokens: 32"
 MOCK = ", cost_model: llm-mock"
+FAULTY = ", first_use_pause_s: 0.2, drift: 0.5, slow_first_steps: 6"
 DRAFTING = ", num_speculative_tokens: 3, acceptance: [0.9, 0.7, 0.5], draft_cost: 0.1, backfill: prefill"
 """Neither of these two goes with a value model."""
 
@@ -99,6 +100,7 @@ nightly = pytest.mark.nightly
         pytest.param("{kind: burst}", PREEMPTING, "baseline", id="preemption and prefix cache"),
         pytest.param(CLOSED, CHUNKED, "baseline", id="several tokens in a chunk"),
         pytest.param(CLOSED, MOCK, "baseline", id="closing step", marks=nightly),
+        pytest.param(CAPPED, FAULTY, "guided", id="planted faults"),
         pytest.param(CAPPED, DRAFTING, "baseline", id="speculation"),
         pytest.param(
             "{kind: burst}",

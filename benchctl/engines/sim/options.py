@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
+FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps")
+"""Options that plant a fault, to rehearse how it is found; 0 for none."""
+
 Rule: TypeAlias = tuple[bool, str]
 """Whether it is broken, and the problem in words."""
 
@@ -131,6 +134,15 @@ class SimOptions(ServerOptions):
     backfill: Literal["none", "expansion", "prefill"] = "none"
     """The draft model's pass over the token before a bonus token: free, as more rows of its next pass, or as a
     prefill pass of its own."""
+    first_use_pause_s: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+    """Planted fault: a pause in the first step of a server with each number of sequences, as of a compiler."""
+    drift: Annotated[float, Field(gt=-1, le=MOST)] = 0.0
+    """Planted fault: the share by which steps take longer at the end of each load than at its beginning; it grows
+    with the requests of the load that have ended."""
+    slow_first_steps: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Planted fault: steps at the beginning of a server's life that are slow."""
+    slow_first_factor: Factor = 3.0
+    """Times as long as others that these steps take."""
     tokens_per_chunk: TokenCount = 1
     """Tokens in one streamed event."""
     port: Port | None = None
@@ -213,6 +225,11 @@ class SimOptions(ServerOptions):
                 f"draft_model is {self.draft_model}, and {one_model}",
             ),
         )
+
+    @property
+    def has_faults(self) -> bool:
+        """True if a fault is planted."""
+        return any(getattr(self, name) for name in FAULTS)
 
     @property
     def acceptances(self) -> tuple[float, ...]:

@@ -265,6 +265,25 @@ def published_noise(seed: int, *, has_value_model: bool) -> NoiseSource:
     return lambda: life * draw(step_mu, step_sigma)
 
 
+class PlantedFaults:
+    """The faults that a configuration plants into the steps of one server life."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self._config: Final = config
+        self._num_steps = 0
+        self._sizes: Final[set[int]] = set()
+        """Numbers of sequences that steps have had."""
+
+    def next_step(self, num_seqs: int, progress: float) -> tuple[float, int]:
+        """Factor and additional nanoseconds of the next step, where this share of the load is over."""
+        config, is_new = self._config, num_seqs not in self._sizes
+        self._sizes.add(num_seqs)
+        self._num_steps += 1
+        is_slow = self._num_steps <= config.slow_first_steps
+        factor = (1 + config.drift * progress) * (config.slow_first_factor if is_slow else 1.0)
+        return factor, round(config.first_use_pause_s * NS_PER_S) if is_new else 0
+
+
 def _lognormal(cv: float) -> tuple[float, float]:
     """Sigma and mu of the log-normal distribution of mean 1: s^2 = ln(1 + cv^2), mu = -s^2 / 2."""
     variance = math.log1p(cv * cv)
