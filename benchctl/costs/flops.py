@@ -120,6 +120,23 @@ class FlopsAccount:
         return None if flops is None else flops / GIGA
 
 
+def mean_account(accounts: Sequence[FlopsAccount]) -> FlopsAccount:
+    """The mean of several accounts, each number cut to a whole one."""
+    phases, count = dict.fromkeys(phase for account in accounts for phase in account.phases), len(accounts)
+    sums = {phase: [account.of(phase) for account in accounts] for phase in phases}
+    return FlopsAccount(
+        output_tokens=sum(account.output_tokens for account in accounts) // count,
+        phases={
+            phase: OperatorFlops(
+                linear=sum(part.linear for part in parts) // count,
+                attention=sum(part.attention for part in parts) // count,
+                head=sum(part.head for part in parts) // count,
+            )
+            for phase, parts in sums.items()
+        },
+    )
+
+
 def price_work(work: RunWork, models: Models, output_tokens: int) -> FlopsAccount:
     """FLOPs of counted work: linear · tokens + attention · positions + head · heads, for each phase.
 

@@ -148,6 +148,7 @@ def run_experiment(
         profile=profile,
         requests=tuple(requests),
         listener=listener,
+        num_loads=int(profile.loads_per_server),
         keeps_raw_logs=keeps_raw_logs,
     )
     with sole_writer(results.path):

@@ -11,7 +11,6 @@ import platform
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,8 +26,9 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity import digests_of_run
-from benchctl.records.loaded import LoadedRun, load_run
-from benchctl.records.record import INTERRUPTED, PlannedRun, PreparedRequest, RunFailure, RunRecord
+from benchctl.records.loaded import LoadedRun, read_load
+from benchctl.records.loads import concluded
+from benchctl.records.record import INTERRUPTED, LoadRecord, PlannedRun, PreparedRequest, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.untrusted.secrets import environment_redactor
@@ -67,6 +67,7 @@ class MeasuredRun:
         *,
         engine: Engine | None = None,
         node: NodeInfo | None = None,
+        num_loads: int = 1,
     ) -> None:
         self.profile, self.directory = profile, directory
         self.engine = engine or engine_for(profile.engine.kind)
@@ -78,7 +79,11 @@ class MeasuredRun:
         self.is_suspect = False
         """True if a warning keeps the run from counting as done."""
         self.load = LoadSummary()
-        """The counts of its load, which grow while it is sent."""
+        """The counts of its load, or of the newest of several, which grow while it is sent."""
+        self.num_steps = 0
+        """Steps that were written."""
+        self.sent: list[LoadSummary] = []
+        """Those of each of several loads that was begun, in order."""
         self.record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -89,6 +94,7 @@ class MeasuredRun:
             started_at=utc_now(),
             clock=self.engine.clock,
             time_scale=self.engine.time_scale(self.settings),
+            loads=tuple(LoadRecord(number=i) for i in range(1, num_loads + 1)) if num_loads > 1 else (),
         )
 
     @contextmanager
@@ -183,8 +189,47 @@ class MeasuredRun:
                 "load may have met a cold server",
             )
 
+    @contextmanager
+    def each_load(self, number: int) -> Iterator[None]:
+        """Inside, counts and records are those of this load, and of several each has warnings of its own."""
+        if not self.record.loads:
+            yield
+            return
+        self.directory, self.load = self.directory.of_load(number), LoadSummary()
+        self.sent.append(self.load)
+        warnings, is_suspect, loads = self.record.warnings, self.is_suspect, list(self.record.loads)
+        self.note(warnings=())
+        self.is_suspect, ended = False, loads[number - 1]
+        try:
+            yield
+            failure = self._no_answer() if self.has_no_answer else None
+            state: RunState = "failed" if failure is not None else "suspect" if self.is_suspect else "done"
+            ended = msgspec.structs.replace(ended, state=state, failure=failure)
+        finally:
+            self.count()
+            counts = {name: getattr(self.record, name) for name in ("num_sent", "num_completed", "num_failed")}
+            loads[number - 1] = msgspec.structs.replace(
+                ended,
+                first_send_ns=self.load.first_send_ns,
+                last_token_ns=self.load.last_token_ns,
+                warnings=by_severity(self.record.warnings),
+                **counts,
+            )
+            self.note(loads=tuple(loads), warnings=warnings)
+            self.is_suspect = is_suspect
+        self.update()
+
     def judge(self, requests: Sequence[PreparedRequest], *, has_client: bool = True) -> RunRecord:
-        """The verdict on a run that went to its end, from its files; ``has_client`` where one took the times."""
+        """The verdict on a run that went to its end, from its files; ``has_client`` where one took the times.
+
+        Each of several loads was judged at its own end.
+        """
+        if not self.record.loads:
+            self.judge_load(requests, has_client=has_client)
+        return self.conclude()
+
+    def judge_load(self, requests: Sequence[PreparedRequest], *, has_client: bool = True) -> None:
+        """Warn of what the files of a load show."""
         from benchctl.analysis.validity.checks import (  # noqa: PLC0415 - numpy, after the load
             failed_checks,
             reconcile,
@@ -195,9 +240,9 @@ class MeasuredRun:
 
         self.judge_failures()
         if self.has_no_answer:
-            return self.conclude()
+            return
         self.count()
-        loaded = replace(load_run(self.directory), record=self.record)
+        loaded = read_load(self.directory, self.record)
         self.warn(
             *failed_checks(loaded, reconcile(loaded, self.profile, self.settings, requests, self.profile.stop)),
             *value_model_warnings(loaded),
@@ -206,7 +251,6 @@ class MeasuredRun:
         if has_client:
             self.judge_client(loaded)
             self.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
-        return self.conclude()
 
     @property
     def has_no_answer(self) -> bool:
@@ -247,10 +291,13 @@ class MeasuredRun:
     def conclude(self) -> RunRecord:
         """The verdict on a run that went to its end: failed without any answer, else suspect or done."""
         self.count()
-        if self.has_no_answer:
-            limits = sorted(OWN_LIMITS.intersection(self.load.failures))
-            return self.fail(limits[0] if limits else "no-request-completed", self._failures())
+        if self.has_no_answer and not self.record.loads:
+            return self.close("failed", self._no_answer())
         return self.close("suspect" if self.is_suspect else "done")
+
+    def _no_answer(self) -> RunFailure:
+        limits = sorted(OWN_LIMITS.intersection(self.load.failures))
+        return RunFailure(cause=limits[0] if limits else "no-request-completed", message=self._failures())
 
     def _failures(self) -> str:
         load = self.load
@@ -279,10 +326,13 @@ class MeasuredRun:
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
         """Write the verdict, with the warnings that led to it first, and what the files of the run hold now;
         returns the final record.
+
+        With several loads it is the one that they make, also where ``failure`` came in the middle of them.
         """
+        self.note(state=state, failure=failure)
+        if self.record.loads:
+            self.record = concluded(self.record, failure, is_suspect=self.is_suspect)
         self.update(
-            state=state,
-            failure=failure,
             warnings=by_severity(self.record.warnings),
             files=digests_of_run(self.directory),
         )

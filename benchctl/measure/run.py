@@ -6,13 +6,17 @@
 interrupt and a usage error do, after they are recorded.
 """
 
+import asyncio
 import gc
 import hashlib
 import os
 import time
+from bisect import bisect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -43,6 +47,9 @@ from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import StepRecord
 
+_STEP_LOG_WAIT_S: Final = 0.2
+"""After one of several loads: engines write a step a moment after its tokens, and it is judged before the next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
@@ -70,6 +77,8 @@ class RunContext:
     profile: Profile
     requests: tuple[PreparedRequest, ...]
     listener: Listener = Listener()
+    num_loads: int = 1
+    """Times that the requests are sent to each server."""
     engine: Engine | None = None
     """Instead of the one that the profile names."""
     keeps_raw_logs: bool = False
@@ -83,7 +92,7 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
     and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
     """
     gc.freeze()  # what exists now is not searched at the end
-    run = MeasuredRun(context.profile, planned, directory, engine=context.engine, node=this_node())
+    run = _run_of(context, planned, directory)
     try:
         with run.begun():
             error = run.perform(_serve_and_measure(run, context, noise_seed(context.profile, planned)))
@@ -101,9 +110,20 @@ def decline_run(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
 ) -> RunRecord:
     """Record a run as failed that is not tried."""
-    run = MeasuredRun(context.profile, planned, directory, engine=context.engine, node=this_node())
+    run = _run_of(context, planned, directory)
     with run.begun():
         return run.fail(failure.cause, failure.message)
+
+
+def _run_of(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> MeasuredRun:
+    return MeasuredRun(
+        context.profile,
+        planned,
+        directory,
+        engine=context.engine,
+        node=this_node(),
+        num_loads=context.num_loads,
+    )
 
 
 def noise_seed(profile: Profile, planned: PlannedRun) -> int:
@@ -214,19 +234,22 @@ async def _measure_server(
                 if bursts:
                     run.judge_warmup(await target.send_bursts(bursts))
                 path = engine.metrics_path(run.settings)
-                with sampling(
-                    run.directory.path,
-                    profile.telemetry,
-                    processes=server.processes if engine.is_launched else None,
-                    gpu=gpu,
-                    metrics_url=None if path is None else str(client.control.base_url.join(path)),
-                    counts_late=not run.record.is_virtual,
-                ) as sampler_warnings:
-                    await target.send_load(requests, size)
-                run.warn(*sampler_warnings)
-                async with control_errors(server):
-                    run.warn(*await engine.after_load_warnings(client.control))
-                server.check_alive()
+                for number in range(1, context.num_loads + 1):
+                    with run.each_load(number):
+                        with sampling(
+                            run.directory.log,
+                            profile.telemetry,
+                            processes=server.processes if engine.is_launched else None,
+                            gpu=gpu,
+                            metrics_url=None if path is None else str(client.control.base_url.join(path)),
+                            counts_late=not run.record.is_virtual,
+                        ) as sampler_warnings:
+                            await target.send_load(requests, size)
+                        run.warn(*sampler_warnings)
+                        async with control_errors(server):
+                            run.warn(*await engine.after_load_warnings(client.control))
+                        server.check_alive()
+                        await _judge_one_of_several(run, requests)
     finally:
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)
@@ -260,20 +283,42 @@ async def _first_generation(
     )
 
 
-def _write_steps(run: MeasuredRun) -> None:
-    """Normalise the engine's own step log, keeping all of it that can be read."""
+async def _judge_one_of_several(run: MeasuredRun, requests: Sequence[PreparedRequest]) -> None:
+    """Write the steps of a load that has ended and judge it, where others follow it or came before."""
+    if not run.record.loads:
+        return
+    if not run.record.is_virtual:
+        await asyncio.sleep(_STEP_LOG_WAIT_S)
+    _write_steps(run, is_last=False)
+    run.judge_load(requests)
+
+
+def _write_steps(run: MeasuredRun, *, is_last: bool = True) -> None:
+    """Normalise the engine's own step log, keeping all of it that can be read and was not before.
+
+    A step on the host's clock belongs to the last load that had begun when it ended, any other to the newest.
+    """
     engine, path, count = run.engine, run.directory.path, 0
     if not engine.has_steps(run.settings):
         return
-    first_send_ns = run.load.first_send_ns
+    begins_ns = [load.first_send_ns for load in run.sent or [run.load] if load.first_send_ns is not None]
+    newest = run.directory.load
     try:
-        with run.directory.append("steps") as writer:
-            for step in engine.read_steps(path):
-                writer.write(_with_warmup_mark(step, first_send_ns))
+        with ExitStack() as files:
+            writers = {newest: files.enter_context(run.directory.append("steps"))}
+            for step in islice(engine.read_steps(path), run.num_steps, None):
+                num_begun = bisect(begins_ns, step.start_ns + step.dur_ns - 1)
+                load = max(1, num_begun) if step.clock == "host" else newest
+                if load not in writers:
+                    writers[load] = files.enter_context(run.directory.of_load(load).append("steps"))
+                writers[load].write(_with_warmup_mark(step, begins_ns[0] if begins_ns else None))
                 count += 1
     except RecordError as error:
-        run.suspect("steps-damaged", f"the step log ends after {count} steps: {error}")
-    if not count and first_send_ns is not None:
+        if is_last:  # else the end of the log may be a line that the server has not written to its end
+            run.suspect("steps-damaged", f"the step log ends after {run.num_steps + count} steps: {error}")
+    run.num_steps += count
+    is_missing = not run.num_steps if is_last else not count
+    if is_missing and run.load.first_send_ns is not None:
         run.suspect("steps-missing", f"{raw_step_log(path).name} holds no steps: time per step is unknown")
 
 

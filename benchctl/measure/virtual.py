@@ -30,6 +30,7 @@ from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.core import SimLoad
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.requests import CountedRequests
@@ -51,7 +52,7 @@ def simulate_run(
     in both cases the record says so.
     """
     profile, keeps_steps, seed = context.profile, keep == "all", noise_seed(context.profile, planned)
-    run = MeasuredRun(profile, planned, directory)
+    run = MeasuredRun(profile, planned, directory, num_loads=context.num_loads)
     with run.begun(can_resume=False):
         run.update(time_scale=1.0)  # requests and steps are on one clock
         if run.perform(_simulate_server(run, context, seed, keeps_steps=keeps_steps)) is not None:
@@ -61,20 +62,36 @@ def simulate_run(
 
 async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, keeps_steps: bool) -> None:
     """The life of the server of one run."""
-    with ExitStack() as files:
-        keep_step = files.enter_context(run.directory.append("steps")).write if keeps_steps else ignore
-        server = VirtualServer(run.settings, noise_seed=seed, on_step=keep_step)
-        run.note_configuration({"version": __version__, **server.config.server_info()})
-        writer = files.enter_context(run.directory.append("requests"))
+    steps: list[JsonlWriter] = []
+
+    def keep_step(step: StepRecord) -> None:
+        steps[-1].write(step)
+
+    server = VirtualServer(run.settings, noise_seed=seed, on_step=keep_step if keeps_steps else ignore)
+    run.note_configuration({"version": __version__, **server.config.server_info()})
+
+    @contextmanager
+    def writing() -> Iterator[JsonlWriter]:
+        with ExitStack() as files:
+            if keeps_steps:
+                steps.append(files.enter_context(run.directory.append("steps")))
+            yield files.enter_context(run.directory.append("requests"))
+
+    with writing() as writer:
         if bursts := warmup_bursts(context.requests, context.profile, run.settings):
             run.time(warmup_start_ns=server.now_ns)
             warmup = LoadSummary()
             for burst in bursts:
                 await _record(server.send(burst), writer, warmup)
             run.judge_warmup(warmup)
-        sent = server.send(context.requests, context.profile.workload.arrival)
-        await _record(sent, writer, run.load, context.listener.on_request_end)
-        run.time(stop_ns=server.now_ns)
+    for number in range(1, context.num_loads + 1):
+        with run.each_load(number):
+            with writing() as writer:
+                sent = server.send(context.requests, context.profile.workload.arrival)
+                await _record(sent, writer, run.load, context.listener.on_request_end)
+            if run.record.loads:
+                run.judge_load(context.requests, has_client=False)
+    run.time(stop_ns=server.now_ns)
 
 
 async def _record(
@@ -106,7 +123,7 @@ def simulated_runs(
     if jobs <= 1:
         yield partial(simulate_run, keep=keep)
         return
-    context = RunContext(profile=profile, requests=tuple(requests))
+    context = RunContext(profile=profile, requests=tuple(requests), num_loads=int(profile.loads_per_server))
     futures: dict[str, Future[RunRecord]] = {}
     """Of runs begun ahead of their turn: of all, or of those of a block where a look may end the rest."""
 

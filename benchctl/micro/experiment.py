@@ -270,7 +270,7 @@ def _replays(
     with open_gpu(visible_devices(options.device), warn=journal.warn if samples_gpu else ignore) as gpu:
         gpus = () if gpu is None else gpu.described()
         journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
-        with sampling(directory.path, profile.telemetry, processes=worker.processes, gpu=gpu) as warnings:
+        with sampling(directory.log, profile.telemetry, processes=worker.processes, gpu=gpu) as warnings:
             point, mode = options.forward_pass
             times = worker.measure(point, mode, warmups=options.warmups, replays=options.replays)
     journal.warn(*warnings)

@@ -24,6 +24,8 @@ MAX_THREADS: Final = 4096
 MAX_WARMUPS: Final = 10_000
 MAX_BLOCKS: Final = 10_000
 """Complete replicates of an experiment."""
+MAX_LOADS: Final = 50
+"""Loads that one server gets, one after the other."""
 MAX_SEED: Final = 2**63 - 1
 MAX_LAYERS: Final = 1000
 MAX_TOTAL_TOKENS: Final = 10**15

@@ -44,6 +44,7 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     has_lengths = workload.lengths_from is not None
     serves = ENGINES[kind].serves_requests
     is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
+    several = profile.loads_per_server != 1
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             profile.baseline not in variants,
@@ -80,6 +81,25 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             has_looks and len(variants) == 1,
             ("stopping",),
             "has nothing to look at with one variant; add another, or leave out stopping",
+        ),
+        # The second load would find every prompt of the first.
+        (
+            several and workload.allow_prefix_cache_hits,
+            ("loads_per_server",),
+            (
+                f"is {profile.loads_per_server}, and with workload.allow_prefix_cache_hits every load after the "
+                "first would find its prompts in the cache; leave out one of the two"
+            ),
+        ),
+        (
+            several and not serves,
+            ("loads_per_server",),
+            f"is {profile.loads_per_server}, and engine {kind!r} serves no requests; leave it out",
+        ),
+        (
+            profile.loads_per_server == "auto",
+            ("loads_per_server",),
+            "is auto, which this version does not choose; write a number",
         ),
         (
             serves and dataset == NO_REQUESTS,

@@ -12,6 +12,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.profile.bounds import (
     DEFAULT_MODEL,
     MAX_BLOCKS,
+    MAX_LOADS,
     MAX_OUTPUTS,
     MAX_SEED,
     MAX_TOKENS,
@@ -318,6 +319,9 @@ class Profile(Section):
     """Feeds every random stream: request set, arrivals, order of runs."""
     blocks: int = Field(default=8, ge=1, le=MAX_BLOCKS)
     """Complete replicates: each runs the baseline and every cell on a fresh server. With ``stopping``, the most."""
+    loads_per_server: Annotated[int, Field(ge=1, le=MAX_LOADS)] | Literal["auto"] = 1
+    """Times that the request set is sent to each fresh server. The value of a run is the mean of its loads, and the
+    block stays the unit of statistics."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
     stop: StopMode = "forced"

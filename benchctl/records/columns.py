@@ -153,6 +153,11 @@ def columns_from(records: Sequence[StepRecord], *, is_warmup: bool = False) -> S
     return _separated([_arrays_of(records)])[is_warmup]
 
 
+def joined(pieces: Sequence[StepColumns]) -> StepColumns:
+    """The steps of several loads, one after the other."""
+    return pieces[0] if len(pieces) == 1 else StepColumns(_joined([piece.arrays for piece in pieces]))
+
+
 Steps: TypeAlias = tuple[StepColumns, StepColumns, RecordError | None]
 
 
@@ -287,12 +292,18 @@ def _narrowed(values: Integers) -> npt.NDArray[Any]:
     return values.astype(np.min_scalar_type(least))
 
 
-def _separated(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[StepColumns, StepColumns]:
-    """The columns of the load and of the warm-up from blocks of steps that follow one another."""
+def _joined(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> _Arrays:
+    """The columns of blocks of steps that follow one another; -1 where a block lacks one."""
     arrays = {}
     for name in dict.fromkeys(chain.from_iterable(blocks)):
         pieces = [block.get(name, np.full(len(block["dur_ns"]), -1, dtype=np.int8)) for block in blocks]
         arrays[name] = np.concatenate(pieces)
+    return arrays
+
+
+def _separated(blocks: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[StepColumns, StepColumns]:
+    """The columns of the load and of the warm-up from blocks of steps that follow one another."""
+    arrays = _joined(blocks)
     is_warmup = arrays.pop("is_warmup") == 1
     load = {name: values[~is_warmup] for name, values in arrays.items()} if is_warmup.any() else arrays
     return columns_with(load), columns_with({name: values[is_warmup] for name, values in arrays.items()})

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -80,6 +80,8 @@ class RunDirectory:
     path: Path
     within: Path | None = None
     """The result directory that holds it; None for a directory that is read alone."""
+    load: int = 1
+    """Number of the load whose records are meant, where its server got several."""
 
     @property
     def root(self) -> Path:
@@ -92,11 +94,19 @@ class RunDirectory:
 
     @property
     def step_log(self) -> Path:
-        return self.path / "steps.jsonl"
+        return self.log("steps")
 
     @property
     def request_log(self) -> Path:
-        return self.path / "requests.jsonl"
+        return self.log("requests")
+
+    def log(self, name: str) -> Path:
+        """The file of the load's records of this name: ``steps.jsonl``, of the second load ``steps-2.jsonl``."""
+        return self.path / (f"{name}.jsonl" if self.load == 1 else f"{name}-{self.load}.jsonl")
+
+    def of_load(self, number: int) -> "RunDirectory":
+        """The same directory, for the records of this load."""
+        return replace(self, load=number)
 
     def is_begun(self) -> bool:
         """True once the run has a record, readable or not."""
@@ -112,7 +122,7 @@ class RunDirectory:
     def append(self, name: str) -> JsonlWriter:
         """Open ``<name>.jsonl`` for appending: such as ``requests`` or ``steps``."""
         make_folder(self.path, within=self.root)
-        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root)
+        return JsonlWriter(self.log(name), within=self.root)
 
     def requests(self) -> Iterator[RequestRecord]:
         return read_jsonl(self.request_log, RequestRecord, within=self.root)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +15,7 @@ import msgspec
 from benchctl.errors import RecordError
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, line_blocks, read_jsonl, records_in
+from benchctl.records.loads import counting, record_of_load
 from benchctl.records.record import ChoiceRecord, Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
     SCHEMA_VERSION,
@@ -76,11 +77,15 @@ class LoadedRun:
     """The run is in state ``done`` and holds a line that cannot be read."""
     client: tuple[ClientSample, ...] = ()
     """Health of the load generator; empty in directories of older versions."""
+    load: int | None = None
+    """Number of the load, if this is one of several that a server got."""
+    several: tuple["LoadedRun", ...] = ()
+    """Those of several loads that count; all records of the run are theirs, one load after the other."""
 
     @property
     def loads(self) -> tuple["LoadedRun", ...]:
-        """The loads of the run that count, in order, each as a run of its own."""
-        return (self,)
+        """The loads of the run that count, in order, each as a run of its own; of a single load the run itself."""
+        return self.several or (self,)
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -90,14 +95,40 @@ class LoadedRun:
 
 
 def load_run(directory: RunDirectory) -> LoadedRun:
-    """Read one run as far as it is readable.
+    """Read one run as far as it is readable, with all of its loads that count.
 
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
     """
-    from benchctl.records.columns import read_steps  # noqa: PLC0415 - numpy
+    from benchctl.records.columns import joined  # noqa: PLC0415 - numpy
 
     record = directory.read()
+    loads = [
+        replace(read_load(directory.of_load(load.number), record_of_load(record, load)), load=load.number)
+        for load in counting(record.loads)
+    ]
+    if not loads:
+        return read_load(directory, record)
+    damage = [each for load in loads for each in load.warnings if each.code == DAMAGED_LINE]
+    return LoadedRun(
+        record=record,
+        requests=tuple(chain.from_iterable(load.requests for load in loads)),
+        columns=joined([load.columns for load in loads]),
+        warmup_columns=joined([load.warmup_columns for load in loads]),
+        gpu=tuple(chain.from_iterable(load.gpu for load in loads)),
+        host=tuple(chain.from_iterable(load.host for load in loads)),
+        prometheus=tuple(chain.from_iterable(load.prometheus for load in loads)),
+        client=tuple(chain.from_iterable(load.client for load in loads)),
+        warnings=(*record.warnings, *damage),
+        is_damaged=record.state == "done" and any(load.is_damaged for load in loads),
+        several=tuple(loads),
+    )
+
+
+def read_load(directory: RunDirectory, record: RunRecord) -> LoadedRun:
+    """Read the files of one load of a run, which has this record, or of its only one: see ``load_run``."""
+    from benchctl.records.columns import read_steps  # noqa: PLC0415 - numpy
+
     damage: list[RecordError] = []
     columns, warmup_columns, error = read_steps(directory.step_log, within=directory.root)
     requests = _read_requests(directory, damage)
@@ -123,7 +154,7 @@ def _samples(directory: RunDirectory, name: str, kind: type[T], damage: list[Rec
     """The records of ``<name>.jsonl`` up to its first damaged line, which is added to ``damage``."""
     records: list[T] = []
     try:
-        records.extend(read_jsonl(directory.path / f"{name}.jsonl", kind, within=directory.root))
+        records.extend(read_jsonl(directory.log(name), kind, within=directory.root))
     except RecordError as error:
         damage.append(error)
     return tuple(records)
@@ -287,4 +318,8 @@ def _collecting(damage: list[str] | None) -> Iterator[None]:
 
 def _ended(run: LoadedRun) -> LoadedRun:
     """The run of an experiment that nobody measures: it is not running any more."""
-    return replace(run, record=settled(run.record)) if run.record.state == "running" else run
+    if run.record.state != "running":
+        return run
+    record = settled(run.record)
+    others = [warning for warning in run.warnings if warning not in run.record.warnings]
+    return replace(run, record=record, warnings=(*record.warnings, *others))

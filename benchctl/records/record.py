@@ -390,6 +390,29 @@ class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.cause}: {errors[-1] if errors else self.message}"
 
 
+class LoadRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One of several loads that a server got, judged by itself."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    """Position among the loads, from 1: ``requests-2.jsonl`` holds the requests of the second."""
+    state: RunState = "planned"
+    """``done`` if it counts; ``suspect`` or ``failed`` if it is left out; ``planned`` if it did not end."""
+    first_send_ns: MomentNs | None = None
+    """First request."""
+    last_token_ns: MomentNs | None = None
+    """Last token."""
+    num_sent: Count | None = None
+    """Requests that were sent."""
+    num_completed: Count | None = None
+    """Requests that succeeded."""
+    num_failed: Count | None = None
+    """Requests that failed."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Limits on the use of the load."""
+    failure: RunFailure | None = None
+    """The failure of a load in state ``failed``."""
+
+
 _ERROR: Final = re.compile(r"\b[\w.]*(?:Error|Exception): .*\S")
 
 
@@ -433,8 +456,10 @@ class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
     floor_ns: Size | None = None
     """Least time of a step by its FLOPs and bytes, if all steps are the same forward pass; None where the peaks of
     the device are unknown."""
+    loads: tuple[LoadRecord, ...] = ()
+    """The loads of a server that got several; empty for one load."""
     num_sent: Count | None = None
-    """Requests of the load that were sent."""
+    """Requests of the load that were sent, of all its loads where it has several."""
     num_completed: Count | None = None
     """Requests that succeeded."""
     num_failed: Count | None = None

@@ -110,6 +110,10 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Some requests failed; they stay in every denominator and make a comparison incomplete.",
             "Read their errors in requests.jsonl and the server's log, then measure again.",
         ),
+        "load-left-out": warning(
+            "Of several loads of a server, some failed, are suspect or were not measured; the others count.",
+            "Read the message; to have all loads, measure the run again.",
+        ),
         "below-floor": suspect(
             "A forward pass took less time than its FLOPs and bytes allow: something else was timed. The run is a "
             "failed one and counts nowhere.",

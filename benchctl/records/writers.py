@@ -17,7 +17,8 @@ import msgspec
 from benchctl.errors import OwnedError, RecordError, UsageError
 from benchctl.records.directory import OWNER_FILE, ResultDirectory, RunDirectory
 from benchctl.records.files import encode, read_if_there, record_of
-from benchctl.records.integrity import record_run
+from benchctl.records.integrity import digests_of_run, record_run
+from benchctl.records.loads import concluded
 from benchctl.records.record import INTERRUPTED, Manifest, RunFailure, RunRecord
 from benchctl.records.schema import Count, Document, ExperimentState
 from benchctl.untrusted.files import inside
@@ -216,12 +217,17 @@ def settle_runs(results: ResultDirectory) -> None:
         with suppress(RecordError):  # it is measured again
             record = run.read()
             if record.state == "running":
-                run.write(settled(record))
+                record = settled(record)
+                files = digests_of_run(run) if record.failure is None else {}
+                run.write(msgspec.structs.replace(record, files=files))
                 record_run(results, record.run_id)
 
 
 def settled(record: RunRecord) -> RunRecord:
-    """``record`` of a directory that no process measures: one that says ``running`` was interrupted."""
-    return (
-        msgspec.structs.replace(record, state="failed", failure=_ABANDONED) if record.state == "running" else record
-    )
+    """``record`` of a directory that no process measures: one that says ``running`` was interrupted.
+
+    Its whole loads count where its server got several; ``concluded`` names the one that was lost.
+    """
+    if record.state != "running":
+        return record
+    return concluded(record, _ABANDONED)

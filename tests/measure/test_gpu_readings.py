@@ -23,6 +23,7 @@ from benchctl.measure.telemetry.reading import (
 )
 from benchctl.measure.telemetry.samplers import sampler, sampling
 from benchctl.profile.sections import Telemetry
+from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuSample, NodeGpu
 from benchctl.units import MIB, NS_PER_MS
@@ -61,7 +62,8 @@ def opened(visible, nvml, system=Path("/dev")):
 def sampled(reader, directory, during):
     """The samples and warnings of a load during which ``during`` is called with them."""
     directory.mkdir(exist_ok=True)
-    with sampling(directory, Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0), gpu=reader) as warnings:
+    rates = Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0)
+    with sampling(RunDirectory(directory).log, rates, gpu=reader) as warnings:
         during(directory / "gpu.jsonl", warnings)
     return tuple(read_jsonl(directory / "gpu.jsonl", GpuSample)), warnings
 

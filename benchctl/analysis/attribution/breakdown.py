@@ -127,7 +127,7 @@ class RunTimeBreakdown:
 
     wall_s: float | None
     output_tokens: int | None
-    num_steps: int
+    num_steps: float
     step_s: float
     """Of all steps; 0 where only their samplers are timed."""
     num_passes: float
@@ -207,13 +207,17 @@ def break_down_run_time(
             floor = floor_of(columns, deployment, draft=None if drafter is None else drafter.shape)
     except UsageError as error:
         floor = str(error)
-    return RunTimeBreakdown(
+    # Of several loads: the steps of one, in the mean, and at their mean of logarithms
+    share = (metrics["num_steps"] or 0) / max(len(columns), 1)
+    of_one = RunTimeBreakdown(
         wall_s=metrics["wall_s"],
         output_tokens=None if tokens is None else int(tokens),
-        num_steps=len(columns),
-        step_s=s_from_ns(int(columns.dur_ns.sum())) if covers_steps else 0.0,
-        num_passes=float(exact_sum(columns.num_seqs)),
+        num_steps=len(columns) * share,
+        step_s=s_from_ns(int(columns.dur_ns.sum())) * share if covers_steps else 0.0,
+        num_passes=exact_sum(columns.num_seqs) * share,
         breakdown=break_down(columns, covers_steps=covers_steps),
         floor=floor,
         is_speculative=bool(metrics["draft_tokens"]),
     )
+    level_ms = metrics["step_ms"] if run.several and of_one.has_steps else None
+    return of_one if level_ms is None else of_one.scaled(step=level_ms / MS_PER_S / of_one.mean_step_s)

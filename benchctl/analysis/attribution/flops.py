@@ -14,7 +14,14 @@ from functools import lru_cache
 from benchctl.analysis.attribution.work import value_count
 from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import DraftCounts, Drafter, run_drafts
-from benchctl.costs.flops import Correction, FlopsAccount, explain_difference, observed_flops, published_flops
+from benchctl.costs.flops import (
+    Correction,
+    FlopsAccount,
+    explain_difference,
+    mean_account,
+    observed_flops,
+    published_flops,
+)
 from benchctl.costs.run_work import Lengths, RunLengths, StepLogCounts, spread_evenly
 from benchctl.costs.shapes import ModelShape
 from benchctl.records.loaded import LoadedRun
@@ -66,6 +73,26 @@ def count_run_flops(
         corrections=corrections,
         warnings=tuple(
             ResultWarning(code=code, message=text, where=run.record.run_id) for code, text in messages.items()
+        ),
+    )
+
+
+def mean_flops(loads: Sequence[RunFlops]) -> RunFlops | None:
+    """The mean over loads, each number cut to a whole one; None without loads. What a load lacks is unknown."""
+    if not loads or all(load == loads[0] for load in loads):
+        return loads[0] if loads else None
+    sums = Counter[tuple[str, str]]()
+    for load in loads:
+        sums.update({(each.code, each.meaning): each.flops for each in load.corrections})
+    observed = [load.observed for load in loads if load.observed is not None]
+    published = [load.published for load in loads if load.published is not None]
+    return RunFlops(
+        warnings=tuple(dict.fromkeys(warning for load in loads for warning in load.warnings)),
+        published=mean_account(published) if len(published) == len(loads) else None,
+        observed=mean_account(observed) if len(observed) == len(loads) else None,
+        corrections=tuple(
+            Correction(code=code, meaning=meaning, flops=flops // len(loads))
+            for (code, meaning), flops in sums.items()
         ),
     )
 

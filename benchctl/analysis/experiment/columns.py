@@ -6,7 +6,7 @@ publishes, and ``observed_*`` counts what the step log shows.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final, TypeAlias
 
@@ -18,6 +18,7 @@ from benchctl.analysis.metrics.latency import (
     percentiles,
     quotient,
 )
+from benchctl.analysis.metrics.loads import mean_metrics
 from benchctl.analysis.metrics.run import num_guided_steps
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
@@ -82,6 +83,16 @@ def summary_row(
         **tails,
         "few_requests": " ".join(sorted({name.partition("_")[0] for name in tails})) or None,
     }
+
+
+def mean_row(
+    run: LoadedRun, loads: Sequence[Mapping[str, Value]], settings: VariantSettings | None
+) -> dict[str, Value]:
+    """The row of a run whose server got several loads: the mean of their rows, and what identifies the run."""
+    numbers = mean_metrics([{name: number_of(value) for name, value in row.items()} for row in loads])
+    return {**loads[0], **{name: number for name, number in numbers.items() if number is not None}} | _identity(
+        run, settings
+    )
 
 
 def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Value]:

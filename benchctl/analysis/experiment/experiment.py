@@ -11,9 +11,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
-from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
+from benchctl.analysis.attribution.flops import RunFlops, count_run_flops, mean_flops
 from benchctl.analysis.attribution.work import peaks_of, shapes_of
-from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
+from benchctl.analysis.experiment.columns import (
+    CLIENT_COLUMNS,
+    TIME_COLUMNS,
+    Value,
+    mean_row,
+    number_of,
+    summary_row,
+)
+from benchctl.analysis.metrics.loads import mean_metrics
 from benchctl.analysis.metrics.run import drafter_of, metrics_and_tails
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import (
@@ -25,7 +33,7 @@ from benchctl.analysis.statistics.estimate import (
     pooled_slope,
 )
 from benchctl.analysis.validity.answers import Check
-from benchctl.analysis.validity.checks import failed_checks, reconcile
+from benchctl.analysis.validity.checks import checks_of_loads, failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
@@ -81,15 +89,15 @@ T = TypeVar("T")
 
 
 def _derive_once(derive: Callable[["Experiment", LoadedRun], T]) -> Callable[["Experiment", LoadedRun], T]:
-    """A method whose value is derived once for each run."""
+    """A method whose value is derived once for each run, and for each of several loads of its server."""
 
     @wraps(derive)
     def derive_once(self: "Experiment", run: LoadedRun) -> T:
-        values: dict[str, T] = self._derived[derive.__name__]
-        run_id = run.record.run_id
-        if run_id not in values:
-            values[run_id] = derive(self, run)
-        return values[run_id]
+        values: dict[tuple[str, int | None], T] = self._derived[derive.__name__]
+        key = run.record.run_id, run.load
+        if key not in values:
+            values[key] = derive(self, run)
+        return values[key]
 
     return derive_once
 
@@ -107,7 +115,7 @@ class Experiment:
     warnings: tuple[ResultWarning, ...] = ()
     allow_suspect: bool = False
     """Suspect runs count as well."""
-    _derived: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict), repr=False)
+    _derived: dict[str, dict[Any, Any]] = field(default_factory=lambda: defaultdict(dict), repr=False)
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
@@ -169,17 +177,24 @@ class Experiment:
         return hardware_or_none(settings.server.simulated_hardware)
 
     def metrics(self, run: LoadedRun) -> Metrics:
-        """Every metric of a run, including those that do not count."""
+        """Every metric of a run, including those that do not count; of several loads the mean of logarithms."""
         return self._metrics_and_tails(run)[0]
 
     @_derive_once
     def _metrics_and_tails(self, run: LoadedRun) -> tuple[Metrics, Mapping[str, float]]:
+        if run.several:
+            of_loads = [self._metrics_and_tails(load) for load in run.several]
+            tails = mean_metrics([tails for _, tails in of_loads])
+            known_tails = {name: value for name, value in tails.items() if value is not None}
+            return mean_metrics([metrics for metrics, _ in of_loads]), known_tails
         profile = self.profile_or_none
         return metrics_and_tails(run, None if profile is None else profile.workload.arrival)
 
     @_derive_once
     def row(self, run: LoadedRun) -> Mapping[str, Value]:
         """The value of a run in every column of ``SUMMARY_COLUMNS``, including those that do not count."""
+        if run.several:
+            return mean_row(run, [self.row(load) for load in run.several], self.settings(run.record))
         return summary_row(run, *self._metrics_and_tails(run), self.settings(run.record), self.flops(run))
 
     def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
@@ -202,7 +217,7 @@ class Experiment:
 
     def load_metrics(self, run: LoadedRun) -> tuple[Metrics, ...]:
         """The metrics of each load of a run that counts, in order, None for those that do not count."""
-        return (self.counted_metrics(run),)
+        return tuple(self._without_excluded(run, self.metrics(load)) for load in run.loads)
 
     def _without_excluded(self, run: LoadedRun, numbers: Metrics) -> Metrics:
         if self.usability(run).client_excluded is None:
@@ -211,7 +226,9 @@ class Experiment:
 
     @_derive_once
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:
-        """Checks of the records of a run against one another and against the profile."""
+        """Checks of the records of a run against one another and against the profile, load by load."""
+        if run.several:
+            return checks_of_loads([(load.load, self.checks(load)) for load in run.several])
         settings = self.settings(run.record)
         if settings is None:
             settings = variant_settings(self.profile, run.record.variant, run.record.cell)
@@ -222,6 +239,9 @@ class Experiment:
         """A warning for each check that fails now and did not when the run ended."""
         if run.record.state not in {"done", "suspect"} or self.settings(run.record) is None:
             return ()
+        if run.several:
+            new = [(load.load, warning) for load in run.several for warning in self.contradictions(load)]
+            return tuple(msgspec.structs.replace(each, message=f"load {i}: {each.message}") for i, each in new)
         return tuple(one for one in failed_checks(run, self.checks(run)) if one not in run.warnings)
 
     def usability(self, run: LoadedRun) -> Usability:
@@ -254,10 +274,13 @@ class Experiment:
 
     @_derive_once
     def flops(self, run: LoadedRun) -> RunFlops | None:
-        """Published and observed FLOPs of a run; None of forward passes and where settings or model are unknown.
+        """Published and observed FLOPs of a run, of several loads their mean; None of forward passes and where
+        settings or model are unknown.
 
         The model of someone else's server is ``unknown`` where nobody named it, which deserves no warning.
         """
+        if run.several:
+            return mean_flops([each for load in run.several if (each := self.flops(load)) is not None])
         settings = self.settings(run.record)
         if settings is None or settings.model == "unknown" or self.results.manifest.dataset == NO_REQUESTS:
             return None

@@ -5,7 +5,7 @@ server that benchctl starts is fresh, and its cache is an option of the profile;
 its owner, filled by whatever was asked before, and what is cached costs nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Final
@@ -120,6 +120,26 @@ def reconcile(
         _check_forced_stop(completed, prepared, stop),
         _check_concurrency(run, completed, steps, profile.workload.arrival),
     )
+
+
+def checks_of_loads(loads: Sequence[tuple[int | None, Sequence[Check]]]) -> tuple[Check, ...]:
+    """The checks of a run by those of its loads: one holds where it holds in each; details name the loads."""
+    return tuple(
+        _check_of_loads([number for number, _ in loads], checks)
+        for checks in zip(*(checks for _, checks in loads), strict=True)
+    )
+
+
+def _check_of_loads(numbers: Sequence[int | None], checks: Sequence[Check]) -> Check:
+    verdicts = {check.ok for check in checks}
+    ok = False if False in verdicts else True if True in verdicts else None
+    by_detail: dict[str, list[str]] = defaultdict(list)
+    for number, check in zip(numbers, checks, strict=True):
+        if check.ok is ok:
+            by_detail[check.detail].append(str(number))
+    texts = [f"load {', '.join(loads)}: {detail}" for detail, loads in by_detail.items()]
+    is_fatal = any(check.is_fatal for check in checks if check.ok is ok)
+    return Check(checks[0].name, ok, "; ".join(texts), is_fatal=is_fatal)
 
 
 def failed_checks(run: LoadedRun, checks: Iterable[Check]) -> tuple[ResultWarning, ...]:

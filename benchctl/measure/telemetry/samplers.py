@@ -172,7 +172,7 @@ def sampler(
 
 @contextmanager
 def sampling(
-    directory: Path,
+    log_of: Callable[[str], Path],
     rates: Telemetry,
     *,
     processes: Callable[[], list[psutil.Process]] | None = None,
@@ -182,6 +182,7 @@ def sampling(
 ) -> Iterator[list[ResultWarning]]:
     """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards.
 
+    ``log_of`` names the file of each of them, whose names are those of its records.
     ``processes`` lists the living processes of the server. ``counts_late`` says that it updates its counters a
     moment after its answers, as real engines do.
     """
@@ -195,5 +196,5 @@ def sampling(
         samples["prometheus"] = partial(prometheus_samples, metrics_url, rates.prometheus_hz, settles=counts_late)
     with ExitStack() as stack:
         for name, of_name in samples.items():
-            stack.enter_context(sampler(name, directory / f"{name}.jsonl", of_name, warnings))
+            stack.enter_context(sampler(name, log_of(name), of_name, warnings))
         yield warnings

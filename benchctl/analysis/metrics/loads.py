@@ -1,0 +1,27 @@
+"""The value of a run whose server got several loads: the mean of the logarithms of their values."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, fsum, log
+
+from benchctl.analysis.metrics.table import METRICS
+
+
+def mean_of_loads(values: Iterable[float | None], *, is_exact: bool = False) -> float | None:
+    """exp of the mean of the logarithms of the known values; None without any.
+
+    The arithmetic mean of counts (``is_exact``) and where a value is not positive, the value itself where all are
+    equal.
+    """
+    known = [value for value in values if value is not None]
+    if not known or min(known) == max(known):
+        return known[0] if known else None
+    if is_exact or min(known) <= 0:
+        return fsum(known) / len(known)
+    return exp(fsum(map(log, known)) / len(known))
+
+
+def mean_metrics(loads: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The mean of each metric or other number over loads."""
+    names = dict.fromkeys(name for load in loads for name in load)
+    exact = {name for name in names if name in METRICS and METRICS[name].is_exact}
+    return {name: mean_of_loads((load.get(name) for load in loads), is_exact=name in exact) for name in names}
