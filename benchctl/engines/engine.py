@@ -265,8 +265,9 @@ class Engine:
         *,
         max_concurrency: int | None,
         is_warmup: bool,
+        num_warmups: int = 0,
     ) -> None:
-        """Prepare the server for a phase: the warm-up or the load."""
+        """Prepare the server for a phase: the warm-up, or the load, whose first ``num_warmups`` are warm-up."""
 
     async def effective_config(self, client: Client, settings: VariantSettings, site: LaunchSite) -> dict[str, Any]:
         """The configuration that the server reports, flat; ``version`` is that of the engine."""

@@ -371,8 +371,18 @@ class LoadSummary:
     """Requests that the server refused for their content."""
     first_refusal: str | None = None
     """The status code and the words of the first refusal."""
+    opening: "LoadSummary | None" = None
+    """The counts of its warm-up requests, apart from its own; None where all requests are its own."""
+
+    @property
+    def begin_ns(self) -> int | None:
+        """The first send, also of its opening."""
+        return self.first_send_ns if self.opening is None else self.opening.first_send_ns
 
     def count(self, record: RequestRecord) -> None:
+        if record.is_warmup and self.opening is not None:
+            self.opening.count(record)
+            return
         self.num_sent += 1
         if record.sent_ns is not None:
             first_ns = self.first_send_ns

@@ -27,12 +27,13 @@ from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.columns import columns_from
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import PreparedRequest, RunRecord
+from benchctl.records.record import PreparedRequest, RunRecord, RunTimes
 from benchctl.records.schema import SCHEMA_VERSION, Cell, Record, ResultWarning, StepRecord
 from benchctl.sim.predict import draft_warnings
 from benchctl.sim.virtual import VirtualServer, config_of
 from benchctl.steptime.model import read_model
 from benchctl.units import MS_PER_S
+from benchctl.workload.opening import opening_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,9 @@ def metrics_of_life(
     server = VirtualServer(settings, noise_seed=seed, on_step=steps.append)
     for burst in warmup_bursts(requests, profile, settings):
         list(server.send(burst))
-    records = tuple(server.send(requests, profile.workload.arrival))
+    opening, num_warmups = opening_of(requests, profile)
+    times = RunTimes(opening_ns=server.now_ns if num_warmups else None)
+    records = tuple(server.send((*opening, *requests), profile.workload.arrival, num_warmups))
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
         run_id=settings.variant,
@@ -211,6 +214,7 @@ def metrics_of_life(
         position=0,
         variant=settings.variant,
         clock="virtual",
+        times=times,
     )
     run = LoadedRun(record=record, requests=records, columns=columns_from(steps))
     return run_metrics(run, profile.workload.arrival)

@@ -210,6 +210,7 @@ class MeasuredRun:
             counts = {name: getattr(self.record, name) for name in ("num_sent", "num_completed", "num_failed")}
             loads[number - 1] = msgspec.structs.replace(
                 ended,
+                opening_ns=self.record.times.opening_ns,
                 first_send_ns=self.load.first_send_ns,
                 last_token_ns=self.load.last_token_ns,
                 warnings=by_severity(self.record.warnings),
@@ -239,6 +240,8 @@ class MeasuredRun:
         from benchctl.analysis.validity.usable import clock_warnings  # noqa: PLC0415 - as above
 
         self.judge_failures()
+        if self.load.opening is not None:
+            self.judge_warmup(self.load.opening)
         if self.has_no_answer:
             return
         self.count()
@@ -309,7 +312,10 @@ class MeasuredRun:
         """Note the counts of the load."""
         load = self.load
         times = msgspec.structs.replace(
-            self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
+            self.record.times,
+            opening_ns=None if load.opening is None else load.begin_ns,
+            first_send_ns=load.first_send_ns,
+            last_token_ns=load.last_token_ns,
         )
         self.note(
             times=times,

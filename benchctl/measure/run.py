@@ -46,6 +46,7 @@ from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import StepRecord
+from benchctl.workload.opening import opening_of
 
 _STEP_LOG_WAIT_S: Final = 0.2
 """After one of several loads: engines write a step a moment after its tokens, and it is judged before the next."""
@@ -244,7 +245,7 @@ async def _measure_server(
                             metrics_url=None if path is None else str(client.control.base_url.join(path)),
                             counts_late=not run.record.is_virtual,
                         ) as sampler_warnings:
-                            await target.send_load(requests, size)
+                            await target.send_load(requests, size, opening_of(requests, profile))
                         run.warn(*sampler_warnings)
                         async with control_errors(server):
                             run.warn(*await engine.after_load_warnings(client.control))
@@ -301,7 +302,8 @@ def _write_steps(run: MeasuredRun, *, is_last: bool = True) -> None:
     engine, path, count = run.engine, run.directory.path, 0
     if not engine.has_steps(run.settings):
         return
-    begins_ns = [load.first_send_ns for load in run.sent or [run.load] if load.first_send_ns is not None]
+    sent = [load for load in run.sent or [run.load] if load.begin_ns is not None]
+    begins_ns = [load.begin_ns or 0 for load in sent]
     newest = run.directory.load
     try:
         with ExitStack() as files:
@@ -311,7 +313,7 @@ def _write_steps(run: MeasuredRun, *, is_last: bool = True) -> None:
                 load = max(1, num_begun) if step.clock == "host" else newest
                 if load not in writers:
                     writers[load] = files.enter_context(run.directory.of_load(load).append("steps"))
-                writers[load].write(_with_warmup_mark(step, begins_ns[0] if begins_ns else None))
+                writers[load].write(_with_warmup_mark(step, sent[load - 1].first_send_ns if sent else None))
                 count += 1
     except RecordError as error:
         if is_last:  # else the end of the log may be a line that the server has not written to its end

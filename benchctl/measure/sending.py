@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -56,6 +56,7 @@ from benchctl.records.record import Call, PreparedRequest, RequestRecord, RunRec
 from benchctl.records.schema import ResultWarning
 from benchctl.records.writers import sole_writer
 from benchctl.untrusted.http import fetch_json, recordable
+from benchctl.workload.opening import Burst, num_discarded
 from benchctl.workload.prepare import PreparedSet
 
 if TYPE_CHECKING:
@@ -124,17 +125,21 @@ class ServerUnderTest:
         self._check_accepted(load.summary)
         return load.summary
 
-    async def send_load(self, requests: Iterable[PreparedRequest], size: LoadSize) -> None:
+    async def send_load(
+        self, requests: Iterable[PreparedRequest], size: LoadSize, opening: tuple[Burst, int] = ((), 0)
+    ) -> None:
         """Send the load, by the schedule of the profile; every record and sample is on disk as it comes.
 
+        ``opening`` is that of ``opening_of``: requests that are sent first, and how many of all are warm-up.
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
-        run, num_ended = self._run, count(1)
+        run, num_ended, (sent_before, num_warmups) = self._run, count(1), opening
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
                 writer.write(record)
-                self._on_progress(next(num_ended))
+                if not (record.is_warmup and sent_before):
+                    self._on_progress(next(num_ended))
 
             # A simulator steps in its own time, which no delay of ours changes.
             priority: PriorityOption = "none" if run.record.is_virtual else run.profile.load.priority
@@ -147,12 +152,14 @@ class ServerUnderTest:
                 time_scale=run.record.time_scale,
                 on_sample=samples.write,
             )
-            run.load = load.summary
+            load.summary = run.load
+            run.load.opening = LoadSummary() if num_warmups else None
             with (
                 steady_interpreter(),
                 prioritized(load, priority, lambda granted: run.note(client_priority=granted)),
             ):
-                await self._send(load, requests, run.profile.workload.arrival)
+                everything = chain(sent_before, requests)
+                await self._send(load, everything, run.profile.workload.arrival, num_warmups)
         self._check_accepted(load.summary)
 
     def _check_accepted(self, load: LoadSummary) -> None:
@@ -164,14 +171,19 @@ class ServerUnderTest:
             )
 
     async def _send(
-        self, load: AnyLoad, requests: Iterable[PreparedRequest], arrival: Arrival | None = None
+        self,
+        load: AnyLoad,
+        requests: Iterable[PreparedRequest],
+        arrival: Arrival | None = None,
+        num_warmups: int = 0,
     ) -> None:
         """Send ``requests`` through ``load``, whose schedule is ``arrival``; None for a burst of the warm-up.
 
+        The first ``num_warmups`` of a load are warm-up.
         Raises ServerDiedError when a watched server ends meanwhile, and LoadError of cause ``hung`` when it hangs.
         """
         if self._server is None:
-            await load.drive(self._calls(requests, is_warmup=arrival is None))
+            await load.drive(self._calls(requests, None if arrival is None else num_warmups))
             return
         announced = tuple(requests)
         async with control_errors(self._server):
@@ -180,13 +192,16 @@ class ServerUnderTest:
                 announced if arrival is None else _as_launched(announced, arrival),
                 max_concurrency=None if arrival is None else arrival.max_concurrency,
                 is_warmup=arrival is None,
+                num_warmups=num_warmups,
             )
-        await _drive_watched(load, self._calls(announced, is_warmup=arrival is None), self._server, self._stall_s)
+        calls = self._calls(announced, None if arrival is None else num_warmups)
+        await _drive_watched(load, calls, self._server, self._stall_s)
 
-    def _calls(self, requests: Iterable[PreparedRequest], *, is_warmup: bool) -> Iterator[Call]:
-        """``requests`` in the engine's dialect, each made when it is needed."""
-        for request in requests:
+    def _calls(self, requests: Iterable[PreparedRequest], num_warmups: int | None) -> Iterator[Call]:
+        """``requests`` in the engine's dialect, each made when it is needed; None: all of them are warm-up."""
+        for number, request in enumerate(requests):
             call = self._run.engine.request_call(request, self.settings)
+            is_warmup = num_warmups is None or number < num_warmups
             yield msgspec.structs.replace(call, is_warmup=True) if is_warmup else call
 
 
@@ -353,7 +368,8 @@ async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callabl
                     cause="no-first-generation",
                 )
             run.judge_warmup(warmup)
-        await target.send_load(results.prepared_requests(), size_of(results.prepared_requests()))
+        size = size_of(results.prepared_requests())
+        await target.send_load(results.prepared_requests(), size, ((), num_discarded(size.num_requests, profile)))
 
 
 def _judge(run: MeasuredRun, results: ResultDirectory, loaded: LoadedRun) -> None:

@@ -37,6 +37,7 @@ from benchctl.sim.requests import CountedRequests
 from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
+from benchctl.workload.opening import opening_of
 from benchctl.workload.prepare import RecordedLoad
 
 Kept: TypeAlias = Literal["requests", "all"]
@@ -87,7 +88,10 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
     for number in range(1, context.num_loads + 1):
         with run.each_load(number):
             with writing() as writer:
-                sent = server.send(context.requests, context.profile.workload.arrival)
+                opening, num_warmups = opening_of(context.requests, context.profile)
+                run.load.opening = LoadSummary() if num_warmups else None
+                requests = (*opening, *context.requests)
+                sent = server.send(requests, context.profile.workload.arrival, num_warmups)
                 await _record(sent, writer, run.load, context.listener.on_request_end)
             if run.record.loads:
                 run.judge_load(context.requests, has_client=False)
@@ -188,6 +192,11 @@ def _simulate(planned: PlannedRun, directory: RunDirectory) -> RunRecord:
 
 def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
     """The metrics of one run. Raises UsageError where it needs texts, or where a request fits no server."""
+    if profile.load.begin == "running" or profile.load.discard:
+        raise UsageError(
+            "load: a trace of which only summaries are kept is simulated from a drained server and whole; remove "
+            "begin and discard, or keep the requests"
+        )
     settings = variant_settings(profile, planned.variant, planned.cell)
     config = config_of(settings, noise_seed=noise_seed(profile, planned))
     if config.enable_prefix_caching:

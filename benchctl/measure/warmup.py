@@ -6,7 +6,6 @@ prompt alone, then a burst as large as the load's largest batch, whose outputs e
 batch passes through every size.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Final
@@ -16,6 +15,7 @@ import msgspec
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.record import PreparedRequest
+from benchctl.workload.opening import Burst, again, word
 
 _MAX_TOKENS: Final = 16
 """Enough steps to reach a token at which a value model has candidates to choose from."""
@@ -25,9 +25,6 @@ engines capture those and pad the others to them."""
 _LARGEST_BURST: Final = 512
 """The largest batch of the warm-up: more shapes would cost time and change little."""
 _STEPS_PER_SIZE: Final = 2
-
-Burst = tuple[PreparedRequest, ...]
-"""Requests that are sent at once; the next burst begins when all have ended."""
 
 
 def warmup_bursts(
@@ -52,9 +49,10 @@ def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
     With the same words the prompts of the load would be in the server's prefix cache. Their sampling is that of the
     load, so that the server loads now what it needs for it.
     """
+    chosen = [requests[i % len(requests)] for i in range(count if requests else 0)]
     return tuple(
-        _again(requests[i % len(requests)], f"warmup-{i}", i, f"(warm-up {i}) ", _MAX_TOKENS)
-        for i in range(count if requests else 0)
+        msgspec.structs.replace(again(request, f"warmup-{i}", i, f"(warm-up {i}) ", _MAX_TOKENS), ignore_eos=True)
+        for i, request in enumerate(chosen)
     )
 
 
@@ -126,21 +124,5 @@ def _spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedReq
 
 def _shape(request: PreparedRequest, number: int, max_tokens: int, *, n: int) -> PreparedRequest:
     """A request of a shape burst: its prompt begins with a word that no other prompt begins with."""
-    word = hashlib.sha256(f"warm-up {number}".encode()).hexdigest()[:8]
-    return msgspec.structs.replace(_again(request, f"warmup-shape-{number}", number, f"{word} ", max_tokens), n=n)
-
-
-def _again(request: PreparedRequest, request_id: str, index: int, prefix: str, max_tokens: int) -> PreparedRequest:
-    messages, prompt = request.messages, request.prompt
-    if messages is not None:
-        messages = tuple(msgspec.structs.replace(message, content=prefix + message.content) for message in messages)
-    return msgspec.structs.replace(
-        request,
-        request_id=request_id,
-        index=index,
-        arrival_ns=0,
-        messages=messages,
-        prompt=None if prompt is None else prefix + prompt,
-        max_tokens=min(request.max_tokens, max_tokens),
-        ignore_eos=True,
-    )
+    shape = again(request, f"warmup-shape-{number}", number, word(f"warm-up {number}"), max_tokens)
+    return msgspec.structs.replace(shape, n=n, ignore_eos=True)

@@ -45,6 +45,7 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     serves = ENGINES[kind].serves_requests
     is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
     several = profile.loads_per_server != 1
+    arrival, begin, discard = workload.arrival, profile.load.begin, profile.load.discard
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             profile.baseline not in variants,
@@ -100,6 +101,19 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             profile.loads_per_server == "auto",
             ("loads_per_server",),
             "is auto, which this version does not choose; write a number",
+        ),
+        # Where a load begins: a closed loop takes slots over, an open one leaves its beginning out
+        (
+            begin == "running" and arrival.kind != "closed-loop",
+            ("load", "begin"),
+            f"is running, and an arrival of kind {arrival.kind} has no slots to take over; "
+            + ("set load.discard instead" if arrival.is_open_loop else "set it to drained, or send a closed loop"),
+        ),
+        (
+            discard > 0 and not arrival.is_open_loop,
+            ("load", "discard"),
+            f"is {discard:g}, and an arrival of kind {arrival.kind} has no plan of which a part could be left "
+            "out; " + ("set load.begin: running instead" if arrival.kind == "closed-loop" else "remove it"),
         ),
         (
             serves and dataset == NO_REQUESTS,

@@ -264,6 +264,11 @@ class LoadOptions(Section):
     """Scheduling priority of the client during the load, so that a server that keeps all cores busy does not delay
     it. ``auto``: real-time scheduling at the lowest priority, else a negative nice value, else none, as permitted;
     ``none``: unchanged. ``benchctl doctor`` shows what is permitted."""
+    begin: Literal["drained", "running"] = "drained"
+    """State of the server when a closed loop begins. ``drained``: idle, so that the load begins with a burst from
+    all slots. ``running``: busy with warm-up requests as it will be, whose slots the load takes over one by one."""
+    discard: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of the requests of an open loop, from its beginning, that count as warm-up: no metric includes them."""
 
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:@+,/-]*$", max_length=255)]

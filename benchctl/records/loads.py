@@ -24,6 +24,7 @@ def record_of_load(record: RunRecord, load: LoadRecord) -> RunRecord:
     times = msgspec.structs.replace(
         record.times,
         warmup_start_ns=record.times.warmup_start_ns if load.number == 1 else None,
+        opening_ns=load.opening_ns,
         first_send_ns=load.first_send_ns,
         last_token_ns=load.last_token_ns,
     )
@@ -57,7 +58,10 @@ def concluded(record: RunRecord, failure: RunFailure | None, *, is_suspect: bool
     state = "suspect" if is_suspect or ended[0].state == "suspect" else "done"
     counts = {name: sum(getattr(load, name) or 0 for load in loads) for name in _COUNTS}
     last_ns = max((load.last_token_ns for load in loads if load.last_token_ns is not None), default=None)
-    times = msgspec.structs.replace(record.times, first_send_ns=loads[0].first_send_ns, last_token_ns=last_ns)
+    first = loads[0]
+    times = msgspec.structs.replace(
+        record.times, opening_ns=first.opening_ns, first_send_ns=first.first_send_ns, last_token_ns=last_ns
+    )
     return msgspec.structs.replace(
         record,
         state=state,

@@ -365,6 +365,9 @@ class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
     """First answer of its health check."""
     warmup_start_ns: MomentNs | None = None
     """First request of the warm-up."""
+    opening_ns: MomentNs | None = None
+    """First request of a load whose first ones are warm-up (``load.begin: running``, ``load.discard``); None for
+    others."""
     first_send_ns: MomentNs | None = None
     """First request of the load."""
     last_token_ns: MomentNs | None = None
@@ -397,6 +400,8 @@ class LoadRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Position among the loads, from 1: ``requests-2.jsonl`` holds the requests of the second."""
     state: RunState = "planned"
     """``done`` if it counts; ``suspect`` or ``failed`` if it is left out; ``planned`` if it did not end."""
+    opening_ns: MomentNs | None = None
+    """First request of a load whose first ones are warm-up."""
     first_send_ns: MomentNs | None = None
     """First request."""
     last_token_ns: MomentNs | None = None

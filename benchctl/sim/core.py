@@ -32,6 +32,8 @@ class SimLoad:
     """One offset for each request; None sends all at the start."""
     max_concurrency: int | None = None
     is_warmup: bool = False
+    num_warmups: int = 0
+    """Requests at the beginning of a measured phase that are warm-up; so are its steps before any other enters."""
 
     def __post_init__(self) -> None:
         if self.arrival_ns is not None and len(self.arrival_ns) != self.num_requests:
@@ -53,6 +55,8 @@ class Phase:
 
     def __init__(self, load: SimLoad) -> None:
         self.is_warmup = load.is_warmup
+        self.is_measured = not (load.is_warmup or load.num_warmups)
+        """Whether a request has entered that is measured."""
         self.next_entry_ns: int | None = None
         """Time at which the next request is due; None if it waits for an end, or if none is left."""
         self.load = load
@@ -113,6 +117,7 @@ class Phase:
         else:
             request = self.load.requests[index]
         self._num_entered += 1
+        self.is_measured = self.is_measured or not (self.is_warmup or index < self.load.num_warmups)
         if request is None:
             self._ended_ns.append(now_ns)
         else:
@@ -225,7 +230,7 @@ class Core:
         phase, engine = self.phase, self.engine
         if (phase is not None and not self._admit(phase)) or not engine.has_work:
             return False
-        engine.is_warmup = phase is not None and phase.is_warmup and not phase.is_over
+        engine.is_warmup = phase is not None and not (phase.is_measured or phase.is_over)
         engine.progress = 0.0 if phase is None else phase.progress
         return True
 

@@ -33,6 +33,7 @@ from benchctl.steptime.model import StepTimeModel, read_model
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, ServerLimits, kv_capacity_tokens, load_at_rate
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import GIGA, NS_PER_S, TERA, percentage, percentage_change, s_from_ns
+from benchctl.workload.opening import Burst, opening_of
 
 
 def profile_draft_warnings(profile: Profile) -> tuple[ResultWarning, ...]:
@@ -104,28 +105,36 @@ def predict_run(
     requests: Sequence[PreparedRequest],
     arrival: Arrival,
     times: StepTimes | None = None,
+    opening: tuple[Burst, int] = ((), 0),
 ) -> PredictedRun:
     """The load of a run with these settings. ``times`` is None for the simulator with its own cost model.
 
+    ``opening`` is that of ``opening_of``; its time belongs to the load, its requests and steps do not.
+
     Raises UsageError for a model whose shape is unknown, or a step-time model of another hardware.
     """
+    sent, num_warmups = (*opening[0], *requests), opening[1]
     if times is None:
         config = config_of(settings).model_copy(update={"noise": "none"})
-        core_requests = tuple(core_request(request, settings, config) for request in requests)
+        core_requests = tuple(core_request(request, settings, config) for request in sent)
     else:
         config = emulated_config(settings, times)
-        core_requests = tuple(_emulated_request(request, settings) for request in requests)
+        core_requests = tuple(_emulated_request(request, settings) for request in sent)
     load = SimLoad(
         requests=core_requests,
-        arrival_ns=launch_offsets_ns((request.arrival_ns for request in requests), arrival.launch_rate_limit),
+        arrival_ns=launch_offsets_ns((request.arrival_ns for request in sent), arrival.launch_rate_limit),
         max_concurrency=arrival.max_concurrency,
+        num_warmups=num_warmups,
     )
     simulation, rate = simulate(config, [load]), _offered_rate(requests, arrival)
     steps, ended = simulation.step_columns(), simulation.requests
+    if num_warmups:
+        ended = ended.of(ended.index >= num_warmups)
+    opening_ns = int(simulation.step_columns(is_warmup=True).dur_ns.sum())
     used = steps.optional("kv_used_blocks")
     is_limited = used is not None and config.num_kv_blocks < _UNLIMITED_BLOCKS
     return PredictedRun(
-        load_s=s_from_ns(simulation.makespan_ns()) / config.time_scale,
+        load_s=s_from_ns(simulation.makespan_ns() + opening_ns) / config.time_scale,
         step_s=s_from_ns(float(steps.dur_ns.mean())),
         batch=float(np.average(steps.num_seqs, weights=steps.dur_ns)),
         largest_batch=int(steps.num_seqs.max()),
@@ -364,7 +373,9 @@ def _predict(
         speculates |= bool(settings.server.speculates)
         key = settings.model_dump_json(exclude={"variant"}).encode()  # the same run under another name
         if key not in by_settings:
-            by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times)
+            by_settings[key] = predict_run(
+                settings, requests, profile.workload.arrival, times, opening_of(requests, profile)
+            )
         runs[arm_label(variant, cell)] = by_settings[key]
     if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
         basis += "; the value model of guided arms is not in them"

@@ -14,6 +14,7 @@ from benchctl.records.columns import (
     PHASES,
     POSITION_PREFIX,
     SECTION_PREFIX,
+    Flags,
     Integers,
     StepColumns,
     columns_with,
@@ -54,6 +55,10 @@ class RequestColumns:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def of(self, where: Flags) -> "RequestColumns":
+        """The choices of ``where``."""
+        return RequestColumns(**{field.name: getattr(self, field.name)[where] for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -77,21 +77,30 @@ class VirtualServer:
         self._core.engine.check_servable(request)
         return request
 
-    def send(self, requests: Items[PreparedRequest], schedule: Arrival | None = None) -> Iterator[RequestRecord]:
-        """Serve the load on its schedule, or without one a burst of the warm-up; yields each record at its end."""
-        is_warmup, arrival = schedule is None, schedule or _AT_ONCE
+    def send(
+        self, requests: Items[PreparedRequest], schedule: Arrival | None = None, num_warmups: int = 0
+    ) -> Iterator[RequestRecord]:
+        """Serve the load on its schedule, or without one a burst of the warm-up; yields each record at its end.
+
+        The first ``num_warmups`` of a load are warm-up, too.
+        """
+        num_warmups = len(requests) if schedule is None else num_warmups
+        arrival, num_opening = schedule or _AT_ONCE, num_warmups
         servable: list[tuple[PreparedRequest, Request]] = []
-        for prepared in requests:
+        for number, prepared in enumerate(requests):
             try:
                 servable.append((prepared, self.check_servable(prepared)))
             except UsageError as error:
+                is_warmup = number < num_warmups
+                num_opening -= is_warmup
                 yield _refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
         offsets_ns = launch_offsets_ns((prepared.arrival_ns for prepared, _ in servable), arrival.launch_rate_limit)
         load = SimLoad(
             requests=[request for _, request in servable],
             arrival_ns=offsets_ns,
             max_concurrency=arrival.max_concurrency,
-            is_warmup=is_warmup,
+            is_warmup=schedule is None,
+            num_warmups=num_opening,
         )
         for choices in self._serve(load):
             first = choices[0].sequence
@@ -103,7 +112,7 @@ class VirtualServer:
             yield RequestRecord(
                 request_id=prepared.request_id,
                 index=prepared.index,
-                is_warmup=is_warmup,
+                is_warmup=index < num_opening,
                 scheduled_ns=planned_ns - held_ns if arrival.is_open_loop else sent_ns,
                 slot_free_ns=slot_free_ns,
                 sent_ns=sent_ns,

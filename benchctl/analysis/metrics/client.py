@@ -220,11 +220,17 @@ def offered_load(
 
 
 def client_metrics(
-    chunks: Chunks, samples: Sequence[ClientSample], arrival: Arrival | None
+    chunks: Chunks,
+    samples: Sequence[ClientSample],
+    arrival: Arrival | None,
+    sent: Sequence[RequestRecord] | None = None,
 ) -> dict[str, float | None]:
-    """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule."""
+    """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule.
+
+    ``sent`` are the requests that had slots, where others than those of ``chunks`` had some.
+    """
     requests = chunks.requests
-    occupancy = None if arrival is None else slot_occupancy(requests, arrival)
+    occupancy = None if arrival is None else slot_occupancy(sent or requests, arrival)
     offered = None if arrival is None else offered_load(requests, arrival, occupancy)
     lags = known_values(map(send_lag_ns, requests))
     late, num_chunks = chunks.late_ns[chunks.late_ns >= 0], len(chunks.t_ns)

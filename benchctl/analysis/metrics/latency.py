@@ -16,6 +16,8 @@ from benchctl.units import ms_from_ns
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from benchctl.records.loaded import LoadedRun
+
 N = TypeVar("N", int, float)
 
 
@@ -52,6 +54,16 @@ M = TypeVar("M", RequestRecord, StepRecord)
 def measured(records: Iterable[M]) -> tuple[M, ...]:
     """Requests or steps without those of the warm-up."""
     return tuple(record for record in records if not record.is_warmup)
+
+
+def of_load(run: "LoadedRun") -> tuple[RequestRecord, ...]:
+    """The requests that were sent in the load: those that are measured, and those of its opening."""
+    opening_ns = run.record.times.opening_ns
+    return tuple(
+        request
+        for request in run.requests
+        if not request.is_warmup or (opening_ns is not None and (request.sent_ns or 0) >= opening_ns)
+    )
 
 
 def is_completed(request: RequestRecord) -> bool:

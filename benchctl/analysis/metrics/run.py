@@ -27,6 +27,7 @@ from benchctl.analysis.metrics.latency import (
     mean_of_known,
     measured,
     ms_or_none,
+    of_load,
     percentiles,
     quotient,
     send_lag_ns,
@@ -118,7 +119,7 @@ def metrics_and_tails(
     tails = {name: ms for name, ms in latencies.items() if name.startswith(of_few) and ms is not None}
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
-        **client_metrics(chunks, run.client, arrival),
+        **client_metrics(chunks, run.client, arrival, of_load(run)),
         **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **run_drafts(run).metrics,
@@ -317,7 +318,7 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
         num_completed=len(completed),
         errors=Counter(request.error.kind for request in requests if request.error is not None),
         goodput=goodput,
-        offered=offered_load(requests, arrival, slot_occupancy(requests, arrival)),
+        offered=offered_load(requests, arrival, slot_occupancy(of_load(run), arrival)),
     )
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Final
 
+import numpy as np
+
 from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
-from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
+from benchctl.analysis.metrics.latency import is_completed, known_values, measured, of_load, total
 from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.validity.answers import (
@@ -24,7 +26,7 @@ from benchctl.analysis.validity.answers import (
 from benchctl.guided.params import parse_params
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.records.columns import StepColumns, exact_sum
+from benchctl.records.columns import StepColumns, exact_sum, joined
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord, RunRecord, StopMode
 from benchctl.records.schema import PrometheusSample, ResultWarning
@@ -103,15 +105,20 @@ def reconcile(
     prepared: Sequence[PreparedRequest],
     stop: StopMode,
 ) -> tuple[Check, ...]:
-    """Every check of one run with these settings, in a fixed order. Warm-up requests and steps are ignored."""
+    """Every check of one run with these settings, in a fixed order.
+
+    Warm-up requests and steps are ignored; those of a load's opening count where two sums over the load are held
+    against each other, because their steps are shared with measured requests.
+    """
     requests, steps, samples = measured(run.requests), run.columns, run.prometheus
+    sent, all_steps = of_load(run), steps_of_load(run)
     completed, drafts = [request for request in requests if is_completed(request)], draft_counts(steps)
     return (
-        _check_requests(run.record, requests, prepared),
+        _check_requests(run.record, requests, sent, prepared),
         check_client_tokens(completed),
-        *check_server_tokens(steps, samples, requests, completed),
-        check_prefix_cache(samples, requests, steps, is_allowed=profile.workload.allow_prefix_cache_hits),
-        check_draft_counters(samples, drafts),
+        *check_server_tokens(all_steps, samples, sent, [request for request in sent if is_completed(request)]),
+        check_prefix_cache(samples, sent, all_steps, is_allowed=profile.workload.allow_prefix_cache_hits),
+        check_draft_counters(samples, drafts if all_steps is steps else draft_counts(all_steps)),
         check_accepted(drafts),
         check_speculation(samples, drafts, is_speculative=settings.server.speculates),
         _check_step_time(run, steps),
@@ -142,6 +149,25 @@ def _check_of_loads(numbers: Sequence[int | None], checks: Sequence[Check]) -> C
     return Check(checks[0].name, ok, "; ".join(texts), is_fatal=is_fatal)
 
 
+def steps_of_load(run: LoadedRun) -> StepColumns:
+    """The steps of the load, with those of its opening.
+
+    Where steps have another clock than requests, those of the opening follow the steps whose output the earlier
+    requests of the warm-up had.
+    """
+    opening_ns, warmup = run.record.times.opening_ns, run.warmup_columns
+    if opening_ns is None or not len(warmup):
+        return run.columns
+    is_opening = warmup.start_ns + warmup.dur_ns > opening_ns
+    if run.record.is_virtual:
+        sent = {id(request) for request in of_load(run)}
+        earlier = sum(r.completion_tokens or 0 for r in run.requests if id(r) not in sent)
+        output = np.maximum(warmup.arrays.get("output_tokens", np.zeros(len(warmup))), 0)
+        is_opening = np.cumsum(output) - output >= earlier
+    opening = StepColumns({name: values[is_opening] for name, values in warmup.arrays.items()})
+    return joined((opening, run.columns))
+
+
 def failed_checks(run: LoadedRun, checks: Iterable[Check]) -> tuple[ResultWarning, ...]:
     """A warning for each fatal check of a run that fails; each makes the run suspect."""
     failed = (check for check in checks if check.ok is False and check.is_fatal)
@@ -150,9 +176,12 @@ def failed_checks(run: LoadedRun, checks: Iterable[Check]) -> tuple[ResultWarnin
 
 
 def _check_requests(
-    record: RunRecord, requests: Sequence[RequestRecord], prepared: Sequence[PreparedRequest]
+    record: RunRecord,
+    requests: Sequence[RequestRecord],
+    sent: Sequence[RequestRecord],
+    prepared: Sequence[PreparedRequest],
 ) -> Check:
-    """Sent = completed + failed, and every prepared request has exactly one line."""
+    """Sent = completed + failed, and every prepared request has exactly one line, measured or discarded."""
     num_completed = sum(map(is_completed, requests))
     num_failed = len(requests) - num_completed
     details = [
@@ -160,7 +189,7 @@ def _check_requests(
     ]
     if record.num_sent not in {None, len(requests)}:
         details.append(f"run.json says {record.num_sent} were sent")
-    counts = Counter(request.request_id for request in requests)
+    counts = Counter(request.request_id for request in sent)
     if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
         details.append(f"recorded more than once: {first_of(twice, NUM_NAMED)}")
     if missing := [request.request_id for request in prepared if request.request_id not in counts]:
@@ -330,14 +359,13 @@ def in_step_frac(run: LoadedRun) -> float | None:
     """
     if not run.record.times_whole_steps:
         return None
-    requests = measured(run.requests)
+    requests, steps = of_load(run), steps_of_load(run)
     if run.record.is_virtual or not all(map(is_completed, requests)):
         return None
     in_flight_ns = sum(
         (answer.e2el_ns or 0) * len(request.choices)
         for request, answer in zip(requests, chunks_of(requests).answers, strict=True)
     )
-    steps = run.columns
     return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
 
 

@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.client import (
     sends_of,
     slot_occupancy,
 )
-from benchctl.analysis.metrics.latency import known_values, measured, percentiles, smallest_sample
+from benchctl.analysis.metrics.latency import known_values, measured, of_load, percentiles, smallest_sample
 from benchctl.analysis.validity.machines import num_cores
 from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import LoadedRun
@@ -77,7 +77,7 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     if run.record.is_virtual:
         return ()
     requests = measured(run.requests)
-    occupancy = slot_occupancy(requests, arrival)
+    occupancy = slot_occupancy(of_load(run), arrival)
     done_ns = known_values(request.done_ns for request in requests)
     load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
     sends = sends_of(requests, arrival) if occupancy is None or occupancy.idle_frac is None else None

@@ -105,6 +105,7 @@ class SimEngine(Engine):
         *,
         max_concurrency: int | None,
         is_warmup: bool,
+        num_warmups: int = 0,
     ) -> None:
         """Tell the server what comes next and when, so that its virtual arrivals are exact."""
         body = {
@@ -113,6 +114,7 @@ class SimEngine(Engine):
             ],
             "max_concurrency": max_concurrency,
             "is_warmup": is_warmup,
+            "num_warmups": num_warmups,
         }
         response = await fetch(
             client, "POST", "/sim/schedule", content=encode(body), headers={"Content-Type": "application/json"}

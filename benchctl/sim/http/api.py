@@ -79,6 +79,8 @@ class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[list[ArrivalBody], Meta(min_length=1)]
     max_concurrency: Count | None = None
     is_warmup: bool = False
+    num_warmups: Annotated[int, Meta(ge=0)] = 0
+    """Requests at the beginning that are warm-up."""
 
 
 def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimConfig) -> Request:

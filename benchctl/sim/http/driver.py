@@ -112,8 +112,9 @@ class Driver:
             self._anchored_phase = self.core.phase
             self.lag_s = 0.0
         wall_s, virtual_ns = self._anchor
-        # A warm-up is not measured: nobody waits for its steps
-        elapsed_s = 0.0 if self.core.engine.is_warmup else (self.core.engine.now_ns - virtual_ns) / NS_PER_S
+        # A phase of warm-up is not measured: nobody waits for its steps
+        is_rushed = self.core.engine.is_warmup and self.core.phase is not None and self.core.phase.is_warmup
+        elapsed_s = 0.0 if is_rushed else (self.core.engine.now_ns - virtual_ns) / NS_PER_S
         self.phase_wall_s = elapsed_s / self._config.time_scale
         due_s = wall_s + self.phase_wall_s
         is_short = output.record.dur_ns / NS_PER_S / self._config.time_scale < 2 * _TIMER_S

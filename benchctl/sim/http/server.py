@@ -132,6 +132,7 @@ class Server:
             arrival_ns=[entry.arrival_ns for entry in body.requests],
             max_concurrency=body.max_concurrency,
             is_warmup=body.is_warmup,
+            num_warmups=body.num_warmups,
         )
         self._driver.announce(Phase(load))
         return _json({"announced": len(names)})
