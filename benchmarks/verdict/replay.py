@@ -1,0 +1,310 @@
+"""Designs of an experiment, replayed on the recorded loads of one: blocks are drawn anew, and each design takes of
+them what it would have measured, and is charged what that took.
+
+A replay knows no more than the recorded blocks. Drawn with replacement, they show a little less scatter than new
+ones would (by sqrt(1 - 1 / blocks)), and no drift from block to block; both hold for all designs alike. A design of
+N loads gets N of those of each server, drawn without replacement. What chance left of a ratio in the recording is
+removed before (``recentred``), so that the truth is exactly the planted one.
+Estimates, verdicts, levels of looks, and the choice of ``loads_per_server: auto`` are those of benchctl.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Final, Literal
+
+import numpy as np
+
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together
+from benchctl.analysis.compare.result import OverallVerdict, first_verdict
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.statistics.components import Costs, Evidence, loads_for_least_cost, variance_components
+from benchctl.analysis.statistics.estimate import BlockDesign, Estimator, RunKey, side_ratio
+from benchctl.profile.planning import ALPHA, look_blocks
+from benchctl.records.loaded import LoadedRun
+from benchmarks.common.harness import Figures
+
+NUM_PILOT, PILOT_LOADS = 2, 3
+"""Blocks after which ``auto`` decides, and their loads per server."""
+FIXED_BLOCKS: Final = (6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 50, 60, 80, 100)
+VERDICTS: Final[Mapping[str, OverallVerdict]] = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "equivalent": "equivalent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A run: its position in the block, the seconds of all but its loads, and each load with its metrics."""
+
+    position: int
+    other_s: float
+    loads_s: tuple[float, ...]
+    metrics: tuple[Mapping[str, float | None], ...]
+
+    def logs(self, metric: str, num_loads: int | None = None) -> dict[int, float]:
+        """The logarithms of the first loads that have the metric, by the number of the load."""
+        values = {number: of_load[metric] for number, of_load in enumerate(self.metrics[:num_loads], 1)}
+        return {number: math.log(value) for number, value in values.items() if value}
+
+    def value(self, metric: str, num_loads: int) -> float | None:
+        """exp of the mean of the logarithms of its first loads."""
+        logs = self.logs(metric, num_loads)
+        return math.exp(fmean(logs.values())) if logs else None
+
+
+Block = tuple[Server, Server]
+
+
+def recorded_blocks(experiment: Experiment, metrics: Sequence[str]) -> list[Block]:
+    """The blocks in which both arms count, the baseline first."""
+    runs = [run for run in experiment.results.runs if run.record.state == "done"]
+    ends = run_ends(runs)
+    by_arm = {arm.variant: arm.runs for arm in experiment.arms}
+    baseline = by_arm.pop(experiment.results.manifest.baseline)
+    (changed,) = by_arm.values()
+    return [
+        (
+            server_of(experiment, baseline[block], metrics, ends),
+            server_of(experiment, changed[block], metrics, ends),
+        )
+        for block in sorted(baseline.keys() & changed.keys())
+    ]
+
+
+def run_ends(runs: Sequence[LoadedRun]) -> dict[str, int]:
+    """The launch of the next run, which is the end of this one; of the last, its stop and the usual pause."""
+    records = sorted((run.record for run in runs), key=lambda record: record.times.launch_ns or 0)
+    after = [(later.times.launch_ns or 0) - (record.times.stop_ns or 0) for record, later in pairwise(records)]
+    usual = int(median(after))
+    # The pause before a measurement was resumed is nobody's.
+    pauses = [usual if not 0 <= each <= 10 * usual else each for each in (*after, usual)]
+    return {
+        record.run_id: (record.times.stop_ns or 0) + pause for record, pause in zip(records, pauses, strict=True)
+    }
+
+
+def server_of(experiment: Experiment, run: LoadedRun, metrics: Sequence[str], ends: Mapping[str, int]) -> Server:
+    """What a run took until its end, load by load with the pauses between them, and the metrics of each load."""
+    times, end_ns = run.record.times, ends[run.record.run_id]
+    sent = [load.record.times for load in run.loads]
+    firsts, lasts = [each.first_send_ns or 0 for each in sent], [each.last_token_ns or 0 for each in sent]
+    loads_ns = [last - before for before, last in zip((firsts[0], *lasts), lasts, strict=False)]
+    return Server(
+        position=run.record.position,
+        other_s=(end_ns - (times.launch_ns or 0) - sum(loads_ns)) / 1e9,
+        loads_s=tuple(ns / 1e9 for ns in loads_ns),
+        metrics=tuple({name: each[name] for name in metrics} for each in experiment.load_metrics(run)),
+    )
+
+
+def seconds_of(blocks: Sequence[Block], num_loads: Sequence[int]) -> float:
+    """Machine time of these blocks, each with its number of loads per server."""
+    return sum(
+        server.other_s + sum(server.loads_s[:n])
+        for block, n in zip(blocks, num_loads, strict=True)
+        for server in block
+    )
+
+
+def drawn(blocks: Sequence[Block], count: int, stream: np.random.Generator) -> list[Block]:
+    """``count`` blocks with replacement, the loads of each server in a new order.
+
+    In each two the arms begin once each, as in a plan.
+    """
+    orders = [
+        [block for block in blocks if (block[0].position < block[1].position) == first] for first in (True, False)
+    ]
+    chosen: list[Block] = []
+    while len(chosen) < count:
+        for i in stream.permutation(2):
+            own = orders[i] or orders[1 - i]
+            a, b = own[int(stream.integers(len(own)))]
+            chosen.append((_in_new_order(a, stream), _in_new_order(b, stream)))
+    return chosen[:count]
+
+
+def _in_new_order(server: Server, stream: np.random.Generator) -> Server:
+    order = stream.permutation(len(server.loads_s)).tolist()
+    loads_s, metrics = (tuple(each[i] for i in order) for each in (server.loads_s, server.metrics))
+    return replace(server, loads_s=loads_s, metrics=metrics)
+
+
+def judged(
+    blocks: Sequence[Block],
+    num_loads: Sequence[int],
+    metrics: Sequence[str],
+    rules: Rules,
+    estimator: Estimator,
+) -> tuple[MetricComparison, ...]:
+    """As ``compare`` judges these blocks, each with its number of loads per server."""
+    positions = tuple(b.position - a.position for a, b in blocks)
+    design = BlockDesign(tuple(range(len(blocks))), positions)
+    compared = []
+    for name in metrics:
+        a, b = (
+            tuple(block[side].value(name, n) for block, n in zip(blocks, num_loads, strict=True)) for side in (0, 1)
+        )
+        ratio = side_ratio(a, b, design, rules.confidence, estimator)
+        compared.append(compare_metric(name, "deciding", (a, b), rules, ratio))
+    return judge_together([[each for each in compared if each is not None]], rules.confidence)[0]
+
+
+def logs_by_server(
+    blocks: Sequence[Block], metric: str, num_loads: int | None = None
+) -> dict[RunKey, dict[int, float]]:
+    """The logarithms of a metric by block and arm, and by load."""
+    return {
+        (index, arm): server.logs(metric, num_loads)
+        for index, block in enumerate(blocks)
+        for arm, server in zip(("baseline", "changed"), block, strict=True)
+    }
+
+
+def recentred(question: "Question", log_ratio: float) -> "Question":
+    """The question with every metric of the changed arm multiplied so that its estimated ratio is the true one."""
+    loads = [question.most_loads] * len(question.blocks)
+    compared = judged(question.blocks, loads, question.metrics, question.rules(0.95), question.estimator)
+    factors = {
+        each.metric.name: math.exp(log_ratio - each.estimate.log_ratio) for each in compared if each.estimate
+    }
+    blocks = [
+        (a, replace(b, metrics=tuple(_scaled(each, factors) for each in b.metrics))) for a, b in question.blocks
+    ]
+    return replace(question, blocks=blocks)
+
+
+def _scaled(metrics: Mapping[str, float | None], factors: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if value is None else value * factors.get(name, 1.0) for name, value in metrics.items()}
+
+
+def pilot_evidence(blocks: Sequence[Block], metrics: Sequence[str], num_loads: int) -> Iterator[Evidence]:
+    """What these blocks say of the scatter of each metric."""
+    for name in metrics:
+        servers = logs_by_server(blocks, name, num_loads)
+        if (components := variance_components(servers)) is not None:
+            yield components.evidence
+
+
+def auto_loads(blocks: Sequence[Block], metrics: Sequence[str], most_blocks: int, most_loads: int) -> int:
+    """The number that ``loads_per_server: auto`` takes after the pilot, of those that are on record."""
+    costs = Costs(
+        sum(server.other_s for block in blocks for server in block) / len(blocks),
+        sum(fmean(server.loads_s[:PILOT_LOADS]) for block in blocks for server in block) / len(blocks),
+    )
+    evidence = list(pilot_evidence(blocks, metrics, PILOT_LOADS))
+    return min(loads_for_least_cost(evidence, costs, len(blocks), most_blocks), most_loads)
+
+
+Levels = Callable[[int, int], Sequence[tuple[int, float]]]
+"""The looks of an experiment of so many blocks at most, with so many looks: blocks until then, and confidence."""
+
+
+def divided_levels(most_blocks: int, num_looks: int) -> list[tuple[int, float]]:
+    """Bonferroni: alpha divided by the looks, as benchctl did before it had group-sequential ones."""
+    return [(blocks, 1 - ALPHA / num_looks) for blocks in look_blocks(most_blocks, num_looks)]
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A number of loads per server, and when to end: at the last look, when precise, or when there is a verdict."""
+
+    name: str
+    num_loads: int | Literal["auto"]
+    until: Literal["end", "precision", "verdict"]
+    levels: Levels
+    num_looks: int = 4
+    precision_frac: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Recorded blocks, the metrics and rules by which they are judged, and the right answer."""
+
+    blocks: Sequence[Block]
+    metrics: Sequence[str]
+    estimator: Estimator
+    margin_frac: float
+    right: str
+
+    def rules(self, confidence: float) -> Rules:
+        return Rules(margin_frac=self.margin_frac, confidence=confidence, is_paired=True, noise={})
+
+    @property
+    def most_loads(self) -> int:
+        """The most on one server; one that lost a load has fewer."""
+        return max(len(server.loads_s) for block in self.blocks for server in block)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one replayed experiment ended."""
+
+    verdict: str
+    seconds: float
+    num_blocks: int
+    num_loads: int
+
+
+def replay(question: Question, design: Design, most_blocks: int, stream: np.random.Generator) -> Outcome:
+    """One experiment of ``most_blocks`` blocks at most."""
+    blocks = drawn(question.blocks, most_blocks, stream)
+    num_loads = [PILOT_LOADS if design.num_loads == "auto" else design.num_loads] * NUM_PILOT
+    chosen = num_loads[0]
+    if design.num_loads == "auto":
+        chosen = auto_loads(blocks[:NUM_PILOT], question.metrics, most_blocks, question.most_loads)
+    num_loads += [chosen] * (most_blocks - NUM_PILOT)
+    looks = design.levels(most_blocks, design.num_looks)
+    for number, confidence in looks:
+        so_far, loads = blocks[:number], num_loads[:number]
+        compared = judged(so_far, loads, question.metrics, question.rules(confidence), question.estimator)
+        if number == looks[-1][0] or is_over(design, compared):
+            break
+    return Outcome(overall(compared), seconds_of(so_far, loads), number, chosen)
+
+
+def is_over(design: Design, compared: Sequence[MetricComparison]) -> bool:
+    """Whether a look ends the experiment: every interval is precise, or every metric has its verdict."""
+    if design.until == "verdict":
+        return all(metric.verdict in VERDICTS for metric in compared)
+    widths = [metric.estimate.half_width for metric in compared if metric.estimate is not None]
+    return design.until == "precision" and all(
+        width is not None and math.expm1(width) <= design.precision_frac for width in widths
+    )
+
+
+def overall(compared: Sequence[MetricComparison]) -> str:
+    """The verdict of all metrics together, as a comparison with one cell has it."""
+    return first_verdict(VERDICTS.get(metric.verdict, "inconclusive") for metric in compared)
+
+
+def summary(question: Question, design: Design, outcomes: Sequence[Outcome]) -> Figures:
+    """Minutes to the right verdict: of all experiments on average, and within which 80 % of them had it."""
+    times = sorted(each.seconds / 60 if each.verdict == question.right else math.inf for each in outcomes)
+    within = times[math.ceil(0.8 * len(times)) - 1]
+    return {
+        "design": design.name,
+        "loads": median(each.num_loads for each in outcomes),
+        "blocks": fmean(each.num_blocks for each in outcomes),
+        "right, %": 100 * fmean(each.verdict == question.right for each in outcomes),
+        "wrong, %": 100 * fmean(each.verdict not in {question.right, "inconclusive"} for each in outcomes),
+        "minutes, mean": fmean(each.seconds for each in outcomes) / 60,
+        "80 % have it after": None if math.isinf(within) else within,
+    }
+
+
+def least_fixed(
+    question: Question, num_loads: int, most_blocks: int, replays: int, stream: np.random.Generator
+) -> Figures:
+    """The fewest blocks, fixed in advance, after which 80 % have the right verdict, and the minutes they take."""
+    row: Figures = {}
+    for number in FIXED_BLOCKS:
+        design = Design(f"fixed, {number} blocks", num_loads, "end", divided_levels, num_looks=1)
+        if number <= most_blocks:
+            row = summary(question, design, [replay(question, design, number, stream) for _ in range(replays)])
+            if row["80 % have it after"] is not None:
+                break
+    return row
