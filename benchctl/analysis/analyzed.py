@@ -19,6 +19,7 @@ from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
+from benchctl.analysis.experiment.scatter import scatter_of
 from benchctl.analysis.experiment.summary import (
     SWEEP_COLUMNS,
     CellSummary,
@@ -30,6 +31,8 @@ from benchctl.analysis.findings import Finding, collect_findings
 from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured
 from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.planning import precision_of
+from benchctl.analysis.statistics.components import Components
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.validity.machines import gpu_names, machines_of
@@ -167,6 +170,10 @@ class AnalyzedExperiment:
     """Which way of backfill is cheaper; None for an experiment that does not compare them."""
     nodes: tuple[NodeResults, ...]
     """Each variant against the baseline by node, where its blocks ran on more than one."""
+    scatter: Mapping[str, Components]
+    """Variance components of the primary metrics; empty where no server got several loads."""
+    precision: str | None
+    """What the declared precision costs, in words; None where scatter or costs are unknown."""
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
@@ -254,6 +261,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     pairs = baseline_pairs(experiment, confidence)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
+    primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
     passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())
     return AnalyzedExperiment(
         experiment=experiment,
@@ -265,6 +273,8 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         launches=launches,
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs),
+        scatter=scatter_of(experiment, primary),
+        precision=precision_of(experiment),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
             *_integrity_warnings(experiment),

@@ -1,4 +1,5 @@
-"""The noise of a machine, from an A/A experiment; and, before an experiment, the power that it has in such noise.
+"""The noise of a machine, from an A/A experiment; and, before an experiment, the power that it has in such noise,
+and what a precision costs.
 
 The noise floor of a metric is the largest change that identical servers could not rule out: the end of their
 interval that is farther from 0, which includes the bias of the set-up. A change below it cannot be distinguished
@@ -7,7 +8,7 @@ from none.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import stdev
@@ -16,7 +17,7 @@ import msgspec
 
 from benchctl.analysis.compare.decide import (
     ASSUMED_LOG_SD,
-    MAX_BLOCKS_NEEDED,
+    ROBUST_WIDTH,
     Margins,
     blocks_to_detect,
     margins_of,
@@ -33,18 +34,29 @@ from benchctl.analysis.experiment.pairing import (
     match_cells,
     unrecorded_text,
 )
+from benchctl.analysis.experiment.scatter import costs_of, scatter_of
 from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.statistics.components import (
+    MAX_BLOCKS_NEEDED,
+    Costs,
+    cheapest_design,
+    design_of,
+    loads_for_least_cost,
+)
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
+from benchctl.profile.choices import DEFAULT_THRESHOLD
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import display_path
 from benchctl.profile.load import engine_sha256
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import ALPHA, arms, is_repeated_baseline, stopping_rule
+from benchctl.records.record import LoadsChoice
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
-from benchctl.units import percentage
+from benchctl.steptime.speculation_law import Estimate
+from benchctl.units import count_of, duration, percentage
 
 
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
@@ -116,6 +128,12 @@ def _noise_of_pairs(experiment: Experiment, pairs: Iterable[ArmPair]) -> NoiseFl
             if name not in metrics or noise.floor_frac > metrics[name].floor_frac:
                 metrics[name] = noise
     versions = {run.record.engine_version for run in results.runs}
+    scatter = scatter_of(experiment, metrics)
+    costs = costs_of(experiment) if scatter else None
+    for name, each in scatter.items():
+        metrics[name] = msgspec.structs.replace(
+            metrics[name], **{part: _with_ends(getattr(each, part)) for part in ("between", "within", "drift")}
+        )
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
@@ -128,7 +146,14 @@ def _noise_of_pairs(experiment: Experiment, pairs: Iterable[ArmPair]) -> NoiseFl
         model=profile.model,
         request_set_sha256=results.manifest.request_set_sha256,
         metrics=metrics,
+        num_loads=max((round(each.evidence.num_loads) for each in scatter.values()), default=1),
+        start_s=None if costs is None else costs.starts_s,
+        load_s=None if costs is None else costs.load_s,
     )
+
+
+def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.value, estimate.low or 0.0, estimate.high or 0.0
 
 
 def _noise_of_pair(pair: ArmPair) -> Iterator[tuple[str, MetricNoise]]:
@@ -140,6 +165,95 @@ def _noise_of_pair(pair: ArmPair) -> Iterator[tuple[str, MetricNoise]]:
                 name,
                 MetricNoise(log_sd=stdev(logs), num_blocks=len(logs), floor_frac=math.expm1(farther_end)),
             )
+
+
+def choose_loads(experiment: Experiment, num_blocks: int) -> LoadsChoice | None:
+    """The number of loads per server for the other blocks of ``num_blocks``, from those that were measured.
+
+    None where they do not tell the scatter of any primary metric. Where no server is launched, a start is free.
+    """
+    scatter = scatter_of(experiment, experiment.profile.primary_metrics)
+    if not scatter:
+        return None
+    num_pilot = 1 + max(run.block for run in experiment.results.plan.runs)
+    costs = costs_of(experiment) or Costs(0.0, 1.0)
+    number = loads_for_least_cost([each.evidence for each in scatter.values()], costs, num_pilot, num_blocks)
+    scatters = "; ".join(
+        f"{name} scatters by {percentage(each.between.value, 2)} between servers, "
+        f"{percentage(each.within.value, 2)} between the loads of one"
+        for name, each in scatter.items()
+    )
+    starts, load = (f"{seconds:.3g} s" for seconds in costs)
+    return LoadsChoice(
+        from_block=num_pilot,
+        num_loads=number,
+        scatter={name: (each.between.value, each.within.value) for name, each in scatter.items()},
+        start_s=costs.starts_s,
+        load_s=costs.load_s,
+        reason=f"{scatters}; a start costs {starts}, a load {load}; cheapest: {count_of(number, 'load')} each",
+    )
+
+
+def precision_of(experiment: Experiment) -> str | None:
+    """The price of the declared precision of a measured experiment: see ``precision_text``."""
+    profile = experiment.profile_or_none
+    scatter = {} if profile is None else scatter_of(experiment, profile.primary_metrics)
+    costs = costs_of(experiment) if scatter else None
+    if profile is None or costs is None:
+        return None
+    parts = {name: (each.between.value, each.within.value) for name, each in scatter.items()}
+    num_loads = max(round(each.evidence.num_loads) for each in scatter.values())
+    return precision_text(profile, parts, costs, num_loads)
+
+
+def precision_on_file(noise: NoiseFloor, profile: Profile | None = None) -> str | None:
+    """The price of the declared precision by the noise on file; without ``profile`` that of two arms by default."""
+    if noise.start_s is None or noise.load_s is None:
+        return None
+    primary = Profile.model_fields["primary_metrics"].default if profile is None else profile.primary_metrics
+    parts = {
+        name: (each.between[0], each.within[0])
+        for name in primary
+        if (each := noise.metrics.get(name)) is not None and each.between is not None and each.within is not None
+    }
+    return precision_text(profile, parts, Costs(noise.start_s, noise.load_s), noise.num_loads)
+
+
+def precision_text(
+    profile: Profile | None, scatter: Mapping[str, tuple[float, float]], costs: Costs, num_loads: int
+) -> str | None:
+    """``±1% in step_ms: 9 blocks of 4 loads, 11 min; with 1 load 31 blocks, 27 min``; None without a scatter.
+
+    The cheapest design for the metric that takes most of it, beside that of one load, or, where one load is the
+    cheapest, beside ``num_loads``. The precision is that of the stopping rule, else the threshold: half the
+    interval of 95 %. ``scatter`` is that between servers and that between loads, by metric; ``costs`` are of one
+    server.
+    """
+    frac, estimator, num_arms = DEFAULT_THRESHOLD, DEFAULT_ESTIMATOR, 2
+    if profile is not None:
+        frac = profile.comparison.threshold if profile.stopping is None else profile.stopping.precision
+        estimator, num_arms = profile.comparison.estimator, len(arms(profile))
+    width, of_block = ROBUST_WIDTH if estimator == "robust" else 1.0, costs.of_block(num_arms)
+    designs = [
+        (math.inf if design is None else design.seconds, name, design)
+        for name, parts in scatter.items()
+        for design in [cheapest_design(frac, *parts, of_block, width)]
+    ]
+    if not designs or not frac:
+        return None
+    _, name, design = max(designs, key=itemgetter(0))
+    if design is None:
+        return f"±{percentage(frac)} in {name}: more than {MAX_BLOCKS_NEEDED} blocks, whatever the number of loads"
+    text = f"{count_of(design.num_blocks, 'block')} of {count_of(design.num_loads, 'load')}"
+    text = f"±{percentage(frac)} in {name}: {text}, {duration(design.seconds)}"
+    other = 1 if design.num_loads > 1 else num_loads
+    if other == design.num_loads:
+        return text
+    beside = design_of(other, frac, *scatter[name], of_block, width)
+    blocks = f"more than {MAX_BLOCKS_NEEDED} blocks"
+    if beside is not None:
+        blocks = f"{count_of(beside.num_blocks, 'block')}, {duration(beside.seconds)}"
+    return f"{text}; with {count_of(other, 'load')} {blocks}"
 
 
 def repeated_baseline(profile: Profile) -> Profile:

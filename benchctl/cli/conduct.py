@@ -36,7 +36,7 @@ from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import BLOCKS, ResultDirectory
-from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
+from benchctl.records.record import LoadsChoice, Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
 from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths
@@ -274,6 +274,10 @@ class _Course:
         self._runs.total = self._num_runs = self._num_runs + len(again)
         self._write(f"block {again[0].block} does not count, and a verdict takes all: it is measured once more")
 
+    def show_loads(self, choice: LoadsChoice) -> None:
+        """Tell how many loads each server gets from now on, and why."""
+        self._write(f"from block {choice.from_block} on {choice.num_loads} on each server: {choice.reason}")
+
     def show_look(self, look: Look, rule: StoppingRecord) -> None:
         """Tell what a look at the results has shown, and what follows."""
         from benchctl.analysis.experiment.ladder import widest_interval
@@ -319,5 +323,6 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             on_log_line=course.show_log,
             on_server_start=_import_what_judges,
             on_look=course.show_look,
+            on_loads=course.show_loads,
             on_repeat=course.repeat,
         )

@@ -87,6 +87,7 @@ def outcome_document(
             for cell in (one.comparison.cells if one.comparison is not None else (None,))
         ],
         "commands": {name: commands[name] for name in ("compare", "more_blocks")},
+        **({} if verdict.precision is None else {"precision": verdict.precision}),
         "warnings": msgspec.to_builtins(warnings),
         "damage": list(analysis.damage),
     }
@@ -145,6 +146,8 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
         console.print(Table("", columns, tuple(rows)).drawn(console.width, verdict_text))
         for line in (*answer_lines(one.comparison), *looks_lines(one.comparison)):
             console.print(f"  {line}")
+    if verdict.precision is not None:
+        print(f"precision: {verdict.precision}")
     if verdict.all:
         say_verdict(f"{verdict.word}: {verdict.sentence}", "bold")
 

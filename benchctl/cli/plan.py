@@ -238,9 +238,11 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
 
     It is printed at once, also into a pipe: it belongs before the runs.
     """
-    from benchctl.analysis.planning import power_lines
+    from benchctl.analysis.planning import power_lines, precision_on_file
 
     lines = list(power_lines(profile, noise, engine_for(profile.engine.kind).has_steps))
+    if noise is not None and (precision := precision_on_file(noise, profile)) is not None:
+        lines.append(f"precision: {precision}")
     if (rule := stopping_rule(profile)) is not None:
         lines.append(
             f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "

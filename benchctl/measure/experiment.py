@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Final, TypeAlias
@@ -34,7 +34,7 @@ from benchctl.measure.run import Listener, RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import PILOT_BLOCKS, PILOT_LOADS, arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
@@ -148,7 +148,6 @@ def run_experiment(
         profile=profile,
         requests=tuple(requests),
         listener=listener,
-        num_loads=int(profile.loads_per_server),
         keeps_raw_logs=keeps_raw_logs,
     )
     with sole_writer(results.path):
@@ -192,6 +191,7 @@ def _run_pending(
         for planned in _with_repeat(results, pending, failed, listener):
             if planned.block >= _take_looks(results, profile, planned.block, failed, listener):
                 break
+            context = replace(context, num_loads=_num_loads(results, profile, planned.block, listener))
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with suppress(OSError):  # a full disk is reported as the failure of the run
@@ -267,6 +267,23 @@ def _take_looks(
             results.write_manifest(msgspec.structs.replace(results.manifest(), stopping=rule))
             listener.on_look(look, rule)
     return math.inf if rule.ended_after is None else rule.ended_after
+
+
+def _num_loads(results: ResultDirectory, profile: Profile, block: int, listener: Listener) -> int:
+    """The number of loads of each server of a block. With ``auto`` it is chosen after the pilot, once."""
+    manifest = results.manifest()
+    choice = manifest.loads
+    if profile.loads_per_server != "auto":
+        return profile.loads_per_server
+    if choice is None and block >= PILOT_BLOCKS:
+        from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - numpy, after runs
+        from benchctl.analysis.planning import choose_loads  # noqa: PLC0415 - as above
+
+        choice = choose_loads(load_experiment(results.path).first_blocks(block), manifest.blocks)
+        if choice is not None:
+            results.write_manifest(msgspec.structs.replace(manifest, loads=choice))
+            listener.on_loads(choice)
+    return PILOT_LOADS if choice is None or block < choice.from_block else choice.num_loads
 
 
 def _measure_feasible(

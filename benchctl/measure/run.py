@@ -44,7 +44,15 @@ from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
+from benchctl.records.record import (
+    LoadsChoice,
+    Look,
+    PlannedRun,
+    PreparedRequest,
+    RunFailure,
+    RunRecord,
+    StoppingRecord,
+)
 from benchctl.records.schema import StepRecord
 from benchctl.workload.opening import opening_of
 
@@ -67,6 +75,8 @@ class Listener:
     """Called when a server was started and has not been asked yet whether it is ready."""
     on_look: Callable[[Look, StoppingRecord], None] = ignore
     """Called with each look at the runs until then, and the stopping rule that it belongs to."""
+    on_loads: Callable[[LoadsChoice], None] = ignore
+    """Called with the number of loads per server, where it is chosen."""
     on_repeat: Callable[[Sequence[PlannedRun]], None] = ignore
     """Called with the runs of a block that is measured once more: see ``_with_repeat``."""
 

@@ -97,11 +97,6 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ("loads_per_server",),
             f"is {profile.loads_per_server}, and engine {kind!r} serves no requests; leave it out",
         ),
-        (
-            profile.loads_per_server == "auto",
-            ("loads_per_server",),
-            "is auto, which this version does not choose; write a number",
-        ),
         # Where a load begins: a closed loop takes slots over, an open one leaves its beginning out
         (
             begin == "running" and arrival.kind != "closed-loop",

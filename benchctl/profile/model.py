@@ -321,7 +321,8 @@ class Profile(Section):
     """Complete replicates: each runs the baseline and every cell on a fresh server. With ``stopping``, the most."""
     loads_per_server: Annotated[int, Field(ge=1, le=MAX_LOADS)] | Literal["auto"] = 1
     """Times that the request set is sent to each fresh server. The value of a run is the mean of its loads, and the
-    block stays the unit of statistics."""
+    block stays the unit of statistics. ``auto``: 3 in the first two blocks, then the number that is expected to
+    cost least, from scatter and cost alone."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
     stop: StopMode = "forced"

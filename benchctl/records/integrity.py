@@ -35,7 +35,7 @@ _WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
 """Measurements that were on file when the experiment began; without a digest they were put there later."""
 _REMEDY: Final = "restore the file from a copy"
-_CHANGING: Final = frozenset({"state", "stopping", "warnings"})
+_CHANGING: Final = frozenset({"state", "stopping", "loads", "warnings"})
 """Fields of a manifest that change during an experiment."""
 _DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and

@@ -126,6 +126,26 @@ class Extension(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Looks at the data by which intervals are corrected from then on: one more than there are extensions."""
 
 
+class LoadsChoice(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The number of loads of each server that ``loads_per_server: auto`` chose from the first blocks, and why.
+
+    It depends on scatter and cost alone, never on the sign or the size of a change.
+    """
+
+    from_block: Count
+    """First block with so many loads; servers of blocks before it got the number of the pilot."""
+    num_loads: Count
+    """Loads of each server."""
+    scatter: dict[str, tuple[Amount, Amount]]
+    """Standard deviation of the logarithm between servers, and between the loads of one, by metric."""
+    start_s: Amount
+    """Seconds of all of a run but its loads."""
+    load_s: Amount
+    """Seconds of one load."""
+    reason: str
+    """The choice in words."""
+
+
 class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The experiment: its profile, request set, machine and state."""
 
@@ -153,6 +173,8 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The rule that may end the experiment early; None where the number of blocks is fixed."""
     extensions: tuple[Extension, ...] = ()
     """Additions of blocks to the experiment after it had begun, in order."""
+    loads: LoadsChoice | None = None
+    """The number of loads per server that was chosen while measuring; None where the profile states it."""
     engine: str
     """Kind of server software."""
     label: str | None = None

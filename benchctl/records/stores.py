@@ -183,6 +183,12 @@ class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks of the experiment."""
     floor_frac: float
     """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
+    between: tuple[Amount, Amount, Amount] | None = None
+    """Scatter between servers, and its interval of 95 %; None where each server got one load."""
+    within: tuple[Amount, Amount, Amount] | None = None
+    """Scatter between the loads of one server."""
+    drift: tuple[float, float, float] | None = None
+    """Added by each load to the next one of the same server."""
 
 
 class NoiseFloor(Measurement, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,6 +212,12 @@ class NoiseFloor(Measurement, frozen=True, kw_only=True, omit_defaults=True):
     """SHA-256 of the request set."""
     metrics: dict[str, MetricNoise]
     """Noise of each metric."""
+    num_loads: Count = 1
+    """Loads of each server."""
+    start_s: Amount | None = None
+    """Seconds of all of a run but its loads; known where servers got several."""
+    load_s: Amount | None = None
+    """Seconds of one load."""
 
     @property
     def key(self) -> str:

@@ -85,6 +85,7 @@ def verdict_document(verdict: PageVerdict) -> dict[str, Any]:
             {**comparison_document(one), "is_control": one.is_control, "sides": one.sides} for one in verdict.all
         ],
         "notes": list(verdict.notes),
+        **({} if verdict.precision is None else {"precision": verdict.precision}),
     }
 
 
@@ -356,6 +357,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
         **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
+        **({"scatter": _scatter_document(analysis)} if analysis.scatter else {}),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
             for finding in analysis.findings
@@ -365,6 +367,17 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         ),
         "damage": list(analysis.damage),
         "definitions": DEFINITIONS,
+    }
+
+
+def _scatter_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    """Variance components of the primary metrics, as fractions, and what the declared precision costs."""
+    return {
+        "metrics": {
+            name: {part: asdict(getattr(each, part)) for part in ("between", "within", "drift")}
+            for name, each in analysis.scatter.items()
+        },
+        "precision": analysis.precision,
     }
 
 

@@ -18,6 +18,7 @@ from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
+from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import (
     count_of,
     four_digits,
@@ -319,6 +320,34 @@ def ladder_table(analysis: AnalyzedExperiment) -> Table | None:
 def _amount(difference: Difference) -> str:
     interval = "" if difference.half_width is None else f" ± {difference.half_width:.2g}"
     return f"{difference.mean:+.4g}{interval}"
+
+
+PARTS_OF_SCATTER: Final = {"between": "between servers", "within": "between loads", "drift": "drift per load"}
+"""Variance components, with their headings."""
+
+
+def scatter_table(analysis: AnalyzedExperiment) -> Table | None:
+    """The variance components of the primary metrics; None where no server got several loads."""
+    parts = PARTS_OF_SCATTER
+    columns = (Column("metric", "metric", is_left=True), *(Column(*each, in_percent) for each in parts.items()))
+    rows = [
+        {"metric": name} | {part: getattr(each, part) for part in parts} for name, each in analysis.scatter.items()
+    ]
+    title = "Scatter in %, with 95 % intervals: between servers of a block, between loads of a server"
+    return Table(title, columns, tuple(rows)) if rows else None
+
+
+def scatter_lines(analysis: AnalyzedExperiment) -> list[str]:
+    """The price of the declared precision, and the reason for the number of loads that was chosen."""
+    choice = analysis.results.manifest.loads
+    precision = [] if analysis.precision is None else [f"precision: {analysis.precision}"]
+    return [*precision, *([] if choice is None else [f"loads_per_server: {choice.reason}"])]
+
+
+def in_percent(estimate: Estimate) -> str:
+    """``1.2 [0.8, 2.1]``."""
+    value, low, high = (f"{100 * (end or 0.0):.2g}" for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value} [{low}, {high}]"
 
 
 def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> Table | None:

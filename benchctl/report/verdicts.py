@@ -61,6 +61,8 @@ class PageVerdict:
     """Limits that a reader must know before the verdict: unfinished, damaged."""
     is_on_backfill: bool = False
     """The word and the sentence are those on ways of backfill; ``deciding`` then compares modes of a pass."""
+    precision: str | None = None
+    """What a precision costs: see ``AnalyzedExperiment``. None for two experiments."""
 
     @property
     def deciding(self) -> tuple[ComparisonVerdict, ...]:
@@ -147,6 +149,7 @@ def page_verdict(
         exit_code=exit_code,
         all=(*deciding, *(one for one in verdicts if one.is_control)),
         notes=tuple(note for analysis in analyses for note in _notes(analysis)),
+        precision=analyses[0].precision if len(analyses) == 1 else None,
     )
 
 

@@ -16,6 +16,7 @@ import scipy  # loads scipy.special when it is called for the first time: 0.1 s
 from numpy.typing import NDArray
 
 from benchctl.analysis.metrics.table import Direction
+from benchctl.analysis.statistics.components import MAX_BLOCKS_NEEDED
 from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
@@ -153,7 +154,6 @@ def decision_alpha(estimate: RatioEstimate, margins: Margins) -> float:
     return math.exp(high)
 
 
-MAX_BLOCKS_NEEDED: Final = 1000
 ROBUST_WIDTH: Final = 1.06
 """Width of a robust interval relative to that of t, with normal noise: it gives a planned change of 8 blocks its
 power of 0.8."""

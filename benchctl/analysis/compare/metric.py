@@ -12,7 +12,6 @@ from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.compare.decide import (
-    MAX_BLOCKS_NEEDED,
     BlockScores,
     Margins,
     Verdict,
@@ -25,6 +24,7 @@ from benchctl.analysis.compare.decide import (
 )
 from benchctl.analysis.metrics.latency import known_values
 from benchctl.analysis.metrics.table import METRICS, Metric
+from benchctl.analysis.statistics.components import MAX_BLOCKS_NEEDED
 from benchctl.analysis.statistics.estimate import (
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,

@@ -55,7 +55,7 @@ def variance_components(
     """The components of logarithms by server, block and arm, and by the number of the load; some may be missing.
 
     Means of servers are compared after least squares on blocks and arms, on arms alone where there is one, so that
-    what moves a whole block is no scatter. Each server has a slope over its loads; their mean, weighted by
+    what moves a whole block does not count. Each server has a slope over its loads; their mean, weighted by
     information, is the drift, and what it leaves is the scatter within. None where fewer than two servers have two
     loads each, or nothing is left to compare means by. A negative variance is 0.
     """
@@ -69,7 +69,7 @@ def variance_components(
     information = np.array([x @ x for x, _ in off])
     slopes = np.array([x @ y for x, y in off]) / information
     slope = float(np.average(slopes, weights=information))
-    of_loads = float(sum(np.sum((y - slope * x) ** 2) for x, y in off)) / df_loads
+    of_loads = _beyond_rounding(float(sum(np.sum((y - slope * x) ** 2) for x, y in off)) / df_loads)
     of_means, df_means = _mean_square_of_servers(keys, means)
     if df_means < 1:
         return None
@@ -95,7 +95,12 @@ def _mean_square_of_servers(keys: list[RunKey], means: NDArray[np.float64]) -> t
     indicators = np.array(labels, dtype=float)
     effects, _, rank, _ = np.linalg.lstsq(indicators, means, rcond=None)
     df = len(keys) - int(rank)
-    return (float(np.sum((means - indicators @ effects) ** 2)) / df if df else 0.0), df
+    return (_beyond_rounding(float(np.sum((means - indicators @ effects) ** 2)) / df) if df else 0.0), df
+
+
+def _beyond_rounding(mean_square: float) -> float:
+    """0 for a scatter of logarithms below 1e-10: equal values, whose means and residuals are rounded."""
+    return mean_square if mean_square > 1e-20 else 0.0
 
 
 def _between(evidence: Evidence, confidence: float) -> Estimate:
@@ -121,10 +126,13 @@ def _between(evidence: Evidence, confidence: float) -> Estimate:
 
 
 class Costs(NamedTuple):
-    """Seconds of one block: of the starts and ends of its servers, and of one load on each of them."""
+    """Seconds of a server, or of all servers of a block: of all but the loads, such as the start, and of a load."""
 
     starts_s: float
     load_s: float
+
+    def of_block(self, num_arms: int) -> "Costs":
+        return Costs(num_arms * self.starts_s, num_arms * self.load_s)
 
 
 class Design(NamedTuple):
@@ -137,7 +145,7 @@ class Design(NamedTuple):
 
 MOST_LOADS: Final = 50
 """On one server, as the profile allows."""
-MOST_BLOCKS: Final = 1000
+MAX_BLOCKS_NEEDED: Final = 1000
 
 
 def design_of(
@@ -149,7 +157,7 @@ def design_of(
     sd^2 = 2 (between^2 + within^2 / N); ``width`` is what the estimator of the ratio costs.
     """
     sd, half = width * math.sqrt(2 * (between**2 + within**2 / num_loads)), math.log1p(half_width_frac)
-    numbers = range(MIN_PAIRED_BLOCKS, MOST_BLOCKS + 1)
+    numbers = range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
     least = bisect_left(numbers, True, key=lambda n: t_quantile(0.975, n - 2) * sd / math.sqrt(n) <= half)
     if least == len(numbers):
         return None
@@ -162,7 +170,7 @@ def cheapest_design(
     """The design that takes the least time; of those that take as long, the one of fewer loads.
 
     Near N = sqrt(starts / load * within^2 / between^2), where (starts + N load)(between^2 + within^2 / N) is least;
-    found by trying all, because blocks are whole, at least six, and few of them widen the interval.
+    all are tried, because blocks are whole, at least six, and few of them widen the interval.
     """
     designs = (design_of(n, half_width_frac, between, within, costs, width) for n in range(1, MOST_LOADS + 1))
     return min((each for each in designs if each is not None), key=lambda each: each.seconds, default=None)

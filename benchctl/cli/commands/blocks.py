@@ -55,6 +55,12 @@ def check_handing_out(profile: Profile, options: RunOptions) -> None:
             "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
             "--until-precision (stopping in the profile), or --on and --prepare"
         )
+    if options.is_shared and profile.loads_per_server == "auto":
+        raise UsageError(
+            "loads_per_server: auto chooses a number from the first blocks, and here all are handed out at once; "
+            "set loads_per_server to a number ('benchctl noise show' names a cheap one), or leave out --on and "
+            "--prepare"
+        )
     if options.on == "slurm":
         check_slurm(profile, is_plan=options.dry_run)
     elif options.on == "local":

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
@@ -18,7 +19,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.metrics.table import deciding_metrics
-from benchctl.analysis.planning import noise_of_experiment
+from benchctl.analysis.planning import noise_of_experiment, precision_of
 from benchctl.cli.baseline import has_baseline, keep_baseline
 from benchctl.cli.options import AsJson, complete_results, results_named
 from benchctl.cli.screen import PICTURE_SUFFIXES, note, say_verdict, text_console, uncollected, verdict_text, warn
@@ -244,6 +245,7 @@ def compare(
         write(contents, printed=form)
         if form is None:
             _print(verdict, show_all=show_all)
+            print(end=f"precision: {verdict.precision}\n" if verdict.precision else "")
         exit_code = verdict.exit_code
     except InvalidDataError as error:
         write(_refusal(error), printed=".json" if as_json else None)
@@ -377,6 +379,8 @@ def _judge_sides(a: str, b: str, options: CompareOptions) -> tuple[PageVerdict, 
         sides = load_sides(parse_side(a), parse_side(b), options)
         comparison, loaded = compare_experiments(*sides, options), [experiment for experiment, _ in sides]
     verdict = page_verdict([verdict_of(comparison)], comparison.a_name)
+    if loaded and comparison.pairing == "interleaved":
+        verdict = replace(verdict, precision=precision_of(loaded[0]))
     return verdict, lambda: page_of_sides(a, b, options, comparison, loaded)[0]
 
 

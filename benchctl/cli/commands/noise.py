@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning import sound_noise
+from benchctl.analysis.planning import precision_on_file, sound_noise
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.options import AsJson
 from benchctl.cli.screen import say, tell
@@ -17,7 +17,9 @@ from benchctl.errors import RecordError, UsageError
 from benchctl.profile.planning import is_repeated_baseline
 from benchctl.records.directory import open_results
 from benchctl.records.stores import NOISE, NoiseFloor, newest_of_each, remove_files
+from benchctl.report.experiment_tables import PARTS_OF_SCATTER, in_percent
 from benchctl.report.table import table_of
+from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import count_of, percentage
 
 app = typer.Typer(
@@ -71,15 +73,21 @@ def show(
     """
     source, noise = _look_up(what)
     devices = ", ".join(noise.gpus) or "no GPU"
+    parts = PARTS_OF_SCATTER if noise.num_loads > 1 else {}
     rows = (
-        (name, percentage(metric.floor_frac), percentage(metric.log_sd), metric.num_blocks)
+        (
+            *(name, percentage(metric.floor_frac), percentage(metric.log_sd), metric.num_blocks),
+            *("" if (ends := getattr(metric, part)) is None else in_percent(Estimate(*ends)) for part in parts),
+        )
         for name, metric in noise.metrics.items()
     )
+    precision = precision_on_file(noise)
     tell(
         {"from": source, **_document(noise)},
         f"{source}: {_engine(noise)} with {noise.model} on {noise.host}, {devices}",
         f"measured {noise.measured_at} ({_age(noise)}) in {noise.source}\n",
-        table_of(("metric", "floor", "sd between blocks", "blocks"), rows, left=("metric",)),
+        table_of(("metric", "floor", "sd between blocks", "blocks", *parts.values()), rows, left=("metric",)),
+        *([] if precision is None else [f"precision: {precision}"]),
         as_json=as_json,
     )
 

@@ -140,6 +140,10 @@ def simulated_profile(
             "--engine sim, and choose what stands for its times, such as --set engine.options.cost_model=roofline "
             "--set engine.options.hardware=h100-sxm"
         )
+    if profile.loads_per_server == "auto":
+        raise UsageError(
+            "loads_per_server is auto, and virtual time starts no server whose cost counts: set a number"
+        )
     return profile
 
 

@@ -33,6 +33,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
+from benchctl.report.experiment_tables import scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
     bonus_values,
@@ -234,6 +235,11 @@ def _page(
             {"name": directory_name(analysis), "times": passes_table(analysis), "launches": launch_table(analysis)}
             for analysis in analyses
             if analysis.passes
+        ],
+        "scatter": [
+            {"name": directory_name(analysis), "table": table, "lines": scatter_lines(analysis)}
+            for analysis in analyses
+            if (table := scatter_table(analysis)) is not None
         ],
         "charts": [chart for chart in charts if chart.section != "latency"],
         "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],
