@@ -17,7 +17,8 @@ from benchctl.analysis.bonus import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.cells import NodeResults, decompose_pair, nodes_of_variants
 from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
-from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
+from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
+from benchctl.analysis.experiment.looks import looked_confidence
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
 from benchctl.analysis.experiment.scatter import scatter_of
 from benchctl.analysis.experiment.summary import (
@@ -257,7 +258,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     results = experiment.results
     manifest = results.manifest
     runs = tuple(RunSummary(run, experiment) for run in results.runs)
-    confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
+    confidence = looked_confidence(results, results, CONFIDENCE)
     pairs = baseline_pairs(experiment, confidence)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)

@@ -25,7 +25,7 @@ from benchctl.analysis.compare.decide import (
 )
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.ladder import num_looks_of
+from benchctl.analysis.experiment.looks import looked_confidence
 from benchctl.analysis.experiment.pairing import (
     ArmPair,
     Side,
@@ -73,7 +73,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         )
     baseline = Side(results.path, manifest.baseline)
     others = [Side(results.path, name) for name in profile.variants if name != profile.baseline]
-    confidence = 1 - ALPHA / num_looks_of(manifest, manifest)
+    confidence = looked_confidence(results, results, 1 - ALPHA)
     pairs = [match_cells(experiment, baseline, experiment, other, confidence)[0] for other in others]
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
@@ -231,7 +231,8 @@ def precision_text(
     """
     frac, estimator, num_arms = DEFAULT_THRESHOLD, DEFAULT_ESTIMATOR, 2
     if profile is not None:
-        frac = profile.comparison.threshold if profile.stopping is None else profile.stopping.precision
+        declared = None if profile.stopping is None else profile.stopping.precision
+        frac = profile.comparison.threshold if declared is None else declared
         estimator, num_arms = profile.comparison.estimator, len(arms(profile))
     width, of_block = ROBUST_WIDTH if estimator == "robust" else 1.0, costs.of_block(num_arms)
     designs = [
@@ -303,8 +304,8 @@ def power_lines(
     if not deciding:
         return tuple(unrecorded)
     rule, num_tests = stopping_rule(profile), len(deciding) * max(others.values())
-    # a correction for looks divides alpha as one for tests does
-    num_corrected = num_tests * (1 if rule is None else len(rule.look_blocks))
+    # a correction for looks divides alpha as one for tests does; a change that is there is found by the last one
+    num_corrected = num_tests if rule is None else num_tests * ALPHA / (1 - rule.last_confidence)
     estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
     names_by_effect: dict[str, list[str]] = {}
     needs: list[tuple[int, str, Margins]] = []

@@ -280,13 +280,15 @@ class _Course:
 
     def show_look(self, look: Look, rule: StoppingRecord) -> None:
         """Tell what a look at the results has shown, and what follows."""
-        from benchctl.analysis.experiment.ladder import widest_interval
+        from benchctl.analysis.compare.looks import widest_interval
 
         worst, num_left = widest_interval(look), rule.look_blocks[-1] - look.num_blocks
-        target = f"±{percentage(rule.precision_frac)}"
+        target = f"±{percentage(rule.precision_frac or 0.0)}"
         then = "continuing" if num_left else "the blocks are used up"
-        if look.is_precise:
-            saved = f", {num_left} blocks are not needed" if rule.ended_after is not None else ""
+        saved = f", {num_left} blocks are not needed" if rule.ended_after is not None else ""
+        if look.reason is not None:
+            words = f"{look.reason}{saved or f'; {then}'}"
+        elif look.is_precise:
             words = f"every primary metric is known to {target}{saved}"
         elif worst is None:
             words = f"nothing can be compared; {then}"

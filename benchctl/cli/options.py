@@ -232,6 +232,14 @@ class RunOptions:
             "advance; --blocks is then the maximum.",
         ),
     ] = None
+    until_verdict: Annotated[
+        bool,
+        typer.Option(
+            "--until-verdict",
+            help="End when every primary metric in every cell has its verdict, or when none is likely by the last "
+            "block, at looks that are fixed in advance; --blocks is then the maximum.",
+        ),
+    ] = False
     quick: Annotated[
         bool, typer.Option("--quick", help=f"Try it with {_QUICK_BLOCKS} blocks, too few for a verdict.")
     ] = False
@@ -341,7 +349,8 @@ class RunOptions:
         is_of_block = self.block is not None or self.into is not None
         is_unnamed = self.profile_name is None and not is_of_block
         is_given_new = self.measures_noise or self.label or self.output or self.output_dir != RESULTS
-        changes = self.engine or self.overrides or self.until_precision or self.seed is not None
+        is_ended_by_rule = self.until_precision or self.until_verdict
+        changes = self.engine or self.overrides or is_ended_by_rule or self.seed is not None
         belongs = "{0} belongs to --on {1}; add that, or leave {0} out"
         refuse_first(
             {
@@ -369,8 +378,12 @@ class RunOptions:
                 "--prepare": is_of_block and (self.profile_name is not None or self.is_shared),
                 f"--resume continues {self.resume} as it was begun: leave out --aa, --label, --output and "
                 "--output-dir": self.resume and is_given_new,
-                "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it, as in "
-                "'benchctl run ci-smoke'": is_unnamed and (changes or (self.num_blocks and self.resume is None)),
+                "--until-precision and --until-verdict are two rules; give one of them": (
+                    self.until_precision and self.until_verdict
+                ),
+                "--engine, --set, --blocks, --until-precision, --until-verdict, --quick and --seed change a "
+                "profile: name it, as in 'benchctl run ci-smoke'": is_unnamed
+                and (changes or (self.num_blocks and self.resume is None)),
                 "name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them": (
                     is_unnamed and self.resume is None
                 ),

@@ -244,10 +244,11 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
     if noise is not None and (precision := precision_on_file(noise, profile)) is not None:
         lines.append(f"precision: {precision}")
     if (rule := stopping_rule(profile)) is not None:
-        lines.append(
-            f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
-            f"(half the {percentage(rule.confidence, 4)} interval)"
-        )
-        lines.append(f"looks after block {', '.join(map(str, rule.look_blocks))}")
+        until = "has its verdict, or when none is likely by the last block"
+        if rule.precision_frac is not None:
+            until = f"is known to ±{percentage(rule.precision_frac)} (half its interval)"
+        confidences = f"{percentage(rule.confidence, 4)}, of the last {percentage(rule.last_confidence, 4)}"
+        lines.append(f"ends early when every primary metric in every cell {until}")
+        lines.append(f"looks after block {', '.join(map(str, rule.look_blocks))}: intervals of {confidences}")
     for line in lines:
         say(line)

@@ -3,7 +3,7 @@
 What an earlier attempt at a run left is moved aside, never mixed with the new one and never deleted. Blocks are
 added to the plan of an experiment that lacks some; the runs until then keep their names, blocks and positions.
 Because results may have been seen, every extension is one more look at the data, by which all intervals are
-corrected (``analysis/experiment/stopping.py``).
+corrected (``analysis/experiment/looks.py``).
 """
 
 import datetime as dt

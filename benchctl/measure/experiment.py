@@ -252,9 +252,9 @@ def _take_looks(
     rule = results.manifest().stopping
     if rule is None:
         return math.inf
-    from benchctl.analysis.compare.metric import roles_of  # noqa: PLC0415 - numpy, after runs
+    from benchctl.analysis.compare.looks import take_look  # noqa: PLC0415 - numpy, after runs
+    from benchctl.analysis.compare.metric import roles_of  # noqa: PLC0415 - as above
     from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - as above
-    from benchctl.analysis.experiment.ladder import take_look  # noqa: PLC0415 - as above
 
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     metrics = [name for name, role in roles.items() if role == "deciding"]

@@ -69,6 +69,12 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
                 "set samples_as: requests"
             ),
         ),
+        (
+            profile.stopping is not None
+            and (profile.stopping.until == "precision") != bool(profile.stopping.precision),
+            ("stopping", "precision"),
+            "belongs to until: precision, which needs it; set it there, and leave it out with until: verdict",
+        ),
         # A rule that can never be fulfilled: too few blocks for an interval, or nothing to compare.
         (
             has_looks and profile.blocks < LEAST_BLOCKS,

@@ -17,6 +17,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.checks import LEAST_BLOCKS
 from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
+from benchctl.profile.looks import look_alpha
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factor_problem, resolved_settings
 from benchctl.profile.yaml import LocatedError, Location
@@ -269,8 +270,9 @@ def stopping_rule(profile: Profile) -> StoppingRecord | None:
     if profile.stopping is None:
         return None
     looks = look_blocks(profile.blocks, profile.stopping.looks)
+    early, last = (1 - look_alpha(ALPHA, len(looks), looks[-1], is_last=is_last) for is_last in (False, True))
     return StoppingRecord(
-        precision_frac=profile.stopping.precision, confidence=1 - ALPHA / len(looks), look_blocks=looks
+        precision_frac=profile.stopping.precision, confidence=early, last_confidence=last, look_blocks=looks
     )
 
 

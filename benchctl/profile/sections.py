@@ -195,16 +195,16 @@ PriorityOption = Literal["auto", "none"]
 class Stopping(Section):
     """A rule, declared before the first run, that may end an experiment before its last block."""
 
-    precision: float = Field(
-        gt=0,
-        lt=1,
-        description="Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when "
-        "the interval of every primary metric in every cell is at most that wide. The sign of a change does not "
-        "matter.",
-    )
+    until: Literal["precision", "verdict"] = "precision"
+    """``precision``: the experiment ends when it is precise, whatever the answer is. ``verdict``: when every
+    primary metric in every cell has its verdict, or when no open one is likely to get one by the last block."""
+    precision: float | None = Field(default=None, gt=0, lt=1)
+    """Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when the interval of
+    every primary metric in every cell is at most that wide. The sign of a change does not matter. Null with
+    ``until: verdict``."""
     looks: int = Field(default=4, ge=1, le=20)
-    """Number of looks at the data, evenly spaced from 6 blocks to the last. Their intervals have the confidence
-    1 - 0.05 / looks, so that more looks make them wider."""
+    """Number of looks at the data, evenly spaced from 6 blocks to the last. More of them make intervals wider; all
+    together miss in at most 5 %."""
 
 
 class Timeouts(Section):

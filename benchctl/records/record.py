@@ -86,6 +86,11 @@ class Look(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Precision of each primary metric of each cell."""
     is_precise: bool
     """Every half-width was within the precision: the experiment ended here."""
+    ends_for: Literal["verdict", "futility"] | None = None
+    """``verdict``: every deciding metric had one, ``futility``: none that was open was likely to get one. The
+    experiment ended here; None where it went on, or ended for its precision."""
+    reason: str | None = None
+    """What was seen, where the rule waits for a verdict."""
 
 
 class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,10 +100,12 @@ class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     all of ``look_blocks``, whether or not it ended early.
     """
 
-    precision_frac: Amount
-    """Half-width at which the experiment ends, as a fraction."""
+    precision_frac: Amount | None = None
+    """Half-width at which the experiment ends, as a fraction; None where it ends for a verdict."""
     confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    """Of the intervals at each look: 1 - 0.05 / number of looks."""
+    """Of the intervals at each look but the last."""
+    last_confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+    """Of the intervals at the last look."""
     look_blocks: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     """Blocks after which there is a look; the last is the most that would be run."""
     looks: tuple[Look, ...] = ()
@@ -107,7 +114,7 @@ class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def ended_after(self) -> int | None:
         """Blocks after which the rule ended the experiment before its last one; None where it did not."""
-        ended = [look.num_blocks for look in self.looks if look.is_precise]
+        ended = [look.num_blocks for look in self.looks if look.is_precise or look.ends_for is not None]
         return ended[0] if ended and ended[0] < self.look_blocks[-1] else None
 
 

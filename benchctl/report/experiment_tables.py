@@ -135,9 +135,11 @@ def blocks_text(manifest: Manifest) -> str:
     if rule is None:
         added = sum(extension.to_blocks - extension.from_blocks for extension in manifest.extensions)
         return count_of(manifest.blocks, "block") + (f", {added} of them added" if added else "")
+    goal = "a verdict" if rule.precision_frac is None else f"±{percentage(rule.precision_frac)}"
     if rule.ended_after is None:
-        return f"at most {manifest.blocks} blocks (wanted ±{percentage(rule.precision_frac)})"
-    return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{percentage(rule.precision_frac)} reached)"
+        return f"at most {manifest.blocks} blocks (wanted {goal})"
+    reached = f"{goal} unlikely" if rule.looks[-1].ends_for == "futility" else f"{goal} reached"
+    return f"{rule.ended_after} of at most {manifest.blocks} blocks ({reached})"
 
 
 def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:

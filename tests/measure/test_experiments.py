@@ -69,7 +69,7 @@ def test_an_experiment_ends_at_the_look_at_which_everything_is_precise(tmp_path:
     assert width["half_width_frac"] < 1e-9
 
     compared = printed("compare", f"{path}:baseline", f"{path}:guided", "--metrics", "step_ms", code=1)
-    assert "change (98.8% CI)" in compared
+    assert "change (98.5% CI)" in compared, "at a look before the last"
     assert "could end at 4 looks" in compared
     assert "left out" not in compared, "nobody takes the blocks that were not needed for missing"
     (listed,) = document("list", cwd=tmp_path)["results"]
@@ -141,10 +141,30 @@ def test_the_only_block_without_which_there_is_no_verdict_is_measured_once_more_
         assert (told in (err := capsys.readouterr().err), "[14/14]" in err) == (bool(again), bool(again))
 
 
+def test_an_experiment_ends_with_its_verdict_and_every_output_says_what_the_look_said(tmp_path: Path) -> None:
+    words = ("run", "ci-smoke", "--blocks", "10", "--until-verdict", *options(STEPS_ONLY))
+    done = benchctl(*words, cwd=tmp_path, **WITHOUT_SERVERS)
+    path, said = only_result(tmp_path), done.stdout + done.stderr
+    for text in (
+        "ends early when every primary metric in every cell has its verdict, or when none is likely by the",
+        "look after 6 blocks: regression: every metric that decides has its verdict, 4 blocks are not needed",
+        "the experiment could end at 4 looks; intervals and verdicts of this one are those of",
+    ):
+        assert text in said
+    stopping = json.loads((path / "manifest.json").read_text())["stopping"]
+    (look,) = stopping["looks"]
+    assert ("precision_frac" in stopping, look["ends_for"], look["num_blocks"]) == (False, "verdict", 6)
+    (comparison,) = document("compare", path, code=1)["comparisons"]
+    assert (comparison["verdict"], comparison["confidence"]) == ("regression", stopping["confidence"])
+    assert "6 of at most 10 blocks (a verdict reached)" in printed("show", path)
+    assert_no_blocks_can_be_added(path, "its stopping rule declared the looks")
+
+
 def test_a_screening_cannot_have_a_rule_and_a_precision_is_a_number(tmp_path: Path) -> None:
     for words, says in (
         (("--quick", "--until-precision", "1%"), "the first look is after 6 blocks"),
         (("--until-precision", "tight"), "--until-precision is 'tight'"),
+        (("--until-precision", "1%", "--until-verdict"), "are two rules; give one of them"),
     ):
         assert says in refusal("run", "--profile", "ci-smoke", *words, "--dry-run", cwd=tmp_path)
 

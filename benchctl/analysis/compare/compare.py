@@ -17,7 +17,7 @@ from benchctl.analysis.compare.words import (
     suspect_warnings,
 )
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
+from benchctl.analysis.experiment.looks import looked_confidence, num_extensions_of, num_looks_of
 from benchctl.analysis.experiment.observed import explaining_model
 from benchctl.analysis.experiment.pairing import (
     ArmPair,
@@ -163,8 +163,7 @@ def compare_experiments(
     """
     (a, a_side), (b, b_side) = reference, other
     named = deciding_metrics(options.metrics or a.profile.primary_metrics)
-    num_looks = num_looks_of(a.results.manifest, b.results.manifest)
-    confidence = 1 - (1 - options.confidence) / num_looks
+    confidence = looked_confidence(a.results, b.results, options.confidence)
     pairs = match_cells(a, a_side, b, b_side, confidence, options.estimator)
     altered, allowed = _require_comparable((a, b), pairs, options)
     rules, misfits = _rules_of(pairs[0], options)
@@ -194,7 +193,7 @@ def compare_experiments(
         pairing=pairs[0].pairing,
         rules=rules,
         cells=tuple(cells),
-        num_looks=num_looks,
+        num_looks=num_looks_of(a.results.manifest, b.results.manifest),
         num_extensions=num_extensions_of(a.results.manifest, b.results.manifest),
         allowed=allowed,
         warnings=by_severity(

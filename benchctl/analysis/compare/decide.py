@@ -165,7 +165,7 @@ def minimum_detectable_effect(
     log_sd: float,
     num_blocks: int,
     *,
-    num_tests: int = 1,
+    num_tests: float = 1,
     margin_frac: float = 0.0,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> float:
@@ -182,7 +182,7 @@ def minimum_detectable_effect(
 
 
 def blocks_to_detect(
-    change_frac: float, log_sd: float, *, num_tests: int = 1, estimator: Estimator = DEFAULT_ESTIMATOR
+    change_frac: float, log_sd: float, *, num_tests: float = 1, estimator: Estimator = DEFAULT_ESTIMATOR
 ) -> int | None:
     """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
@@ -212,3 +212,25 @@ def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: fl
     numbers = range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
     least = bisect_left(numbers, True, key=is_enough)
     return numbers[least] if least < len(numbers) else None
+
+
+def chance_of_verdict(estimate: RatioEstimate, margins: Margins, num_blocks: int, confidence: float) -> float:
+    """Chance that ``num_blocks`` blocks in all, more than there are, end in a verdict at ``confidence``.
+
+    Conditional power, averaged over the ratios that the blocks so far leave possible (D. J. Spiegelhalter, L. S.
+    Freedman, P. R. Blackburn, *Monitoring clinical trials: conditional or predictive power?*, Controlled Clinical
+    Trials 7, 1986, 8-17). From n to N blocks the centre moves by a t distribution of variance se^2 (1 - n / N), and
+    it decides where the half-width, then t se sqrt(n / N), leaves it inside or beyond the margins. Zero for one
+    block, which has no scatter.
+    """
+    if estimate.uncertainty is None:
+        return 0.0
+    df, part = estimate.uncertainty.degrees_of_freedom, estimate.num_blocks / num_blocks
+    upper, df_then = 1 - (1 - confidence) / 2, df + num_blocks - estimate.num_blocks
+    standard_error = estimate.uncertainty.standard_error
+    half = t_quantile(upper, df_then) * standard_error * math.sqrt(part)
+    spread = max(standard_error * math.sqrt(1 - part), 1e-300)  # without scatter the centre stays where it is
+    inside, beyond = max(0.0, margins.log_equivalence - half), margins.log_change + half
+    ends = np.array([-beyond, -inside, inside, beyond])
+    low, from_inside, to_inside, high = scipy.special.stdtr(df, (ends - estimate.log_ratio) / spread).tolist()
+    return float(low + (to_inside - from_inside) + (1 - high))

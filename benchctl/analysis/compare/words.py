@@ -318,6 +318,6 @@ def looks_lines(comparison: Comparison) -> Iterator[str]:
         yield f"blocks were added {how_often} after results were seen: intervals are those of {confidence}"
     elif comparison.num_looks > 1:
         yield (
-            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
-            f"{confidence} and every verdict is corrected for them"
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals and "
+            f"verdicts of this one are those of {confidence}"
         )

@@ -1,24 +1,17 @@
-"""Ladders of controls, and the declared rule for ending early.
+"""Ladders of controls: the cost of a variant, divided into the differences of neighbouring steps."""
 
-A ladder divides the cost of a variant into the differences of neighbouring steps. The rule measures until the
-answer is precise, whatever the answer is.
-"""
-
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells, pair_in
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
+from benchctl.analysis.experiment.pairing import ArmPair, pair_in
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms
 from benchctl.profile.settings import factors_of, ladder_of
 from benchctl.records.directory import arm_label
-from benchctl.records.record import HalfWidth, Look, Manifest, StoppingRecord
 from benchctl.records.schema import Cell
 
 LADDER_METRICS: Final = ("wall_s", "step_ms")
@@ -140,77 +133,3 @@ def describe_difference(lower: VariantSettings | None, upper: VariantSettings | 
         "model": lower.model != upper.model,
     }
     return " + ".join(name for name, is_other in is_changed.items() if is_other) or "nothing"
-
-
-def num_looks_of(a: Manifest, b: Manifest) -> int:
-    """Number of looks at which two compared experiments could have ended; 1 where their blocks were fixed.
-
-    Who adds blocks to an experiment could have ended it before: every extension is one more look, whether or not
-    anybody looked. Of two experiments the numbers are multiplied, because each end of one may meet each end of the
-    other.
-    """
-    manifests = (a,) if a == b else (a, b)
-    return math.prod(
-        len(m.stopping.look_blocks) if m.stopping is not None else 1 + len(m.extensions) for m in manifests
-    )
-
-
-def num_extensions_of(a: Manifest, b: Manifest) -> int:
-    """Number of times that blocks were added to either of two experiments."""
-    return len(a.extensions) + (0 if a == b else len(b.extensions))
-
-
-def take_look(
-    experiment: Experiment,
-    rule: StoppingRecord,
-    num_blocks: int,
-    metrics: Sequence[str],
-    *,
-    left_out: Collection[str] = (),
-) -> Look:
-    """The precision of the primary ``metrics`` after ``num_blocks`` blocks.
-
-    A block counts where it counts in a comparison, and so does a metric (``deciding_between``). Cells in
-    ``left_out`` (by label) are ignored; where nothing remains, the look is not precise.
-    """
-    so_far = experiment.first_blocks(num_blocks)
-    results, baseline = so_far.results, so_far.results.manifest.baseline
-    others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
-    sides = [(Side(results.path, baseline), Side(results.path, other)) for other in others]
-    widths = tuple(
-        width
-        for a, b in sides
-        for pair in match_cells(so_far, a, so_far, b, rule.confidence)
-        if pair.b.label not in left_out
-        for name in deciding_between(metrics, pair)
-        if (width := _half_width(pair, name)) is not None
-    )
-    is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
-    return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
-
-
-def widest_interval(look: Look) -> HalfWidth | None:
-    """The widest interval, an unknown one first: what keeps the experiment from ending. None without any."""
-    return max(look.half_widths, key=_width, default=None)
-
-
-def _width(width: HalfWidth) -> float:
-    return math.inf if width.half_width_frac is None else width.half_width_frac
-
-
-def _half_width(pair: ArmPair, name: str) -> HalfWidth | None:
-    """exp(half the interval of the logarithms) - 1; unknown below six blocks.
-
-    None where all runs know the metric and it has no ratio, such as a count that is zero.
-    """
-    ratio = pair.ratio(name)
-    if ratio is None and pair.a_runs and all(value is not None for side in pair.values(name) for value in side):
-        return None
-    num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
-    half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None
-    return HalfWidth(
-        cell=pair.b.label,
-        metric=name,
-        num_blocks=num_blocks,
-        half_width_frac=None if half is None else math.expm1(half),
-    )

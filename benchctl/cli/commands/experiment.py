@@ -84,7 +84,10 @@ def _load(name: str, options: RunOptions) -> Profile:
     if options.until_precision is not None:  # the number of looks is the profile's, or four
         from benchctl.cli.commands.compare import parse_threshold
 
-        overrides.append(f"stopping.precision={parse_threshold(options.until_precision, '--until-precision')!r}")
+        precision = parse_threshold(options.until_precision, "--until-precision")
+        overrides += ["stopping.until=precision", f"stopping.precision={precision!r}"]
+    if options.until_verdict:
+        overrides += ["stopping.until=verdict", "stopping.precision=null"]
     blocks = options.num_blocks if options.resume is None else None  # of a resumed one, those that it shall have
     return load_profile(
         name, engine=options.engine, overrides=overrides, blocks=blocks, seed=options.seed, is_to_send=True
