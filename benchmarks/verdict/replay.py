@@ -9,6 +9,7 @@ Estimates, verdicts, levels of looks, and the choice of ``loads_per_server: auto
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,18 +18,21 @@ from typing import Final, Literal
 
 import numpy as np
 
+from benchctl.analysis.compare.decide import chance_of_verdict
+from benchctl.analysis.compare.looks import FUTILE_BELOW
 from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together
 from benchctl.analysis.compare.result import OverallVerdict, first_verdict
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.statistics.components import Costs, Evidence, loads_for_least_cost, variance_components
 from benchctl.analysis.statistics.estimate import BlockDesign, Estimator, RunKey, side_ratio
-from benchctl.profile.planning import ALPHA, look_blocks
+from benchctl.profile.looks import look_alpha
+from benchctl.profile.planning import ALPHA, PILOT_BLOCKS, PILOT_LOADS, look_blocks
 from benchctl.records.loaded import LoadedRun
+from benchctl.units import count_of
 from benchmarks.common.harness import Figures
 
-NUM_PILOT, PILOT_LOADS = 2, 3
-"""Blocks after which ``auto`` decides, and their loads per server."""
-FIXED_BLOCKS: Final = (6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 50, 60, 80, 100)
+WITHIN: Final = "80 % have it after"
+FIXED_BLOCKS: Final = (6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 50, 60, 80, 100, 150)
 VERDICTS: Final[Mapping[str, OverallVerdict]] = {
     "regression": "regression",
     "improvement": "improvement",
@@ -208,6 +212,14 @@ def divided_levels(most_blocks: int, num_looks: int) -> list[tuple[int, float]]:
     return [(blocks, 1 - ALPHA / num_looks) for blocks in look_blocks(most_blocks, num_looks)]
 
 
+def sequential_levels(most_blocks: int, num_looks: int) -> list[tuple[int, float]]:
+    """Group-sequential levels, as benchctl has them."""
+    looks = look_blocks(most_blocks, num_looks)
+    return [
+        (blocks, 1 - look_alpha(ALPHA, len(looks), most_blocks, is_last=blocks == most_blocks)) for blocks in looks
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Design:
     """A number of loads per server, and when to end: at the last look, when precise, or when there is a verdict."""
@@ -252,24 +264,35 @@ class Outcome:
 def replay(question: Question, design: Design, most_blocks: int, stream: np.random.Generator) -> Outcome:
     """One experiment of ``most_blocks`` blocks at most."""
     blocks = drawn(question.blocks, most_blocks, stream)
-    num_loads = [PILOT_LOADS if design.num_loads == "auto" else design.num_loads] * NUM_PILOT
+    num_loads = [PILOT_LOADS if design.num_loads == "auto" else design.num_loads] * PILOT_BLOCKS
     chosen = num_loads[0]
     if design.num_loads == "auto":
-        chosen = auto_loads(blocks[:NUM_PILOT], question.metrics, most_blocks, question.most_loads)
-    num_loads += [chosen] * (most_blocks - NUM_PILOT)
+        chosen = auto_loads(blocks[:PILOT_BLOCKS], question.metrics, most_blocks, question.most_loads)
+    num_loads += [chosen] * (most_blocks - PILOT_BLOCKS)
     looks = design.levels(most_blocks, design.num_looks)
     for number, confidence in looks:
         so_far, loads = blocks[:number], num_loads[:number]
         compared = judged(so_far, loads, question.metrics, question.rules(confidence), question.estimator)
-        if number == looks[-1][0] or is_over(design, compared):
+        if number == most_blocks or is_over(design, compared, most_blocks, looks[-1][1]):
             break
     return Outcome(overall(compared), seconds_of(so_far, loads), number, chosen)
 
 
-def is_over(design: Design, compared: Sequence[MetricComparison]) -> bool:
-    """Whether a look ends the experiment: every interval is precise, or every metric has its verdict."""
+def is_over(design: Design, compared: Sequence[MetricComparison], most_blocks: int, last_confidence: float) -> bool:
+    """Whether a look ends the experiment: all is precise, or has its verdict, or is unlikely to get one."""
     if design.until == "verdict":
-        return all(metric.verdict in VERDICTS for metric in compared)
+        chances = [
+            chance_of_verdict(
+                each.estimate,
+                each.margins,
+                most_blocks,
+                # The correction for several metrics is taken to stay as it is.
+                1 - (1 - (each.judged_confidence or 0.0)) * (1 - last_confidence) / (1 - each.rules.confidence),
+            )
+            for each in compared
+            if each.verdict not in VERDICTS and each.estimate is not None
+        ]
+        return all(chance < FUTILE_BELOW for chance in chances)
     widths = [metric.estimate.half_width for metric in compared if metric.estimate is not None]
     return design.until == "precision" and all(
         width is not None and math.expm1(width) <= design.precision_frac for width in widths
@@ -292,19 +315,22 @@ def summary(question: Question, design: Design, outcomes: Sequence[Outcome]) -> 
         "right, %": 100 * fmean(each.verdict == question.right for each in outcomes),
         "wrong, %": 100 * fmean(each.verdict not in {question.right, "inconclusive"} for each in outcomes),
         "minutes, mean": fmean(each.seconds for each in outcomes) / 60,
-        "80 % have it after": None if math.isinf(within) else within,
+        WITHIN: None if math.isinf(within) else within,
     }
 
 
-def least_fixed(
-    question: Question, num_loads: int, most_blocks: int, replays: int, stream: np.random.Generator
-) -> Figures:
-    """The fewest blocks, fixed in advance, after which 80 % have the right verdict, and the minutes they take."""
-    row: Figures = {}
-    for number in FIXED_BLOCKS:
-        design = Design(f"fixed, {number} blocks", num_loads, "end", divided_levels, num_looks=1)
-        if number <= most_blocks:
-            row = summary(question, design, [replay(question, design, number, stream) for _ in range(replays)])
-            if row["80 % have it after"] is not None:
-                break
-    return row
+def least_fixed(question: Question, num_loads: int, replays: int, stream: np.random.Generator) -> Figures:
+    """The fewest blocks, fixed in advance, after which 80 % have the right verdict, and the minutes they take.
+
+    The most that are tried where no number suffices.
+    """
+    rows: dict[int, Figures] = {}
+
+    def is_enough(number: int) -> bool:
+        design = Design(f"{count_of(num_loads, 'load')}, {number} blocks", num_loads, "end", divided_levels, 1)
+        outcomes = [replay(question, design, number, stream) for _ in range(replays)]
+        rows[number] = summary(question, design, outcomes)
+        return rows[number][WITHIN] is not None
+
+    least = bisect_left(FIXED_BLOCKS, True, key=is_enough)
+    return rows[FIXED_BLOCKS[min(least, len(FIXED_BLOCKS) - 1)]]

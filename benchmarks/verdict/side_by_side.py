@@ -9,9 +9,11 @@ three ways, which alternate round by round, beside processes that compute in bur
 * *in turns, all cores*: one server after the other, each with all cores.
 
 Places, and which arm begins, are swapped from round to round. Side by side, steps count while both loads last.
-The scatter is that of ln(B / A) of a round around the mean of its pair of servers; the interval at the same machine
-time is as wide as the scatter times the square root of the seconds of a round. Needs two cores and the engine vllm;
-a pair takes one to two minutes to start.
+Intervals are those of benchctl's estimator for ln(B / A) of the rounds, without what differs between pairs of
+servers. At the same machine time one is as wide as it is here times the square root of the time that all rounds
+took; ratios of these widths have 95 % intervals, by drawing rounds anew. Whether the ratio is 1 is asked of the
+means of the pairs, because two servers of one kind differ. Needs two cores and the engine vllm; a pair takes one to
+two minutes to start.
 
     python -m benchmarks.verdict.side_by_side [--pairs 5] [--rounds 12] [--waves 2] [--busy 2] [--json FILE]
     python -m benchmarks.verdict.side_by_side --read FILE...
@@ -26,13 +28,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t
 
+from benchctl.analysis.statistics.estimate import RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.records.schema import StepRecord
 from benchmarks.common.busy import busy_processes
 from benchmarks.common.harness import Figures, options, show, write
@@ -43,6 +45,9 @@ WAYS: Final = (DUET, ONE_CORE, ALL_CORES)
 METRICS: Final = ("step_ms", "token_ms")
 """Mean step of the engine's log; the client's wall time of a token of each answer."""
 PORTS: Final = (18411, 18412)
+DRAWS: Final = 200
+Row = Mapping[str, Any]
+"""Of one round in one way: pair, place of A, seconds, and ln(B / A) of each metric."""
 Loads = tuple[tuple[Window, ...], tuple[Window, ...]]
 """Those of both arms in one round."""
 
@@ -102,48 +107,64 @@ def figures(way: str, loads: Loads, steps: Sequence[Sequence[StepRecord]]) -> di
     return {**{name: fmean(values) for name, values in logs.items()}, "s": seconds / (2 if way == DUET else 1)}
 
 
-def scatter(rows: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, int]:
-    """Standard deviation of ln(B / A) of a round around the mean of its pair, and its degrees of freedom."""
-    squares, df = 0.0, 0
-    for pair in {row["pair"] for row in rows}:
-        values: NDArray[np.float64] = np.array([row[metric] for row in rows if row["pair"] == pair])
-        squares += float(((values - values.mean()) ** 2).sum())
-        df += len(values) - 1
-    return math.sqrt(squares / df), df
+def estimate_of(rows: Sequence[Row], metric: str) -> RatioEstimate:
+    """The ratio over the rounds, of which each has what its pair of servers differs by from all removed."""
+    mean = fmean(row[metric] for row in rows)
+    by_pair = {row["pair"]: [each[metric] for each in rows if each["pair"] == row["pair"]] for row in rows}
+    return estimate_paired([row[metric] - fmean(by_pair[row["pair"]]) + mean for row in rows])
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> list[Figures]:
-    """For each metric and way its scatter, and the width of its interval at equal time beside that in turns."""
+def width(rows: Sequence[Row], metric: str) -> float:
+    """Width of the interval that these rounds give, at the same machine time."""
+    return (estimate_of(rows, metric).half_width or math.nan) * math.sqrt(sum(row["s"] for row in rows))
+
+
+def width_ratios(own: Sequence[Row], others: Sequence[Row], metric: str) -> str:
+    """Width of one way over that of another, with an interval: rounds of both ways are drawn together, by pair."""
+    stream, ratios = np.random.default_rng(1), []
+    rounds = [
+        [i for i, row in enumerate(own) if row["pair"] == pair] for pair in dict.fromkeys(r["pair"] for r in own)
+    ]
+    for _ in range(DRAWS):
+        drawn = [int(i) for indices in rounds for i in stream.choice(indices, len(indices))]
+        ratios.append(width([own[i] for i in drawn], metric) / width([others[i] for i in drawn], metric))
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return f"{width(own, metric) / width(others, metric):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """The mean of logarithms with its 95 % interval, in per cent."""
+    mean, half = 100 * fmean(values), math.nan
+    if len(values) > 1:
+        half = 100 * t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return f"{mean:+.2f} +- {half:.2f}"
+
+
+def table(rows: Sequence[Row]) -> list[Figures]:
+    """For each metric and way the A/A interval, and its width at equal time beside that of turns."""
     lines: list[Figures] = []
+    by_way = {way: [row for row in rows if row["way"] == way] for way in WAYS}
     for metric in METRICS:
-        widths: dict[str, tuple[float, float]] = {}
-        for way in WAYS[::-1]:
-            own = [row for row in rows if row["way"] == way]
-            (sd, df), seconds = scatter(own, metric), fmean(row["s"] for row in own)
-            means = [row[metric] for row in own]
-            half = t.ppf(0.975, df) * sd / math.sqrt(len(own))
-            place = [fmean(row[metric] for row in own if row["place"] == core) for core in (0, 1)]
-            widths[way] = sd * math.sqrt(seconds), df
-            line = {
-                "metric": metric,
-                "way": way,
-                "rounds": len(own),
-                "s of a round": seconds,
-                "scatter, %": 100 * sd,
-                "A/A, %": f"{100 * fmean(means):+.2f} +- {100 * half:.2f}",
-                "A on core 0 less core 1, %": 100 * (place[0] - place[1]),
-            }
-            for other in WAYS[:0:-1]:
-                if other in widths and other != way:
-                    line[f"width / {other}"] = ratio_text(widths[way], widths[other])
-            lines.append(line)
+        for way, own in by_way.items():
+            pairs = {row["pair"]: [each[metric] for each in own if each["pair"] == row["pair"]] for row in own}
+            places = [[row[metric] for row in own if row["place"] == core] for core in (0, 1)]
+            lines.append(
+                {
+                    "metric": metric,
+                    "way": way,
+                    "rounds": len(own),
+                    "s of a round": fmean(row["s"] for row in own),
+                    "interval, +- %": 100 * (estimate_of(own, metric).half_width or math.nan),
+                    "B / A - 1 of pairs, %": mean_text([fmean(values) for values in pairs.values()]),
+                    "of A's place, %": f"{100 * (fmean(places[0]) - fmean(places[1])):+.2f}",
+                    **{
+                        f"width / {other}": width_ratios(own, by_way[other], metric)
+                        for other in WAYS[1:]
+                        if other != way
+                    },
+                }
+            )
     return lines
-
-
-def ratio_text(own: tuple[float, float], other: tuple[float, float]) -> str:
-    """The ratio of two widths with its 95 % interval, as of independent normal scatters (ln s has 1 / (2 df))."""
-    ratio, half = own[0] / other[0], 1.96 * math.sqrt(0.5 / own[1] + 0.5 / other[1])
-    return f"{ratio:.2f} [{ratio * math.exp(-half):.2f}, {ratio * math.exp(half):.2f}]"
 
 
 def main() -> None:

@@ -28,12 +28,14 @@ import numpy as np
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.components import variance_components
-from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, estimate_paired
 from benchctl.steptime.speculation_law import Estimate
+from benchctl.units import count_of
 from benchmarks.common.busy import busy_processes
 from benchmarks.common.harness import Figures, options, show, write
 from benchmarks.common.pinned_vllm import Window, load_together, mean_step_ns, pinned_vllm
 from benchmarks.verdict.replay import (
+    WITHIN,
     Design,
     Question,
     divided_levels,
@@ -44,6 +46,7 @@ from benchmarks.verdict.replay import (
     recorded_blocks,
     replay,
     seconds_of,
+    sequential_levels,
     summary,
 )
 
@@ -67,6 +70,7 @@ WORDS: Final = {"aa": ("a baseline against itself", "5%"), "planted": ("a sample
 RIGHT: Final = {"aa": "equivalent", "planted": "regression"}
 TRUTH: Final = {"aa": 0.0, "planted": math.log1p(CHANGE)}
 TRIAL_ROUNDS, TRIAL_PAIRS = 20, 6
+MANY_LOOKS: Final = 12
 SUSPECT: Final = 4
 """Exit code where a run does not count; the others do."""
 
@@ -190,24 +194,28 @@ def recorded_table(questions: dict[str, Question]) -> Iterator[Figures]:
 
 
 def designs(most_loads: int) -> Iterator[Design]:
-    """Today's rule that ends early, and the new one."""
-    yield Design("1 load, until 3 % precise, alpha / looks", 1, "precision", divided_levels, precision_frac=0.03)
-    yield Design("1 load, until verdict", 1, "verdict", divided_levels)
-    if most_loads >= 3:
-        yield Design("auto, until verdict", "auto", "verdict", divided_levels)
-    for number in (3, 5, 7):
+    """The rule that ended at a precision, and ends at the verdict for several numbers of loads and of looks."""
+    yield Design("1 load, 3 % precise, alpha / looks", 1, "precision", divided_levels, precision_frac=0.03)
+    yield Design("auto, until verdict", "auto", "verdict", sequential_levels)
+    yield Design(f"auto, until verdict, {MANY_LOOKS} looks", "auto", "verdict", sequential_levels, MANY_LOOKS)
+    for number in (1, 3, 5, 7):
         if number <= most_loads:
-            yield Design(f"{number} loads, until verdict", number, "verdict", divided_levels)
+            name = f"{count_of(number, 'load')}, until verdict, {MANY_LOOKS} looks"
+            yield Design(name, number, "verdict", sequential_levels, MANY_LOOKS)
 
 
 def answer(question: Question, most_blocks: int, replays: int) -> list[Figures]:
-    """A row for each design."""
+    """A row for each design; the first is one load per server and a number of blocks that is fixed."""
     stream = np.random.default_rng(1)
-    rows = [least_fixed(question, 1, most_blocks, replays, stream)]
+    rows = [least_fixed(question, 1, replays, stream)]
     for design in designs(question.most_loads):
         outcomes = [replay(question, design, most_blocks, stream) for _ in range(replays)]
         rows.append(summary(question, design, outcomes))
-    return rows
+    fixed = rows[0]["minutes, mean"]
+    return [
+        {**row, "mean / fixed": row["minutes, mean"] / fixed, "80 % / fixed": row[WITHIN] and row[WITHIN] / fixed}
+        for row in rows
+    ]
 
 
 def read(directory: Path, name: str) -> Question:
@@ -248,7 +256,11 @@ def main() -> None:
     show(list(costs_table(questions)), "What it takes")
     show(list(components_table(questions)), "Scatter of the logarithm, with 95 % intervals")
     show(list(recorded_table(questions)), "As measured, with all loads")
+    print(f"\nReplays: {chosen.replays}. Their blocks and loads are drawn anew from these records, not measured.")
     for name, question in questions.items():
+        if len(question.blocks) < MIN_PAIRED_BLOCKS:
+            print(f"\n{name}: {len(question.blocks)} blocks are too few to be replayed")
+            continue
         rows = answer(recentred(question, TRUTH[name]), chosen.most_blocks, chosen.replays)
         count = f"replayed on the recorded loads of {len(question.blocks)} blocks"
         show(rows, f"{name}: minutes until {question.right}, {count}")
