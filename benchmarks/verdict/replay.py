@@ -42,12 +42,16 @@ VERDICTS: Final[Mapping[str, OverallVerdict]] = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A run: its position in the block, the seconds of all but its loads, and each load with its metrics."""
+    """A run: its position in the block, the seconds of all but its loads, and each load with its metrics.
+
+    ``later_waves_s``, which are among the former, are those of the warm-up after its first wave.
+    """
 
     position: int
     other_s: float
     loads_s: tuple[float, ...]
     metrics: tuple[Mapping[str, float | None], ...]
+    later_waves_s: float = 0.0
 
     def logs(self, metric: str, num_loads: int | None = None) -> dict[int, float]:
         """The logarithms of the first loads that have the metric, by the number of the load."""
@@ -94,6 +98,8 @@ def run_ends(runs: Sequence[LoadedRun]) -> dict[str, int]:
 def server_of(experiment: Experiment, run: LoadedRun, metrics: Sequence[str], ends: Mapping[str, int]) -> Server:
     """What a run took until its end, load by load with the pauses between them, and the metrics of each load."""
     times, end_ns = run.record.times, ends[run.record.run_id]
+    warmup = getattr(run.record, "warmup", None)  # records of before have none
+    waves, warmup_ns = len(warmup.waves) if warmup else 1, (times.first_send_ns or 0) - (times.warmup_start_ns or 0)
     sent = [load.record.times for load in run.loads]
     firsts, lasts = [each.first_send_ns or 0 for each in sent], [each.last_token_ns or 0 for each in sent]
     loads_ns = [last - before for before, last in zip((firsts[0], *lasts), lasts, strict=False)]
@@ -102,13 +108,14 @@ def server_of(experiment: Experiment, run: LoadedRun, metrics: Sequence[str], en
         other_s=(end_ns - (times.launch_ns or 0) - sum(loads_ns)) / 1e9,
         loads_s=tuple(ns / 1e9 for ns in loads_ns),
         metrics=tuple({name: each[name] for name in metrics} for each in experiment.load_metrics(run)),
+        later_waves_s=warmup_ns / 1e9 * (1 - 1 / max(waves, 1)),
     )
 
 
-def seconds_of(blocks: Sequence[Block], num_loads: Sequence[int]) -> float:
-    """Machine time of these blocks, each with its number of loads per server."""
+def seconds_of(blocks: Sequence[Block], num_loads: Sequence[int], *, has_one_wave: bool = False) -> float:
+    """Machine time of these blocks, each with its number of loads per server; with one wave of warm-up or all."""
     return sum(
-        server.other_s + sum(server.loads_s[:n])
+        server.other_s + sum(server.loads_s[:n]) - (server.later_waves_s if has_one_wave else 0.0)
         for block, n in zip(blocks, num_loads, strict=True)
         for server in block
     )
@@ -230,6 +237,8 @@ class Design:
     levels: Levels
     num_looks: int = 4
     precision_frac: float = 0.0
+    has_one_wave: bool = False
+    """Whether it is charged the first wave of the warm-up alone, as before warm-ups went on until they agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +284,8 @@ def replay(question: Question, design: Design, most_blocks: int, stream: np.rand
         compared = judged(so_far, loads, question.metrics, question.rules(confidence), question.estimator)
         if number == most_blocks or is_over(design, compared, most_blocks, looks[-1][1]):
             break
-    return Outcome(overall(compared), seconds_of(so_far, loads), number, chosen)
+    seconds = seconds_of(so_far, loads, has_one_wave=design.has_one_wave)
+    return Outcome(overall(compared), seconds, number, chosen)
 
 
 def is_over(design: Design, compared: Sequence[MetricComparison], most_blocks: int, last_confidence: float) -> bool:
@@ -327,7 +337,14 @@ def least_fixed(question: Question, num_loads: int, replays: int, stream: np.ran
     rows: dict[int, Figures] = {}
 
     def is_enough(number: int) -> bool:
-        design = Design(f"{count_of(num_loads, 'load')}, {number} blocks", num_loads, "end", divided_levels, 1)
+        design = Design(
+            f"{count_of(num_loads, 'load')}, {number} blocks",
+            num_loads,
+            "end",
+            divided_levels,
+            1,
+            has_one_wave=True,
+        )
         outcomes = [replay(question, design, number, stream) for _ in range(replays)]
         rows[number] = summary(question, design, outcomes)
         return rows[number][WITHIN] is not None

@@ -4,8 +4,8 @@ looks with group-sequential levels, and an end at the verdict.
 Two experiments on this machine's CPU, each measured once, with several loads on each server: ``aa``, the baseline
 against itself, which is to be equivalent within 5 %, and ``planted``, whose sampler works about 5 % longer in every
 step and is to be a regression. On their recorded loads all designs are replayed (``replay.py``), after the ratio is
-set to the true one, 1 or 1.05; one load per server measures one of the recorded loads. The size of the planted
-change is measured beforehand: on one server that has the extra work in every other load.
+set to the true one, 1 or 1.05; one load per server measures one of the recorded loads, after one wave of warm-up.
+The size of the planted change is measured beforehand: on one server that has the extra work in every other load.
 
 What DIR has is not measured again, and what was cut off goes on. ``--busy`` processes compute in bursts meanwhile.
 
@@ -173,6 +173,7 @@ def costs_table(questions: dict[str, Question]) -> Iterator[Figures]:
             "blocks": len(question.blocks),
             "loads": question.most_loads,
             "start, warm-up, end, s": fmean(server.other_s for server in servers),
+            "of it later warm-up waves, s": fmean(server.later_waves_s for server in servers),
             "a load, s": fmean(loads),
         }
 
@@ -195,7 +196,9 @@ def recorded_table(questions: dict[str, Question]) -> Iterator[Figures]:
 
 def designs(most_loads: int) -> Iterator[Design]:
     """The rule that ended at a precision, and ends at the verdict for several numbers of loads and of looks."""
-    yield Design("1 load, 3 % precise, alpha / looks", 1, "precision", divided_levels, precision_frac=0.03)
+    yield Design(
+        "1 load, 3 % precise, alpha / looks", 1, "precision", divided_levels, precision_frac=0.03, has_one_wave=True
+    )
     yield Design("auto, until verdict", "auto", "verdict", sequential_levels)
     yield Design(f"auto, until verdict, {MANY_LOOKS} looks", "auto", "verdict", sequential_levels, MANY_LOOKS)
     for number in (1, 3, 5, 7):
