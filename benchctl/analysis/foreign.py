@@ -79,7 +79,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
         metrics={name: value for name, value in metrics.items() if value is not None},
         settings={
             "model_id": None if model is None else str(model),
-            "num_prompts": float(len(requests)),
+            "num_prompts": len(requests) / len(run.loads),
             "total_input_tokens": metrics["prompt_tokens"],
             "request_rate": arrival.request_rate if arrival.is_open_loop else "inf",
             "max_concurrency": None if arrival.max_concurrency is None else float(arrival.max_concurrency),

@@ -63,7 +63,9 @@ def estimate_plan(
         return PlanEstimate(run_s={}, around_s=0.0, basis=predicted)
     overhead_s = earlier_overhead_s(profile, gpus) if predicted.overhead_s is None else predicted.overhead_s
     return PlanEstimate(
-        run_s={label: run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()},
+        run_s={
+            label: profile.num_loads * run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()
+        },
         around_s=0.0 if is_simulated else AROUND_S,
         basis=predicted.basis,
         overhead_s=overhead_s,
@@ -158,9 +160,10 @@ def print_plan(
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
     _print_runs(plan.runs, estimate.run_s)
+    times = "" if profile.num_loads == 1 else f" {profile.num_loads} times"
     say(
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
-        f"{count_of(len(requests), 'request')} each; {duration_text(profile, estimate)}"
+        f"{count_of(len(requests), 'request')} each{times}; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
         say(f"prompts of {lengths}")

@@ -268,7 +268,7 @@ class SglangLenvmEngine(SglangEngine):
         return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        return read_lenvm_steps(raw_step_log(directory), directory / "requests.jsonl")
+        return read_lenvm_steps(raw_step_log(directory), *directory.glob("requests*.jsonl"))
 
     def find_interpreter(self, named: str | None) -> Path:
         """The named interpreter, or that of the fork's own environment; stock SGLang is refused."""

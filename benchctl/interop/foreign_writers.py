@@ -4,6 +4,8 @@ vllm     OUT/<arm>/<run>.json
 aiperf   OUT/<arm>/<run>/profile_export_aiperf.json and profile_export.jsonl
 lenvm    OUT/summary.csv, a row per run
 
+Each of several loads of a server has files of its own: <run>.json, <run>-2.json.
+
 AIPerf: each latency is an object with unit, avg, min, max, std, count, sum and percentiles; counts and rates have
 unit and avg alone. An unknown value has no key, as there. ``inter_token_latency`` is what is called tpot here, and
 ``inter_chunk_latency`` pools the gaps between chunks. Throughputs divide by ``benchmark_duration``, from the first
@@ -259,24 +261,21 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
         write_bytes_atomic(out / "summary.csv", lenvm_csv(usable), within=within)
         return (out / "summary.csv",)
     written: list[Path] = []
-    for run in usable:
-        folder = out / arm_directory(run)
+    for summary, load in [(run, load) for run in usable for load in run.run.loads]:
+        folder, name = out / arm_directory(summary), f"{load.record.run_id}{load.suffix}"
         if form == "vllm":
-            files = {
-                f"{run.record.run_id}.json": document_bytes(
-                    vllm_result(run.run, run_metrics(run.run, arrival), manifest, arrival)
-                )
-            }
+            result = vllm_result(load, run_metrics(load, arrival), manifest, arrival)
+            files = {f"{name}.json": document_bytes(result)}
         else:
-            folder /= run.record.run_id
+            folder /= name
             files = {
-                "profile_export_aiperf.json": document_bytes(aiperf_result(run.run, manifest, arrival)),
-                "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)),
+                "profile_export_aiperf.json": document_bytes(aiperf_result(load, manifest, arrival)),
+                "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(load)),
             }
         _make(folder, within)
-        for name, content in files.items():
-            write_bytes_atomic(folder / name, content, within=within)
-            written.append(folder / name)
+        for file, content in files.items():
+            write_bytes_atomic(folder / file, content, within=within)
+            written.append(folder / file)
     return tuple(written)
 
 

@@ -301,8 +301,10 @@ class _StampedLine(msgspec.Struct, frozen=True):
     line: str
 
 
-def read_lenvm_steps(log: Path, requests: Path) -> Iterator[StepRecord]:
+def read_lenvm_steps(log: Path, *requests: Path) -> Iterator[StepRecord]:
     """The steps of a run, from its stamped lines: each with its arrival time, which ``stamped.py`` takes.
+
+    ``requests`` are the files of its requests, one for each load.
 
     A line arrives when its sampler has returned, so the step ends there. It starts where the previous one ended,
     or, if no request was in flight in between, when the first one was sent, on the same clock. Queueing before the
@@ -310,7 +312,7 @@ def read_lenvm_steps(log: Path, requests: Path) -> Iterator[StepRecord]:
     with those before it yielded.
     """
     stamped, damage = stamped_records(log)
-    starts = busy_starts(read_jsonl(requests, RequestRecord))
+    starts = busy_starts(record for path in requests for record in read_jsonl(path, RequestRecord))
     yield from step_records([record for _, record in stamped], spans(stamped, starts))
     if damage is not None:
         raise damage

@@ -34,7 +34,7 @@ from benchctl.measure.run import Listener, RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import PILOT_BLOCKS, PILOT_LOADS, arms, variant_settings
+from benchctl.profile.planning import PILOT_BLOCKS, arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
@@ -192,7 +192,7 @@ def _run_pending(
             if planned.block >= _take_looks(results, profile, planned.block, failed, listener):
                 break
             context = replace(context, num_loads=_num_loads(results, profile, planned.block, listener))
-            listener.on_run_start(planned, len(requests))
+            listener.on_run_start(planned, len(requests) * context.num_loads)
             began_s = time.monotonic()
             with suppress(OSError):  # a full disk is reported as the failure of the run
                 forget_run(results, planned.run_id)
@@ -274,7 +274,7 @@ def _num_loads(results: ResultDirectory, profile: Profile, block: int, listener:
     manifest = results.manifest()
     choice = manifest.loads
     if profile.loads_per_server != "auto":
-        return profile.loads_per_server
+        return profile.num_loads
     if choice is None and block >= PILOT_BLOCKS:
         from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - numpy, after runs
         from benchctl.analysis.planning import choose_loads  # noqa: PLC0415 - as above
@@ -283,7 +283,7 @@ def _num_loads(results: ResultDirectory, profile: Profile, block: int, listener:
         if choice is not None:
             results.write_manifest(msgspec.structs.replace(manifest, loads=choice))
             listener.on_loads(choice)
-    return PILOT_LOADS if choice is None or block < choice.from_block else choice.num_loads
+    return profile.num_loads if choice is None or block < choice.from_block else choice.num_loads
 
 
 def _measure_feasible(

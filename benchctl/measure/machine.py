@@ -244,7 +244,7 @@ def disk_shortfalls(profile: Profile, size: LoadSize, results: Path) -> Iterator
     streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
     num_steps = size.num_tokens / max(streams, 1)
     of_run = size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP
-    needed = round(profile.blocks * len(arms(profile)) * of_run)
+    needed = round(profile.blocks * len(arms(profile)) * profile.num_loads * of_run)
     free = shutil.disk_usage(existing_parent(results)).free
     if free < needed:
         yield Shortfall(

@@ -172,11 +172,15 @@ def remember_duration(
     profile: Profile, requests: Sequence[PreparedRequest], record: RunRecord, took_s: float, gpus: Sequence[str]
 ) -> None:
     """Store the duration of a run that ended regularly; a simulator's is known beforehand."""
-    first_ns, last_ns = record.times.first_send_ns, record.times.last_token_ns
     is_over = record.state in {"done", "suspect"} and not record.is_virtual
-    if not is_over or not requests or first_ns is None or last_ns is None:
+    loads_s = [
+        s_from_ns(load.last_token_ns - load.first_send_ns)
+        for load in record.loads or (record.times,)
+        if load.first_send_ns is not None and load.last_token_ns is not None
+    ]
+    if not is_over or not requests or not loads_s:
         return
-    load_s = s_from_ns(last_ns - first_ns)
+    load_s = mean(loads_s)
     settings = variant_settings(profile, record.variant, record.cell)
     store_duration(
         RunDuration(
@@ -187,7 +191,7 @@ def remember_duration(
             model=profile.model,
             server_sha256=_sha256(settings.server.model_dump(mode="json")),
             settings_sha256=_settings_sha256(settings),
-            overhead_s=max(took_s - load_s, 0.0),
+            overhead_s=max(took_s - sum(loads_s), 0.0),
             token_s=_token_s(requests, profile.workload.arrival, load_s),
             num_sequences=_num_sequences(requests, profile.workload.arrival),
         ),
@@ -210,7 +214,7 @@ def estimate_durations(
         token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
         overheads_s.append(overhead_s)
-        run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
+        run_s[arm_label(variant, cell)] = overhead_s + profile.num_loads * load_s(requests, arrival, token_s)
         used.update(map(id, alike[-_NEWEST:]))
     basis = f"from {count_of(len(used), 'earlier run')} on this machine"
     return PlanEstimate(run_s=run_s, around_s=AROUND_S, basis=basis, overhead_s=mean(overheads_s))

@@ -65,7 +65,7 @@ class Listener:
     """Callbacks of an experiment."""
 
     on_run_start: Callable[[PlannedRun, int], None] = ignore
-    """Called with the run and the number of its requests."""
+    """Called with the run and the number of its requests, over all of its loads."""
     on_request_end: Callable[[int], None] = ignore
     """Called with the number of requests of the current run that have ended."""
     on_run_end: Callable[[PlannedRun, RunRecord], None] = ignore

@@ -93,7 +93,7 @@ class ServerUnderTest:
         on_progress: Callable[[int], None] = ignore,
     ) -> None:
         self._run, self._client, self._server = run, client, server
-        self._stall_s, self._on_progress = stall_s, on_progress
+        self._stall_s, self._on_progress, self._num_ended = stall_s, on_progress, count(1)
         self.settings = run.settings
         """Those by which requests are made."""
 
@@ -133,13 +133,13 @@ class ServerUnderTest:
         ``opening`` is that of ``opening_of``: requests that are sent first, and how many of all are warm-up.
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
-        run, num_ended, (sent_before, num_warmups) = self._run, count(1), opening
+        run, (sent_before, num_warmups) = self._run, opening
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
                 writer.write(record)
                 if not (record.is_warmup and sent_before):
-                    self._on_progress(next(num_ended))
+                    self._on_progress(next(self._num_ended))
 
             # A simulator steps in its own time, which no delay of ours changes.
             priority: PriorityOption = "none" if run.record.is_virtual else run.profile.load.priority

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -85,6 +86,7 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
             for burst in bursts:
                 await _record(server.send(burst), writer, warmup)
             run.judge_warmup(warmup)
+    num_ended = 0
     for number in range(1, context.num_loads + 1):
         with run.each_load(number):
             with writing() as writer:
@@ -92,7 +94,8 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
                 run.load.opening = LoadSummary() if num_warmups else None
                 requests = (*opening, *context.requests)
                 sent = server.send(requests, context.profile.workload.arrival, num_warmups)
-                await _record(sent, writer, run.load, context.listener.on_request_end)
+                await _record(sent, writer, run.load, context.listener.on_request_end, num_ended - len(opening))
+            num_ended += len(context.requests)
             if run.record.loads:
                 run.judge_load(context.requests, has_client=False)
     run.time(stop_ns=server.now_ns)
@@ -103,11 +106,12 @@ async def _record(
     writer: JsonlWriter,
     counts: LoadSummary,
     on_progress: Callable[[int], None] = ignore,
+    num_before: int = 0,
 ) -> None:
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(records, start=num_before + 1):
         writer.write(record)
         counts.count(record)
-        on_progress(number)
+        on_progress(max(number, 0))
         await asyncio.sleep(0)  # where an interrupt ends the run
 
 
@@ -127,16 +131,18 @@ def simulated_runs(
     if jobs <= 1:
         yield partial(simulate_run, keep=keep)
         return
-    context = RunContext(profile=profile, requests=tuple(requests), num_loads=int(profile.loads_per_server))
+    context = RunContext(profile=profile, requests=tuple(requests))
+    is_fixed = profile.stopping is None and profile.loads_per_server != "auto"
     futures: dict[str, Future[RunRecord]] = {}
-    """Of runs begun ahead of their turn: of all, or of those of a block where a look may end the rest."""
+    """Of runs begun ahead of their turn: of all, or of those of a block where blocks before decide on later ones."""
 
-    def measure(_: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+    def measure(current: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
         if planned.run_id not in futures:
             for run in pending:
-                if profile.stopping is None or run.block == planned.block:
+                if is_fixed or run.block == planned.block:
+                    path = directory.path.with_name(run.run_id)
                     futures[run.run_id] = executor.submit(
-                        _simulate, run, RunDirectory(directory.path.with_name(run.run_id), directory.within)
+                        _simulate, run, RunDirectory(path, directory.within), current.num_loads
                     )
         return futures.pop(planned.run_id).result()
 
@@ -182,10 +188,10 @@ def _begin(context: RunContext, keep: Kept) -> None:
     _shared.append((context, keep))
 
 
-def _simulate(planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+def _simulate(planned: PlannedRun, directory: RunDirectory, num_loads: int) -> RunRecord:
     context, keep = _shared[0]
     try:
-        return simulate_run(context, planned, directory, keep=keep)
+        return simulate_run(replace(context, num_loads=num_loads), planned, directory, keep=keep)
     except KeyboardInterrupt:  # recorded; the runs behind it are not to begin
         os._exit(INTERRUPTED_CODE)
 

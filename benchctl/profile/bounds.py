@@ -26,6 +26,9 @@ MAX_BLOCKS: Final = 10_000
 """Complete replicates of an experiment."""
 MAX_LOADS: Final = 50
 """Loads that one server gets, one after the other."""
+PILOT_LOADS: Final = 3
+"""Loads of each server until their number is chosen: as many as tell scatter between loads, and few enough to cost
+little where one load is the cheapest."""
 MAX_SEED: Final = 2**63 - 1
 MAX_LAYERS: Final = 1000
 MAX_TOTAL_TOKENS: Final = 10**15

@@ -19,6 +19,7 @@ from benchctl.profile.bounds import (
     MAX_WARMUPS,
     MOST,
     PENALTIES,
+    PILOT_LOADS,
 )
 from benchctl.profile.choices import (
     NAME_PATTERN,
@@ -377,6 +378,11 @@ class Profile(Section):
     """Settings of the load generator."""
     cluster: ClusterSettings = ClusterSettings()
     """The job of one block where blocks are handed out; nothing of it changes what is measured."""
+
+    @property
+    def num_loads(self) -> int:
+        """Loads that each server is planned to get; with ``auto`` until the number is chosen."""
+        return PILOT_LOADS if self.loads_per_server == "auto" else self.loads_per_server
 
     @cached_property
     def settings_by_arm(self) -> "dict[str, tuple[VariantSettings | None, list[Problem]]]":

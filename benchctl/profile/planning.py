@@ -260,9 +260,8 @@ ALPHA = 0.05
 """Chance that any look of a stopping rule calls a change where there is none."""
 
 
-PILOT_BLOCKS, PILOT_LOADS = 2, 3
-"""The first blocks of ``loads_per_server: auto``, and the loads of each of their servers: as many as tell scatter
-between loads, and few enough to cost little where one load is the cheapest."""
+PILOT_BLOCKS = 2
+"""The first blocks of ``loads_per_server: auto``, by which the number of loads is chosen."""
 
 
 def stopping_rule(profile: Profile) -> StoppingRecord | None:

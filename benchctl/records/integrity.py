@@ -37,9 +37,9 @@ FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
 _REMEDY: Final = "restore the file from a copy"
 _CHANGING: Final = frozenset({"state", "stopping", "loads", "warnings"})
 """Fields of a manifest that change during an experiment."""
-_DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
-"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
-the server's log with its secrets, which goes before a directory is shared."""
+_DERIVED: Final = ("run.json", "result", "server.raw.log", ".")
+"""Beginnings of names of files of a run that hold no measurement of their own: the record itself, the summaries
+that a report writes, and the server's log with its secrets, which goes before a directory is shared."""
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Prefixes of the names of files that no result depends on once a run has ended."""
 _ADDED: Final = "has no digest: it was added after the experiment began, or by an older version; delete it"
@@ -74,7 +74,7 @@ def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
     return {
         name: digest_of(directory.path / name, within=directory.root)
         for name in entry_names(directory.path, within=directory.root, files_only=True)
-        if name not in _DERIVED and not name.startswith(".") and is_name(name)
+        if not name.startswith(_DERIVED) and is_name(name)
     }
 
 

@@ -88,6 +88,11 @@ class LoadedRun:
         return self.several or (self,)
 
     @property
+    def suffix(self) -> str:
+        """The end of the names of this load's files: nothing of the first, ``-2`` of the second."""
+        return "" if self.load in (None, 1) else f"-{self.load}"
+
+    @property
     def damage(self) -> tuple[str, ...]:
         """The damaged lines of a run in state ``done``, with file and line."""
         damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)

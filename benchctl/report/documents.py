@@ -15,7 +15,7 @@ from benchctl.analysis.compare.answer import reasons_of, verdict_sentence
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.experiment.summary import flops_bridge
+from benchctl.analysis.experiment.summary import RunSummary, flops_bridge
 from benchctl.analysis.metrics.run import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
@@ -352,7 +352,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "state": manifest.state,
         "baseline": manifest.baseline,
         "machines": msgspec.to_builtins(machines_of(analysis.results)),
-        "runs": [dict(run.values) for run in analysis.runs],
+        "runs": [_run_document(run) for run in analysis.runs],
         "cells": cells,
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
@@ -379,6 +379,13 @@ def _scatter_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         },
         "precision": analysis.precision,
     }
+
+
+def _run_document(run: RunSummary) -> dict[str, Any]:
+    """Its row; with the metrics of each of several loads that counts."""
+    loads = zip(run.run.several, run.experiment.load_metrics(run.run), strict=False)
+    several = [{"load": load.load, **metrics} for load, metrics in loads]
+    return {**run.values, **({"loads": several} if several else {})}
 
 
 def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:

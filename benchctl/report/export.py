@@ -139,9 +139,9 @@ def _contents(
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     directory = ResultDirectory(analysis.results.path)
     for run in analysis.runs:
-        if run.is_usable:
-            result = vllm_result(run.run, analysis.experiment.metrics(run.run), analysis.results.manifest, arrival)
-            yield f"{directory.run_folder(run.record.run_id)}/result.json", document_bytes(result)
+        for load in run.run.loads if run.is_usable else ():
+            result = vllm_result(load, analysis.experiment.metrics(load), analysis.results.manifest, arrival)
+            yield f"{directory.run_folder(run.record.run_id)}/result{load.suffix}.json", document_bytes(result)
     yield PAGE_NAME, directory_page(analysis, verdict=verdict, charts=charts).encode()
 
 

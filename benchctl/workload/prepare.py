@@ -29,6 +29,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import encode
 from benchctl.records.finish_reasons import is_cut, may_be_whole
+from benchctl.records.loads import counting
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.workload.datasets.base import (
@@ -66,6 +67,7 @@ def lengths_profile(profile: Profile) -> Profile:
             "name": f"{profile.name}-lengths",
             "description": f"Natural lengths of the answers of {profile.name}",
             "blocks": 1,
+            "loads_per_server": 1,
             "stopping": None,
             "stop": "natural",
             "variants": {profile.baseline: profile.variants[profile.baseline]},
@@ -145,11 +147,12 @@ def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, boo
     baseline, lengths = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
     for planned in results.plan().runs:
         directory = results.run(planned.run_id)
+        if planned.variant != baseline or not directory.is_begun():
+            continue
+        run = directory.read()
         # A run that is suspect for its times has still counted its tokens
-        counts = (
-            planned.variant == baseline and directory.is_begun() and directory.read().state in {"done", "suspect"}
-        )
-        for record in directory.requests() if counts else ():
+        numbers = [load.number for load in counting(run.loads)] or [1] if run.state in {"done", "suspect"} else []
+        for record in chain.from_iterable(directory.of_load(number).requests() for number in numbers):
             if (length := _length_of(record)) is not None:
                 lengths.setdefault(record.request_id, []).append(length)
     return lengths

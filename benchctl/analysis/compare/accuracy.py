@@ -101,7 +101,8 @@ def _tokens_before(choice: ChoiceRecord, after_chars: int) -> int | None:
 def _divergence(runs: Iterable[tuple[LoadedRun, LoadedRun]]) -> Divergence:
     partings: list[Parting] = []
     num_missing = 0
-    for a_run, b_run in runs:
+    loads = (pair for a_run, b_run in runs for pair in zip(a_run.loads, b_run.loads, strict=False))
+    for a_run, b_run in loads:
         b_records = {record.request_id: record for record in measured(b_run.requests)}
         for a in measured(a_run.requests):
             b = b_records.get(a.request_id)

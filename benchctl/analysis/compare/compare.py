@@ -276,9 +276,17 @@ def _cell(
 
 
 def _failures_of(pair: ArmPair) -> tuple[str, ...]:
-    """Number and kinds of failed requests, for each run that has some."""
-    failures = []
+    """Number and kinds of failed requests, for each run that has some.
+
+    Those of loads that are left out count, unless a gate of a profile leaves out what has failed requests.
+    """
+    failures, are_gated = list[str](), any("failed-requests" in side.profile.gates for side in pair.sides)
     for run in pair.runs:
+        counting = {load.load for load in run.loads}
+        for load in () if are_gated else run.record.loads:
+            if load.state == "suspect" and load.num_failed and load.number not in counting:
+                sent = f"{load.num_failed} of {load.num_sent} requests failed in load {load.number}"
+                failures.append(f"{sent} of {run.record.run_id}, which is left out")
         requests = measured(run.requests)
         failed = [request for request in requests if not is_completed(request)]
         if failed:

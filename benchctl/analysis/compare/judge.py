@@ -131,9 +131,9 @@ class Grades:
     """The graded answers of one side."""
 
     correct: dict[str, list[int]]
-    """Correct answers to each question, run by run."""
+    """Correct answers to each question, load by load."""
     samples: Counter[str]
-    """Answers to each question within one run."""
+    """Answers to each question within one load."""
     num_answers: int
     num_failed: int
     num_truncated: int
@@ -141,16 +141,16 @@ class Grades:
 
     @property
     def num_samples(self) -> int:
-        """Answers to each question within one run, by the question with the fewest."""
+        """Answers to each question within one load, by the question with the fewest."""
         return min(self.samples.values())
 
     def share(self, question: str) -> Fraction:
-        """The share of correct answers to a question over all runs."""
+        """The share of correct answers to a question over all loads."""
         counts = self.correct[question]
         return Fraction(sum(counts), len(counts) * self.samples[question])
 
     def pass_at(self, k: int) -> float:
-        """pass@k within a run, over questions and runs; a later block repeats seeds, so it has no new samples."""
+        """pass@k within a load, over questions and loads; another load repeats seeds, so it has no new samples."""
         counts = ((num, self.samples[question]) for question, nums in self.correct.items() for num in nums)
         return fmean(pass_at(k, num_correct, num_samples) for num_correct, num_samples in counts)
 
@@ -163,14 +163,15 @@ def grade(prepared: Iterable[PreparedRequest], runs: Sequence[LoadedRun], judge:
     questions = [request for request in prepared if request.answer is not None or not judge.needs_gold]
     if not questions or not runs:
         return None
+    loads = [load for run in runs for load in run.loads]
     samples: Counter[str] = Counter()
     for request in questions:
         samples[request.source] += request.n
-    correct = {question: [0] * len(runs) for question in samples}
+    correct = {question: [0] * len(loads) for question in samples}
     num_failed = num_truncated = 0
-    for i, run in enumerate(runs):
+    for i, load in enumerate(loads):
         choices_of = {
-            record.request_id: record.choices for record in measured(run.requests) if is_completed(record)
+            record.request_id: record.choices for record in measured(load.requests) if is_completed(record)
         }
         for request in questions:
             choices = choices_of.get(request.request_id, ())[: request.n]
@@ -183,7 +184,7 @@ def grade(prepared: Iterable[PreparedRequest], runs: Sequence[LoadedRun], judge:
     return Grades(
         correct=correct,
         samples=samples,
-        num_answers=samples.total() * len(runs),
+        num_answers=samples.total() * len(loads),
         num_failed=num_failed,
         num_truncated=num_truncated,
     )

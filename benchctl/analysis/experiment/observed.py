@@ -5,6 +5,7 @@ Steps by name: result directories, and tables of steps as CSV or JSON Lines.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +51,9 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
         is_full = or_zero(columns, "kv_used_blocks") > CACHE_FULL_FRAC * blocks
         reasons[f"key-value memory above {CACHE_FULL_FRAC:.0%}"] = is_full
     is_out, left_out = first_reasons(reasons)
-    path = ResultDirectory(experiment.path).run(record.run_id).step_log
-    digest = record.files.get("steps.jsonl") or digest_of(path, within=experiment.path)
+    directory = ResultDirectory(experiment.path).run(record.run_id)
+    logs = [directory.of_load(load.load or 1).step_log for load in run.loads]
+    sums = [(record.files.get(log.name) or digest_of(log, within=experiment.path)).sha256 for log in logs]
     settings = experiment.settings(record)
     return ObservedSteps(
         run=run_label(experiment, run),
@@ -62,8 +64,8 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
         is_saturated=is_out,
         left_out=left_out,
         origin=Origin(
-            path=str(path),
-            sha256=digest.sha256,
+            path=str(logs[0]),
+            sha256=sums[0] if len(sums) == 1 else sha256("".join(sums).encode()).hexdigest(),
             engine=record.engine or experiment.results.manifest.engine,
             engine_version=record.engine_version,
             clock=record.clock,
@@ -162,7 +164,8 @@ def read_sources(
             experiment = load_experiment(path, allow_suspect=allow_suspect)
             hardware = None if defaults.hardware is None else hardware_for(defaults.hardware)
             for run in experiment.results.runs:
-                reason = experiment.usability(run).excluded or saturation(run)
+                saturated = (reason for load in run.loads if (reason := saturation(load)) is not None)
+                reason = experiment.usability(run).excluded or next(saturated, None)
                 try:
                     observed += [] if reason else [observed_steps(experiment, run, hardware)]
                 except UsageError as error:

@@ -145,8 +145,8 @@ def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] 
     None without samples, as of a server that another program started, and for runs of other machines.
     """
     num_cores, used = host.num_cores or 0, list[float]()
-    for run in runs:
-        span, of_workers = load_window_ns(run), busy_cores(run.client)
+    for load in (load for run in runs for load in run.loads):
+        span, of_workers = load_window_ns(load), busy_cores(load.client)
         # One worker is the sampled client itself
         of_load = sum(of_workers.values()) if len(of_workers) > 1 else 0.0
         used += [
@@ -154,8 +154,8 @@ def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] 
             - (sample.server_cpu_cores or 0)
             - (sample.client_cpu_cores or 0)
             - of_load
-            for sample in run.host
-            if sample.host_cpu_frac is not None and _is_within(sample, span) and run.record.host == host.hostname
+            for sample in load.host
+            if sample.host_cpu_frac is not None and _is_within(sample, span) and load.record.host == host.hostname
         ]
     return (max(0.0, fmean(used)), num_cores) if used and num_cores else None
 
@@ -398,11 +398,25 @@ def run_drafts(run: LoadedRun) -> DraftCounts:
     by_steps = draft_counts(run.columns)
     if by_steps.draft_tokens is not None:
         return by_steps
+    if run.several:
+        return sum_of_drafts([run_drafts(load) for load in run.several])
     counters = {name: getattr(COUNTERS, name) for name in ("drafts", "draft_tokens", "accepted_tokens")}
     grown = {name: measure_growth(run.prometheus, names) for name, names in counters.items()}
     return DraftCounts(
         **{name: growth.count for name, growth in grown.items() if growth is not None},
         accepted_by_position=measure_growth_by_position(run.prometheus, COUNTERS.accepted_by_position) or None,
+    )
+
+
+def sum_of_drafts(parts: Sequence[DraftCounts]) -> DraftCounts:
+    """The drafts of several loads or runs together; a count that any of them lacks is None."""
+    by_position = [each for counts in parts if (each := counts.accepted_by_position) is not None]
+    accepted = tuple(map(sum, zip_longest(*by_position, fillvalue=0)))
+    return DraftCounts(
+        drafts=total([counts.drafts for counts in parts]),
+        draft_tokens=total([counts.draft_tokens for counts in parts]),
+        accepted_tokens=total([counts.accepted_tokens for counts in parts]),
+        accepted_by_position=accepted if len(by_position) == len(parts) else None,
     )
 
 
@@ -417,16 +431,9 @@ class ArmDrafts:
 
 
 def arm_drafts(runs: Sequence[LoadedRun]) -> ArmDrafts | None:
-    """The drafts of an arm; None where no run verified a draft token. A count that any run lacks is None."""
+    """The drafts of an arm; None where no run verified a draft token."""
     by_run = [run_drafts(run) for run in runs]
-    by_position = [each for counts in by_run if (each := counts.accepted_by_position) is not None]
-    accepted = tuple(map(sum, zip_longest(*by_position, fillvalue=0)))
-    counts = DraftCounts(
-        drafts=total([counts.drafts for counts in by_run]),
-        draft_tokens=total([counts.draft_tokens for counts in by_run]),
-        accepted_tokens=total([counts.accepted_tokens for counts in by_run]),
-        accepted_by_position=accepted if len(by_position) == len(by_run) else None,
-    )
+    counts = sum_of_drafts(by_run)
     if not counts.draft_tokens:
         return None
     of_runs = [counts.positions for counts in by_run]

@@ -325,7 +325,10 @@ def prefix_warnings(
 
     Only servers that benchctl did not start have a cache that is not one of their options.
     """
-    a, b = (known_values(_hit_share(run) for run in runs if not run.record.argv) for runs in (a_runs, b_runs))
+    a, b = (
+        known_values(_hit_share(load) for run in runs if not run.record.argv for load in run.loads)
+        for runs in (a_runs, b_runs)
+    )
     # Of all prompt tokens: the difference below which caches count as equally warm
     if not a or not b or max(*a, *b) - min(*a, *b) <= 0.05:
         return ()

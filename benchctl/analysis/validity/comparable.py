@@ -124,16 +124,19 @@ class Difference:
 
 
 def experiment_differences(a: LoadedResults, b: LoadedResults) -> tuple[Difference, ...]:
-    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema.
+    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema, loads per server.
 
     Request sets are the same where they ask the same: tokenizers may have counted the prompts differently.
     """
-    return tuple(
+    a_loads, b_loads = (max((len(run.record.loads) or 1 for run in side.runs), default=1) for side in (a, b))
+    loads = [Difference("loads_per_server", str(a_loads), str(b_loads))] if a_loads != b_loads else []
+    of_manifests = (
         Difference(key, _as_json(getattr(a.manifest, key)), _as_json(getattr(b.manifest, key)))
         for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine")
         if getattr(a.manifest, key) != getattr(b.manifest, key)
         and not (key == "request_set_sha256" and a.requests and _uncounted(a) == _uncounted(b))
     )
+    return (*of_manifests, *loads)
 
 
 def planned_differences(a: VariantSettings, b: VariantSettings) -> Iterator[Difference]:

@@ -192,6 +192,10 @@ _OF_A_TRACE: Final = (
 @uncollected()
 def _simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
     """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
+    if profile.num_loads > 1:
+        raise UsageError(
+            f"loads_per_server is {profile.num_loads}, and --keep summary simulates one load; leave out one of them"
+        )
     load, warnings = recorded_load(profile), profile_draft_warnings(profile)
     runs: list[dict[str, Any]] = []
     for planned in plan_runs(profile).runs:
