@@ -1,31 +1,25 @@
 """Several loads on one server: each is recorded and judged by itself, and one that is lost costs only itself."""
 
 import json
-import math
 import os
 import signal
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 from support.cli import document, only_result, printed, refusal, started
+from support.results.several import SEVERAL, simulated, write_profile
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.waiting import wait_until
 
-from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.measure.directory import Origin
-from benchctl.measure.experiment import create_simulation, run_experiment
 from benchctl.measure.run import Listener, RunContext, measure_run
-from benchctl.measure.virtual import simulate_run
-from benchctl.profile.load import load_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_run
 from benchctl.records.schema import HostSample
-from benchctl.workload.prepare import prepare_requests
 
 TOKENS = 6
 """Of each of the four requests of a load."""
@@ -191,68 +185,7 @@ def test_a_process_that_is_killed_in_the_third_load_of_five_loses_that_load_and_
     assert printed("verify", path)
 
 
-SCATTERED = {
-    "name": "several", "blocks": 2, "loads_per_server": 3, "gates": [],
-    "engine": {"kind": "sim", "options": {"noise": "published"}},
-    "workload": {
-        "dataset": "synthetic", "num_prompts": 30, "input_len": 64, "output_len": 24,
-        "arrival": {"kind": "closed-loop", "max_concurrency": 4},
-    },
-    "variants": {"baseline": {}, "narrow": {"server": {"max_num_seqs": 3}}},
-}  # fmt: skip
-
-
-def simulated(tmp_path, **changes):
-    """The experiment of several loads, simulated in virtual time."""
-    file = tmp_path / "several.yaml"
-    file.write_text(json.dumps(SCATTERED | changes))
-    plan = load_profile(str(file))
-    prepared = prepare_requests(plan)
-    results = create_simulation(plan, prepared, Origin(output_root=tmp_path, argv=()))
-    run_experiment(results, plan, prepared.requests, Listener(), simulate_run)
-    return load_experiment(results.path)
-
-
-@pytest.fixture(name="experiment", scope="module")
-def _experiment(tmp_path_factory):
-    return simulated(tmp_path_factory.mktemp("simulated"))
-
-
-def test_the_value_of_a_run_is_the_mean_of_the_logarithms_of_its_loads(experiment):
-    for run in experiment.results.runs:
-        loads, whole = experiment.load_metrics(run), experiment.metrics(run)
-        assert len(loads) == 3
-        for name in ("step_ms", "ttft_ms", "p50_ttft_ms", "wall_s", "output_throughput"):
-            values = [load[name] for load in loads]
-            assert len(set(values)) == 3, "noise goes on over the loads"
-            assert math.log(whole[name]) == pytest.approx(sum(map(math.log, values)) / 3)
-        assert whole["output_tokens"] == loads[0]["output_tokens"] == 30 * 24, "what is equal is not rounded"
-        assert experiment.counted(run, "step_ms") == experiment.row(run)["step_ms"] == whole["step_ms"]
-
-
-def test_percentiles_are_those_of_single_loads_and_never_of_pooled_requests(experiment):
-    run = experiment.results.runs[0]
-    assert experiment.metrics(run)["p99_ttft_ms"] is None, "90 requests are those of three loads of 30"
-    assert len([each for each in run.requests if not each.is_warmup]) == 90
-
-
-def test_checks_hold_load_by_load_and_name_the_load_that_fails(experiment):
-    run = experiment.results.runs[0]
-    assert {check.name: check.ok for check in experiment.checks(run)}["requests"] is True
-    assert {check.name: check.ok for check in experiment.checks(run)}["step-tokens"] is True
-    first, second, third = run.several
-    broken = replace(run, several=(first, replace(second, requests=second.requests[1:]), third))
-    fresh = replace(experiment, results=replace(experiment.results, runs=(broken,)), _derived={})
-    fresh = type(experiment)(results=fresh.results, profile_or_none=experiment.profile_or_none)
-    (check,) = (check for check in fresh.checks(broken) if check.name == "requests")
-    assert (check.ok, check.detail.partition(":")[0]) == (False, "load 2")
-    (contradiction,) = fresh.contradictions(broken)[:1]
-    assert contradiction.message.startswith("load 2: check requests failed: ")
-
-
 def test_one_load_of_a_simulation_in_virtual_time_is_what_it_always_was(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "three").mkdir()
     one = simulated(tmp_path / "one", loads_per_server=1)
     three = simulated(tmp_path / "three")
     for alone, several in zip(one.results.runs, three.results.runs, strict=True):
@@ -262,19 +195,17 @@ def test_one_load_of_a_simulation_in_virtual_time_is_what_it_always_was(tmp_path
 
 
 def test_a_profile_that_allows_cache_hits_has_one_load(tmp_path):
-    file = tmp_path / "cached.yaml"
-    file.write_text(json.dumps(SCATTERED | {"workload": SCATTERED["workload"] | {"allow_prefix_cache_hits": True}}))
+    file = write_profile(tmp_path, workload=SEVERAL["workload"] | {"allow_prefix_cache_hits": True})
     assert "every load after the first would find its prompts in the cache" in refusal("run", file, "--dry-run")
 
 
 def test_a_plan_counts_every_load(tmp_path: Path) -> None:
-    file = tmp_path / "plan.yaml"
     durations = []
     for number in (1, 3):
-        file.write_text(json.dumps(SCATTERED | {"loads_per_server": number}))
+        file = write_profile(tmp_path, loads_per_server=number)
         plan = printed("run", file, "--dry-run", cwd=tmp_path)
         row = next(line for line in plan.splitlines() if line.startswith("000-b0"))
         durations.append(float(row.split()[-1]))
-        assert ("30 requests each 3 times; estimated duration" in plan) is (number == 3)
+        assert ("12 requests each 3 times; estimated duration" in plan) is (number == 3)
     overhead_s = (3 * durations[0] - durations[1]) / 2
     assert overhead_s == pytest.approx(0.6, abs=0.11), "one start and three loads"
