@@ -317,6 +317,10 @@ _RUN_FILES: Final = (
     _File("server.log", "Output of the server's processes, without secrets."),
     _File("server.raw.log", "The same with secrets, of `benchctl run --keep-raw-logs`; not to be shared."),
     _File("result.json", "Summary in the key names of `vllm bench serve`; written by reports."),
+    _File(
+        "requests-2.jsonl, steps-2.jsonl, …",
+        "The same of the second of several loads (`loads_per_server`), and so on; `requests.jsonl` has the first.",
+    ),
     _File("attempt-<n>/", "Files of an earlier attempt that `--resume` replaced."),
 )
 _RESULT_INTRODUCTION: Final = """\

@@ -134,7 +134,7 @@ def simulated_runs(
     context = RunContext(profile=profile, requests=tuple(requests))
     is_fixed = profile.stopping is None and profile.loads_per_server != "auto"
     futures: dict[str, Future[RunRecord]] = {}
-    """Of runs begun ahead of their turn: of all, or of those of a block where blocks before decide on later ones."""
+    """Of runs begun ahead of their turn: all, or those of a block where the blocks before decide on later ones."""
 
     def measure(current: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
         if planned.run_id not in futures:

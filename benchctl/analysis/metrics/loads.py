@@ -12,12 +12,12 @@ def mean_of_loads(values: Iterable[float | None], *, is_exact: bool = False) -> 
     The arithmetic mean of counts (``is_exact``) and where a value is not positive, the value itself where all are
     equal.
     """
-    known = [value for value in values if value is not None]
-    if not known or min(known) == max(known):
-        return known[0] if known else None
-    if is_exact or min(known) <= 0:
-        return fsum(known) / len(known)
-    return exp(fsum(map(log, known)) / len(known))
+    numbers = [value for value in values if value is not None]
+    if not numbers or min(numbers) == max(numbers):
+        return numbers[0] if numbers else None
+    if is_exact or min(numbers) <= 0:
+        return fsum(numbers) / len(numbers)
+    return exp(fsum(map(log, numbers)) / len(numbers))
 
 
 def mean_metrics(loads: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
