@@ -25,8 +25,9 @@ from benchctl.analysis.compare.result import OverallVerdict, first_verdict
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.statistics.components import Costs, Evidence, loads_for_least_cost, variance_components
 from benchctl.analysis.statistics.estimate import BlockDesign, Estimator, RunKey, side_ratio
+from benchctl.profile.bounds import PILOT_LOADS
 from benchctl.profile.looks import look_alpha
-from benchctl.profile.planning import ALPHA, PILOT_BLOCKS, PILOT_LOADS, look_blocks
+from benchctl.profile.planning import ALPHA, PILOT_BLOCKS, look_blocks
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import count_of
 from benchmarks.common.harness import Figures
