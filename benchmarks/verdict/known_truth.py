@@ -117,13 +117,13 @@ def _logs(
     return {name: shared + stream.normal(0, own_sd, len(is_baseline)) for name in names}
 
 
-def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
+def judge(experiment: Experiment, made: Made, confidence: float = CONFIDENCE) -> tuple[MetricComparison, ...]:
     """As ``compare`` judges: every metric of every cell, corrected together."""
     names = METRICS[: made.num_metrics]
     floor = MetricNoise(log_sd=made.ratio_sd, num_blocks=6, floor_frac=made.floor_frac)
     rules = Rules(
         margin_frac=made.margin_frac,
-        confidence=CONFIDENCE,
+        confidence=confidence,
         is_paired=True,
         noise=dict.fromkeys(names, floor) if made.floor_frac else {},
     )
@@ -138,9 +138,17 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
             slope = None if slopes is None else slopes.get(name)
             is_adjusted = slopes is None or slope is not None
             design = BlockDesign(blocks, positions if is_adjusted else None, slope=slope)
-            ratio = side_ratio(*sides, design, CONFIDENCE, made.estimator)
+            ratio = side_ratio(*sides, design, confidence, made.estimator)
             compared.append(compare_metric(name, "deciding", sides, rules, ratio))
-    return judge_together([compared], CONFIDENCE)[0]
+    return judge_together([compared], confidence)[0]
+
+
+def first_blocks(experiment: Experiment, num_blocks: int) -> Experiment:
+    """The experiment as it was after so many blocks."""
+    arms, positions = (
+        tuple(each[:num_blocks] for each in sides) for sides in (experiment.arms, experiment.positions)
+    )
+    return Experiment(arms, positions)
 
 
 def slopes_of(experiment: Experiment, names: Sequence[str]) -> dict[str, PooledSlope] | None:

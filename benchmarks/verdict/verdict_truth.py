@@ -25,6 +25,7 @@ from benchctl.analysis.attribution.estimate import WallSplit
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, side_ratio
+from benchctl.profile.looks import look_alpha
 from benchctl.profile.planning import ALPHA, look_blocks
 from benchctl.records.record import StopMode
 from benchmarks.common.harness import show
@@ -279,7 +280,11 @@ def stopped(experiment: Experiment) -> dict[str, bool]:
     """What the declared rule ends with, and two rules that nobody should follow."""
     logs, positions = block_logs(experiment), distances(experiment)
     looks = [
-        estimate_paired(logs[:num], 1 - ALPHA / NUM_LOOKS, positions[:num])
+        estimate_paired(
+            logs[:num],
+            1 - look_alpha(ALPHA, NUM_LOOKS, MOST_BLOCKS, is_last=num == MOST_BLOCKS),
+            positions[:num],
+        )
         for num in look_blocks(MOST_BLOCKS, NUM_LOOKS)
     ]
     end = next((one for one in looks if math.expm1(one.half_width or 0) <= PRECISION_FRAC), looks[-1])
