@@ -17,15 +17,17 @@ from itertools import product
 from statistics import fmean
 from typing import Final
 
-from benchctl.analysis.compare.decide import chance_of_verdict
+from benchctl.analysis.compare.decide import chance_of_verdict, margins_of
 from benchctl.analysis.compare.looks import FUTILE_BELOW
-from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.statistics.estimate import RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.robust import OutlierMixture, credibility_of
 from benchctl.profile.looks import look_alpha
 from benchctl.profile.planning import ALPHA, look_blocks
 from benchmarks.common.harness import show
 from benchmarks.verdict.known_truth import CHANGES, Experiment, Made, first_blocks, judge, make, named_stream
 from benchmarks.verdict.named_noise import ALL
 from benchmarks.verdict.shares import SELDOM, Share
+from benchmarks.verdict.verdict_truth import block_logs, distances
 
 NUM_LOOKS: Final = 4
 MARGIN: Final = 0.01
@@ -50,40 +52,49 @@ class End:
         return "inconclusive" in self.verdicts
 
 
-Rule = Callable[[Sequence[tuple[int, Sequence[MetricComparison]]], Sequence[float]], End]
-"""Blocks and metrics of each look, and the level of each, to the end of the experiment."""
+Seen = Sequence[tuple[int, RatioEstimate]]
+"""The blocks and the estimate of each look, to the end of an experiment."""
+MARGINS: Final = margins_of(MARGIN)
 
 
-def until_verdict(seen: Sequence[tuple[int, Sequence[MetricComparison]]], levels: Sequence[float]) -> End:
-    """At the first look at which every metric has a verdict at its level, else at the last."""
-    ends = [
-        End(num, tuple(m.verdict_at(1 - level) for m in metrics))
-        for (num, metrics), level in zip(seen, levels, strict=True)
-    ]
+def verdict_at(estimate: RatioEstimate, level: float) -> str:
+    """``verdict_of`` of the interval of 1 - level, without its ends: by what lies below each margin."""
+    mixture = estimate.uncertainty
+    assert isinstance(mixture, OutlierMixture)
+    tail = credibility_of(level, mixture.calibration) / 2
+    below_low, below_high = (mixture.below(end) for end in (-MARGINS.log_change, MARGINS.log_change))
+    if below_low < tail and 1 - below_high < tail:
+        return "equivalent"
+    return "regression" if below_high < tail else "improvement" if 1 - below_low < tail else "inconclusive"
+
+
+def until_verdict(seen: Seen, levels: Sequence[float]) -> End:
+    """At the first look with a verdict at its level, else at the last."""
+    ends = [End(num, (verdict_at(estimate, level),)) for (num, estimate), level in zip(seen, levels, strict=True)]
     return next((end for end in ends if not end.is_open), ends[-1])
 
 
-def until_hopeless(seen: Sequence[tuple[int, Sequence[MetricComparison]]], levels: Sequence[float]) -> End:
-    """The same, or at the first look at which no open metric has a chance of a verdict by the last."""
-    end = until_verdict(seen, levels)
-    for (num, metrics), level in list(zip(seen, levels, strict=True))[:-1]:
-        if num >= end.num_blocks:
-            break
-        verdicts = tuple(m.verdict_at(1 - level) for m in metrics)
-        chances = [
-            chance_of_verdict(m.estimate, m.margins, seen[-1][0], 1 - levels[-1])
-            for m, verdict in zip(metrics, verdicts, strict=True)
-            if verdict == "inconclusive" and m.estimate is not None
-        ]
-        if max(chances) < FUTILE_BELOW:
-            return End(num, verdicts)
+def until_hopeless(seen: Seen, levels: Sequence[float]) -> End:
+    """The same, or at the first look with no chance of a verdict at the last."""
+    end, (most, _) = until_verdict(seen, levels), seen[-1]
+    for num, estimate in seen[:-1]:
+        is_before = num < end.num_blocks
+        if is_before and chance_of_verdict(estimate, MARGINS, most, 1 - levels[-1]) < FUTILE_BELOW:
+            return End(num, ("inconclusive",))
     return end
 
 
-def looked_at(
-    experiment: Experiment, made: Made, looks: Sequence[int]
-) -> list[tuple[int, Sequence[MetricComparison]]]:
-    return [(num, judge(first_blocks(experiment, num), replace(made, num_blocks=num))) for num in looks]
+def looked_at(experiment: Experiment, looks: Sequence[int]) -> Seen:
+    """The estimates of the two arms of an experiment, as ``judge`` makes them."""
+    logs, positions = block_logs(experiment), distances(experiment)
+    return [(num, estimate_paired(logs[:num], 0.95, positions[:num])) for num in looks]
+
+
+def check_shortcut(experiment: Experiment, made: Made, seen: Seen, level: float) -> None:
+    """Raises AssertionError where estimates and verdicts are not those of a comparison."""
+    for num, estimate in seen:
+        (metric,) = judge(first_blocks(experiment, num), replace(made, num_blocks=num), 1 - level)
+        assert metric.verdict == verdict_at(estimate, level), (num, level, made)
 
 
 def levels_of(looks: Sequence[int]) -> list[float]:
@@ -129,8 +140,11 @@ def _rules_row(
     made = Made(noise=noise, num_blocks=looks[-1], ratio_sd=scatter, change_frac=change, margin_frac=MARGIN)
     stream = named_stream("looks truth", made)
     ends: dict[str, list[End]] = {"equal shares": [], "levels": [], "with futility": []}
-    for _ in range(n):
-        seen = looked_at(make(made, stream), made, looks)
+    for i in range(n):
+        experiment = make(made, stream)
+        seen = looked_at(experiment, looks)
+        if i < 3:
+            check_shortcut(experiment, made, seen, levels_of(looks)[0])
         ends["equal shares"].append(until_verdict(seen, [ALPHA / len(looks)] * len(looks)))
         ends["levels"].append(until_verdict(seen, levels_of(looks)))
         ends["with futility"].append(until_hopeless(seen, levels_of(looks)))
@@ -167,7 +181,7 @@ def extended(n: int) -> Rows:
         made = Made(noise=noise, num_blocks=looks[-1], ratio_sd=scatter, change_frac=change, margin_frac=MARGIN)
         stream = named_stream("extended", made)
         ends = [
-            until_verdict(looked_at(make(made, stream), made, looks), [ALPHA / (k + 1) for k in range(len(looks))])
+            until_verdict(looked_at(make(made, stream), looks), [ALPHA / (k + 1) for k in range(len(looks))])
             for _ in range(n)
         ]
         condition = {"noise": noise, "scatter": f"{scatter:.1%}", "truth": f"{change:+.0%}"}
@@ -188,7 +202,10 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     asked, is_wrong = parser.parse_args(), False
     for name in asked.sections:
-        rows = list(SECTIONS[name](asked.experiments))
+        rows = []
+        for texts, wrong in SECTIONS[name](asked.experiments):
+            rows.append((texts, wrong))
+            print("; ".join(texts.values()), file=sys.stderr, flush=True)
         is_wrong |= any(wrong for _, wrong in rows)
         show(
             [texts for texts, _ in rows], f"{name}: {SECTIONS[name].__doc__} {asked.experiments} experiments a row"

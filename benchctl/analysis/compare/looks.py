@@ -95,6 +95,8 @@ def _judged_look(
         reason = f"{verdict}: {likeliest} stays open{more}"
     elif chance < FUTILE_BELOW:
         reason = f"{verdict}: a verdict {by} is unlikely: chance {percentage(chance, 2)} for {likeliest}{more}"
+    elif chance == math.inf:
+        reason = f"{likeliest} has too few blocks that count{more}"
     else:
         reason = f"chance of a verdict {by}: {percentage(chance, 2)} for {likeliest}{more}"
     is_unlikely = num_left > 0 and chance < FUTILE_BELOW
@@ -108,12 +110,12 @@ def _judged_look(
 
 
 def _chance(metric: MetricComparison, rule: StoppingRecord, num_blocks: int) -> float:
-    """Chance that an open metric has its verdict at the last look; 1 where nothing can be said of it yet."""
+    """Chance that an open metric has its verdict at the last look; infinite where nothing can be said of it."""
     estimate, judged, num_left = metric.estimate, metric.judged_confidence, rule.look_blocks[-1] - num_blocks
     if metric.is_unreliable or (metric.verdict == "inconclusive" and estimate is None):
         return 0.0  # values that decide nothing, and a value of zero
     if estimate is None or judged is None or metric.is_screening or num_left == 0:
-        return 1.0
+        return math.inf
     then = 1 - (1 - judged) * (1 - rule.last_confidence) / (1 - rule.confidence)
     return chance_of_verdict(estimate, metric.margins, estimate.num_blocks + num_left, then)
 

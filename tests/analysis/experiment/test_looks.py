@@ -240,7 +240,10 @@ def test_a_look_for_a_verdict_leaves_out_what_it_was_told_to_and_goes_on_where_n
     for run in results.plan().runs[:2]:
         edit_run(results, run.run_id, state="failed")
     few = look_at(results, 6, rule=FOR_VERDICT)
-    assert (few.ends_for, few.reason.startswith("chance of a verdict by block 12: 100%")) == (None, True)
+    assert (few.ends_for, few.reason) == (
+        None,
+        "step_ms in guided top_k=1 has too few blocks that count (3 metrics open)",
+    )
     results.write_profile("no profile")
     assert (look_at(results, 6, rule=FOR_VERDICT).reason or "").startswith("nothing can be judged: ")
 
