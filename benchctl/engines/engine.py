@@ -6,6 +6,7 @@ nothing and keeps no state; ``measure`` owns processes, sockets and files. All s
 """
 
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import Call, PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepPhase, StepRecord
 from benchctl.untrusted import PROMPT_TOKENS
+from benchctl.untrusted.text import visible_line
 from benchctl.workload.tokenizers import Chat
 
 if TYPE_CHECKING:
@@ -186,6 +188,8 @@ class Engine:
     """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
     signatures: tuple[Signature, ...] = ()
     """Texts in its log that give the cause of a failure away, the special ones first."""
+    once_patterns: tuple[re.Pattern[str], ...] = (re.compile(r"(torch\._dynamo hit config\.\w+)"),)
+    """What its log says at the first use of a shape, of work that is done once; the first group names it."""
     counter: type[PromptCounter] | None = None
     """Asks its servers to count prompts; None where they cannot be asked."""
 
@@ -301,6 +305,11 @@ class Engine:
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """The cause of a failure that the end of the server's log shows; None where it shows none."""
         return next((diagnosis for text, diagnosis in self.signatures if text in log_tail), None)
+
+    def first_uses(self, log: str) -> tuple[str, ...]:
+        """The shapes that this part of the log says were met for the first time, each once."""
+        names = (match[1] for pattern in self.once_patterns for match in pattern.finditer(log))
+        return tuple(dict.fromkeys(visible_line(name, 120) for name in names))
 
     def build(self, settings: VariantSettings) -> Mapping[str, str]:
         """Versions of what a server of these settings runs, by package, as far as they can change a number.

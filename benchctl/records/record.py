@@ -422,6 +422,26 @@ class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.cause}: {errors[-1] if errors else self.message}"
 
 
+class WarmupWave(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Times per token of one wave of the warm-up; None where nothing tells."""
+
+    decode_ns: DurationNs | None = None
+    """Of the steps that only decode, or from chunk to chunk: time over tokens."""
+    prefill_ns: DurationNs | None = None
+    """Of the steps with prompts, or until the first tokens: time over prompt tokens."""
+
+
+class WarmupRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The waves after which a server counted as warm, or the bound was reached."""
+
+    waves: tuple[WarmupWave, ...]
+    """In the order in which they were sent."""
+    source: Literal["steps", "client"]
+    """Origin of the times: the engine's steps, or the client's chunks."""
+    is_steady: bool
+    """The last two agree within ``workload.warmup_tolerance``."""
+
+
 class LoadRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One of several loads that a server got, judged by itself."""
 
@@ -480,6 +500,8 @@ class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
     """UTC, ISO 8601; the only wall-clock time of a run."""
     times: RunTimes = RunTimes()
     """Beginnings of its parts."""
+    warmup: WarmupRecord | None = None
+    """What the warm-up took until the server was warm; None where that was not asked, and in older records."""
     clock: Clock = "host"
     """Clock of the engine's steps."""
     steps_cover: Literal["step", "sampler"] = "step"

@@ -127,6 +127,14 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Requests of the warm-up failed, so the load may have met a cold server.",
             "Read the server's log, then measure again.",
         ),
+        "warmup-unsteady": warning(
+            "The bound of the warm-up was reached before two waves in a row took the same time per token.",
+            "Free the machine, or raise workload.max_warmup_waves or workload.warmup_tolerance.",
+        ),
+        "shape-met-first": warning(
+            "The server met a shape for the first time inside a load: requests waited for work that is done once.",
+            "Read the message; raise workload.num_warmups, and leave workload.warmup_shapes on.",
+        ),
         "check-failed": suspect(
             "Two independent records of the run contradict each other, so its numbers are invalid.",
             "Read the message: it names the reconciliation check (see below) and both values.",

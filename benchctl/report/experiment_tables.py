@@ -14,7 +14,7 @@ from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
-from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
+from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest, WarmupRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
@@ -160,16 +160,24 @@ def runs_table(analysis: AnalyzedExperiment) -> Table:
         if (run := begun.get(planned.run_id)) is None
         else {"run": planned.run_id, "state": run.state}
         | {name: _NUMBERS.get(name, four_digits)(run.number(name)) for name in names}
-        | {"notes": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers})}
+        | {
+            "warmup": run.record.warmup,
+            "notes": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers}),
+        }
         for planned in analysis.results.plan.runs
     ]
     columns = (
         Column("run", "run", is_left=True),
         Column("state", "state", is_left=True),
         *(Column(name, heading) for name, heading in names.items()),
+        Column("warmup", "warm-up", _warmup_text, is_left=True),
         Column("notes", "notes", lambda marks: " ".join(map(str, marks))),
     )
     return Table("Runs, in the order of execution", columns, tuple(rows))
+
+
+def _warmup_text(warmup: WarmupRecord) -> str:
+    return f"{count_of(len(warmup.waves), 'wave')}{'' if warmup.is_steady else ', unsteady'}"
 
 
 def cells_table(analysis: AnalyzedExperiment) -> Table | None:

@@ -38,6 +38,34 @@ def _loaded(tmp_path_factory) -> tuple[Path, str, float]:
     return only_result(cwd), output, num_tokens
 
 
+def test_a_running_server_is_warmed_up_in_waves_and_its_slots_are_taken_over_or_a_beginning_is_left_out(tmp_path):
+    lengths = ("--num-prompts", "20", "--input-len", "20", "--output-len", "6")
+    with sim_server(tmp_path / "server") as server:
+        url = server.client.base_url
+        running = (
+            "--max-concurrency",
+            "4",
+            "--begin",
+            "running",
+            "--warmup-waves",
+            "3",
+            "-o",
+            tmp_path / "running",
+        )
+        printed("load", url, *lengths, *running, cwd=tmp_path)
+        discarding = ("--request-rate", "200", "--discard", "0.25", "-o", tmp_path / "discarding")
+        printed("load", url, *lengths, *discarding, cwd=tmp_path)
+        told = refusal("load", url, *lengths, "--request-rate", "9", "--begin", "running", cwd=tmp_path)
+    (run,), (late,) = (load_results(tmp_path / name).runs for name in ("running", "discarding"))
+    assert run.record.warmup.source == "client"
+    num_waves = len(run.record.warmup.waves)
+    assert num_waves in {2, 3}
+    assert (run.record.num_sent, sum(each.is_warmup for each in run.requests)) == (20, 1 + 4 * num_waves + 8)
+    assert (late.record.num_sent, sum(each.is_warmup for each in late.requests)) == (15, 1 + 5)
+    assert "--begin: is running" in told
+    assert "set --discard instead" in told
+
+
 def test_a_load_ends_with_tables_and_records_what_the_server_made_and_the_machine_of_its_client(loaded):
     path, output, num_tokens = loaded
     for text in (

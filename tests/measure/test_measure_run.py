@@ -113,6 +113,17 @@ def test_warm_up_bursts_come_one_after_another_and_stay_out_of_the_load(tmp_path
     assert (len(others), loaded.record.state) == (2, "done")
 
 
+@pytest.mark.parametrize(("token", "is_named"), [(10, True), (2, False)])
+def test_a_kernel_that_the_server_compiles_in_the_load_is_named_and_one_of_the_warm_up_is_not(
+    tmp_path, token, is_named
+):
+    requests, warmups = [request(i, max_tokens=5) for i in range(4)], {"num_warmups": 1}
+    run = measure(tmp_path, requests, "--compile-after", str(token), workload=warmups).record
+    message = told(run).get("shape-met-first")
+    assert (run.state, message is not None) == ("done", is_named)
+    assert not is_named or "Triton kernel JIT compilation during inference: _topk_kernel;" in message
+
+
 def test_a_run_of_which_no_request_completes_has_failed_and_says_why(tmp_path):
     run = measure(tmp_path, [request(0), request(1)], timeouts={"request_s": 0.0001}).record
     assert (run.state, run.failure.cause) == ("failed", "no-request-completed")

@@ -113,6 +113,18 @@ class LoadOptions:
         int,
         typer.Option(min=0, max=MAX_WARMUPS, help="Short requests before the load, which no number includes."),
     ] = 1
+    warmup_waves: Annotated[
+        int,
+        typer.Option(min=0, max=50, help="Then at most so many waves of them, until two in a row are as fast."),
+    ] = 0
+    begin: Annotated[
+        Literal["drained", "running"],
+        typer.Option(help="Begin a closed loop with an idle server, or take over slots from warm-up requests."),
+    ] = "drained"
+    discard: Annotated[
+        float,
+        typer.Option(help="Share of an open loop's requests, from its beginning, that no number includes."),
+    ] = 0.0
     workers: Annotated[str, typer.Option(metavar="auto|N", help="Processes that send the load.")] = "auto"
     priority: Annotated[
         Literal["auto", "none"],
@@ -274,6 +286,7 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
             "arrival": _arrival(options),
             "num_warmups": options.num_warmups,
             "warmup_shapes": False,
+            "max_warmup_waves": options.warmup_waves,
             "allow_prefix_cache_hits": True,
             "on_missing_dataset": "fail",
         },
@@ -285,7 +298,12 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],
-        "load": {"workers": workers, "priority": options.priority},
+        "load": {
+            "workers": workers,
+            "priority": options.priority,
+            "begin": options.begin,
+            "discard": options.discard,
+        },
         "timeouts": {"request_s": options.timeout_s},
         "telemetry": {"gpu_hz": 0.0, "host_hz": 0.0, "prometheus_hz": 0.0},
     }

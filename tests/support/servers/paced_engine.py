@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
+from benchctl.engines.vllm import VllmEngine
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import CANCELLED, Exchange
 from benchctl.measure.server.process import choose_port
@@ -90,6 +91,9 @@ class PacedEngine:
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return read_jsonl(raw_step_log(directory), StepRecord)
+
+    def first_uses(self, log: str) -> tuple[str, ...]:
+        return VllmEngine().first_uses(log)
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         if "address already in use" in log_tail:

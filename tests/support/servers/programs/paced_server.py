@@ -26,6 +26,7 @@ def arguments():
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--with-worker", action="store_true", help="start a child that outlives its parent")
     parser.add_argument("--die-after", type=int, help="tokens after which the server ends with exit code 3")
+    parser.add_argument("--compile-after", type=int, help="tokens after which it logs that it compiles a kernel")
     parser.add_argument("--broken-info", action="store_true")
     return parser.parse_args()
 
@@ -114,6 +115,9 @@ class Server:
             step = {"step": self.num_tokens, "start_ns": now, "dur_ns": 1000, "clock": "host", "phase": "decode"}
             self.steps.write(json.dumps(step | {"num_seqs": num_choices, "output_tokens": num_choices}) + "\n")
             self.steps.flush()
+        if self.num_tokens == self.options.compile_after:
+            kernel = "Triton kernel JIT compilation during inference: _topk_kernel. This causes a latency spike"
+            print(f"(EngineCore pid=1) WARNING [jit_monitor.py:140] {kernel}", flush=True)
         if self.num_tokens == self.options.die_after:
             print("fatal: out of luck", flush=True)
             signal.raise_signal(signal.SIGKILL)
