@@ -8,6 +8,7 @@ import asyncio
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -77,6 +78,30 @@ def test_accounts_of_transformers_agree_to_the_token(tmp_path):
         assert sections == {"schedule", "model_forward", "sampler_total"}
     one, other = ([request.choices[0].text for request in run.requests] for run in results.runs)
     assert one != other
+
+
+def assert_loads_agree(results, confirmed):
+    """Each load of each run has whole accounts of its own; one may be left out for a client that was late."""
+    loads = tuple(load for run in results.runs for load in run.loads)
+    assert_accounts_agree(replace(results, runs=loads), {"requests", "step-tokens", "step-time", *confirmed})
+    for load in (load for run in results.runs for load in run.record.loads):
+        assert {warning.code for warning in load.warnings} & SUSPECT_CODES <= CLIENT_SUSPECT_CODES
+    assert [load.number for load in results.runs[0].record.loads] == [1, 2, 3]
+
+
+@needs("transformers")
+def test_steps_of_several_loads_on_a_transformers_server_are_those_of_their_loads(tmp_path):
+    (tmp_path / "sampler.yaml").write_text(SAMPLER)
+    model = f"model={tiny_model(tmp_path)}"
+    words = ("sampler.yaml", "transformers", "transformers-cpu", tmp_path, model, "loads_per_server=3")
+    assert_loads_agree(measured(*words), set())
+
+
+@pytest.mark.nightly
+@needs("vllm")
+def test_steps_of_several_loads_on_a_vllm_server_are_those_of_their_loads_and_none_comes_from_a_cache(tmp_path):
+    results = smoked("vllm", "vllm-cpu", tmp_path, "loads_per_server=3", "sampling.temperature=0")
+    assert_loads_agree(results, {"counters", "prefix-cache"})
 
 
 ON_A_CPU = [
