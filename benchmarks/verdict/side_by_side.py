@@ -8,14 +8,14 @@ three ways, which alternate round by round, beside processes that compute in bur
 * *in turns, one core*: one server after the other, each on the core that it has side by side;
 * *in turns, all cores*: one server after the other, each with all cores.
 
-Places, and which arm begins, are swapped from round to round. Side by side, steps count while both loads last.
-Intervals are those of benchctl's estimator for ln(B / A) of the rounds, without what differs between pairs of
-servers. At the same machine time one is as wide as it is here times the square root of the time that all rounds
-took; ratios of these widths have 95 % intervals, by drawing rounds anew. Whether the ratio is 1 is asked of the
-means of the pairs, because two servers of one kind differ. Needs two cores and the engine vllm; a pair takes one to
-two minutes to start.
+Places, and which arm begins, are swapped from round to round, and which arm starts first from pair to pair.
+Side by side, steps count while both loads last. Intervals are those of benchctl's estimator for ln(B / A) of the
+rounds, without what differs between pairs of servers. At the same machine time one is as wide as it is here times
+the square root of the time that all rounds took; ratios of these widths have 95 % intervals, by drawing rounds
+anew. Whether the ratio is 1 is asked of the means of the pairs, because two servers of one kind differ. Needs two
+cores and the engine vllm; a pair takes one to two minutes to start.
 
-    python -m benchmarks.verdict.side_by_side [--pairs 5] [--rounds 12] [--waves 2] [--busy 2] [--json FILE]
+    python -m benchmarks.verdict.side_by_side [--pairs 6] [--rounds 8] [--waves 2] [--busy 2] [--json FILE]
     python -m benchmarks.verdict.side_by_side --read FILE...
 """
 
@@ -75,10 +75,12 @@ def measure_pair(model: str, number: int, num_rounds: int, waves: int, directory
     """The rounds of one pair of servers: a row for each way and round."""
     measured: list[tuple[str, int, Loads]] = []
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(pinned_vllm(model, i, port, directory / f"{number}-{i}"))
-            for i, port in enumerate(PORTS)
-        ]
+        arms = (0, 1) if number % 2 == 0 else (1, 0)  # which arm starts first, and on core 0, changes
+        started = {
+            arm: stack.enter_context(pinned_vllm(model, core, PORTS[arm], directory / f"{number}-{arm}"))
+            for core, arm in enumerate(arms)
+        }
+        servers = [started[0], started[1]]
         for _ in range(2):
             load(servers, [[0], [1]], waves)
         for index in range(num_rounds):
@@ -168,7 +170,7 @@ def table(rows: Sequence[Row]) -> list[Figures]:
 
 
 def main() -> None:
-    chosen = options(__doc__, pairs=5, rounds=12, waves=2, busy=2, read=[""])
+    chosen = options(__doc__, pairs=6, rounds=8, waves=2, busy=2, read=[""])
     if any(chosen.read):
         rows = [
             row | {"pair": f"{name}-{row['pair']}"}
