@@ -3,6 +3,7 @@
 python -m benchmarks.common.busy [--seed 0] [--mean-ms 200]
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -28,8 +29,8 @@ def busy_processes(count: int) -> Iterator[None]:
 
 def main() -> None:
     chosen = options(__doc__, seed=0, mean_ms=200.0)
-    stream = random.Random(chosen.seed)
-    while True:
+    stream, parent = random.Random(chosen.seed), os.getppid()
+    while os.getppid() == parent:  # who started it may be killed
         end = time.perf_counter() + stream.expovariate(1e3 / chosen.mean_ms)
         while time.perf_counter() < end:
             sum(range(1000))
