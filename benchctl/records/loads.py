@@ -46,7 +46,7 @@ def concluded(record: RunRecord, failure: RunFailure | None, *, is_suspect: bool
         return msgspec.structs.replace(record, state="failed", failure=failure or next(of_loads, None))
     warnings = [*record.warnings, *_common_warnings(ended, record)]
     if left and failure is not None:
-        loads[left[0].number - 1] = msgspec.structs.replace(left[0], state="failed", failure=failure)
+        loads[loads.index(left[0])] = msgspec.structs.replace(left[0], state="failed", failure=failure)
     warnings += [
         _left_out(f"{_numbered([load.number], record)} is left out: {_reason(load)}", record)
         for load in loads

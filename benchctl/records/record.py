@@ -398,9 +398,9 @@ class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
     """First request of a load whose first ones are warm-up (``load.begin: running``, ``load.discard``); None for
     others."""
     first_send_ns: MomentNs | None = None
-    """First request of the load."""
+    """First request of the load, of the first where there are several."""
     last_token_ns: MomentNs | None = None
-    """Last token of the load."""
+    """Last token of the load, of the last where there are several."""
     stop_ns: MomentNs | None = None
     """Request to the server to end."""
 
@@ -512,7 +512,7 @@ class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
     floor_ns: Size | None = None
     """Least time of a step by its FLOPs and bytes, if all steps are the same forward pass; None where the peaks of
     the device are unknown."""
-    loads: tuple[LoadRecord, ...] = ()
+    loads: Annotated[tuple[LoadRecord, ...], msgspec.Meta(max_length=64)] = ()
     """The loads of a server that got several; empty for one load."""
     num_sent: Count | None = None
     """Requests of the load that were sent, of all its loads where it has several."""

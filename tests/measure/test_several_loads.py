@@ -20,6 +20,7 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_run
 from benchctl.records.schema import HostSample
+from benchctl.records.writers import settled
 
 TOKENS = 6
 """Of each of the four requests of a load."""
@@ -152,6 +153,16 @@ def test_a_warning_of_several_loads_is_one_that_names_them(tmp_path):
         for warning in load.warnings:
             (merged,) = (each for each in run.record.warnings if each.code == warning.code)
             assert merged.message.startswith(("load 1 of 2: ", "load 2 of 2: ", "loads 1, 2 of 2: "))
+
+
+def test_a_record_of_a_stranger_with_other_numbers_of_loads_is_settled_without_a_mistake(tmp_path):
+    record = measure(tmp_path).record
+    strange = tuple(
+        msgspec.structs.replace(load, number=number, state=state)
+        for load, number, state in zip(record.loads, (9, 9, 7), ("done", "planned", "planned"), strict=True)
+    )
+    ended = settled(msgspec.structs.replace(record, state="running", loads=strange))
+    assert (ended.state, [load.state for load in ended.loads]) == ("done", ["done", "failed", "planned"])
 
 
 SLOW = (
