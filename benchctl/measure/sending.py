@@ -46,7 +46,7 @@ from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.server.health import raise_when_stalled
 from benchctl.measure.server.server import AnyServer
 from benchctl.measure.warmup import warmup_requests
-from benchctl.measure.waves import send_waves, size_of_log, warn_of_first_uses
+from benchctl.measure.waves import naming_first_uses, send_waves
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections import PriorityOption
@@ -144,7 +144,6 @@ class ServerUnderTest:
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
         run, (sent_before, num_warmups) = self._run, opening
-        log_bytes = size_of_log(run)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
@@ -166,13 +165,13 @@ class ServerUnderTest:
             load.summary = run.load
             run.load.opening = LoadSummary() if num_warmups else None
             with (
+                naming_first_uses(run),
                 steady_interpreter(),
                 prioritized(load, priority, lambda granted: run.note(client_priority=granted)),
             ):
                 everything = chain(sent_before, requests)
                 await self._send(load, everything, run.profile.workload.arrival, num_warmups)
         self._check_accepted(load.summary)
-        warn_of_first_uses(run, log_bytes)
 
     def _check_accepted(self, load: LoadSummary) -> None:
         keys = self._run.keys_in_requests()

@@ -7,8 +7,8 @@ any effect; elsewhere those of the client.
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -41,7 +41,7 @@ async def send_waves(
         return
     size, waves, is_steady = largest_batch(requests, run.profile, run.settings), list[WarmupWave](), False
     begin_ns, num_steps = time.monotonic_ns(), len(steps_until_now(run))
-    source: Literal["steps", "client"] = "client"
+    logs_steps = run.engine.has_steps(run.settings)
     while len(waves) < most and not is_steady:
         records, wave_ns = list[RequestRecord](), time.monotonic_ns()
         if len(waves) > 1 and wave_ns - begin_ns > _LONGEST_NS:
@@ -53,27 +53,23 @@ async def send_waves(
         steps = steps_until_now(run)
         # Those that the engine writes late belong to the wave before
         new = [each for each in steps[num_steps:] if each.clock != "host" or each.start_ns + each.dur_ns > wave_ns]
-        num_steps, source = len(steps), "steps" if new else "client"
-        waves.append(wave_by_steps(new) if new else wave_by_client(records))
+        num_steps = len(steps)
+        waves.append(wave_by_steps(new) if logs_steps else wave_by_client(records))
         is_steady = len(waves) > 1 and do_agree(waves[-2], waves[-1], tolerance_frac)
+    source: Literal["steps", "client"] = "steps" if logs_steps else "client"
     run.note(warmup=WarmupRecord(waves=tuple(waves), source=source, is_steady=is_steady))
     if not is_steady:
         run.warn(ResultWarning(code="warmup-unsteady", message=_unsteady(waves)))
 
 
-def size_of_log(run: MeasuredRun) -> int:
-    """Bytes that the server has put out until now; 0 of a server that someone else started."""
+@contextmanager
+def naming_first_uses(run: MeasuredRun) -> Iterator[None]:
+    """Warn of the shapes of which the server's output inside says that they were met for the first time."""
     log = LaunchSite(port=0, directory=run.directory.path).log
-    return log.stat().st_size if log.exists() else 0
-
-
-def warn_of_first_uses(run: MeasuredRun, log_bytes: int) -> None:
-    """Warn of the shapes that the server says it met for the first time, behind so many bytes of its output."""
-    if not size_of_log(run):
-        return
-    with LaunchSite(port=0, directory=run.directory.path).log.open("rb") as log:
-        log.seek(log_bytes)
-        content, _ = run.redactor.content(log.read())
+    num_bytes = log.stat().st_size if log.exists() else 0
+    yield
+    output = log.read_bytes()[num_bytes:] if log.exists() else b""
+    content, _ = run.redactor.content(output)
     if uses := run.engine.first_uses(content.decode(errors="replace")):
         message = f"the server's log says during the load: {first_of(uses, 3)}; requests waited for it"
         run.warn(ResultWarning(code="shape-met-first", message=message))
