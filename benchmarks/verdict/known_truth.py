@@ -84,14 +84,16 @@ def _profile(num_arms: int) -> Profile:
     return load_profile("topk-sweep", overrides=[f"sweep.top_k={list(range(1, num_arms))}"])
 
 
-def make(made: Made, stream: np.random.Generator) -> Experiment:
-    """An experiment in an order of its own, planned as a profile with that seed would be."""
+def make(made: Made, stream: np.random.Generator, noise: Noise | None = None) -> Experiment:
+    """An experiment in an order of its own, planned as a profile with that seed would be; ``noise`` stands for that
+    of its name.
+    """
     changes = {"seed": int(stream.integers(2**31)), "blocks": made.num_blocks}
     plan = plan_runs(_profile(made.num_arms).model_copy(update=changes))
     labels = [arm_label(run.variant, run.cell) for run in plan.runs]
     arms = sorted(set(labels), key=lambda label: (not label.startswith("baseline"), label))
     is_baseline = np.array([label == arms[0] for label in labels])
-    logs = _logs(ALL[made.noise], made, stream, is_baseline)
+    logs = _logs(noise or ALL[made.noise], made, stream, is_baseline)
     where = {(label, run.block): run for label, run in zip(labels, plan.runs, strict=True)}
     values: list[Arm] = []
     positions: list[tuple[int, ...]] = []

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RunKey
 from benchctl.analysis.statistics.intervals import t_quantile
+from benchctl.profile.bounds import MAX_LOADS
 from benchctl.steptime.speculation_law import Estimate
 
 
@@ -143,8 +144,6 @@ class Design(NamedTuple):
     seconds: float
 
 
-MOST_LOADS: Final = 50
-"""On one server, as the profile allows."""
 MAX_BLOCKS_NEEDED: Final = 1000
 
 
@@ -172,7 +171,7 @@ def cheapest_design(
     Near N = sqrt(starts / load * within^2 / between^2), where (starts + N load)(between^2 + within^2 / N) is least;
     all are tried, because blocks are whole, at least six, and few of them widen the interval.
     """
-    designs = (design_of(n, half_width_frac, between, within, costs, width) for n in range(1, MOST_LOADS + 1))
+    designs = (design_of(n, half_width_frac, between, within, costs, width) for n in range(1, MAX_LOADS + 1))
     return min((each for each in designs if each is not None), key=lambda each: each.seconds, default=None)
 
 
@@ -190,8 +189,8 @@ def loads_for_least_cost(pilot: Iterable[Evidence], costs: Costs, num_pilot: int
     where of_means / of_loads is distributed as (r + 1 / num_loads) times F, and r as ``PRIOR``. The mean over
     metrics counts. It is 1 where loads do not scatter, and never depends on the sign or size of a change.
     """
-    ratios, numbers = np.geomspace(*PRIOR, 101)[:, None], np.arange(1, MOST_LOADS + 1)
-    num_left, expected = num_blocks - num_pilot, np.zeros(MOST_LOADS)
+    ratios, numbers = np.geomspace(*PRIOR, 101)[:, None], np.arange(1, MAX_LOADS + 1)
+    num_left, expected = num_blocks - num_pilot, np.zeros(MAX_LOADS)
     for evidence in pilot:
         if not evidence.of_loads:
             continue
