@@ -290,6 +290,7 @@ def power_lines(
     The minimum detectable effect of each metric, and the blocks that the most demanding one takes. ``has_steps``
     tells for which settings the engine records steps: metrics that it does not record decide nothing.
     """
+    noise = None if noise is None else _with_loads(noise, profile.num_loads)
     others = Counter(variant for variant, _ in arms(profile) if variant != profile.baseline)
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     primary = [name for name, role in roles.items() if role == "deciding" and name in METRICS]
@@ -329,6 +330,18 @@ def power_lines(
         f"a change of {percentage(2 * margins.change_frac, 2)} (twice the {margin}) in {name}: {number} blocks",
         *unrecorded,
     )
+
+
+def _with_loads(noise: NoiseFloor, num_loads: int) -> NoiseFloor:
+    """The noise with the scatter that blocks of so many loads per server have, by that of servers and loads."""
+    of_others = {
+        name: msgspec.structs.replace(
+            each, log_sd=math.sqrt(2 * (each.between[0] ** 2 + each.within[0] ** 2 / num_loads))
+        )
+        for name, each in noise.metrics.items()
+        if num_loads != noise.num_loads and each.between is not None and each.within is not None
+    }
+    return msgspec.structs.replace(noise, metrics=noise.metrics | of_others)
 
 
 def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | None) -> str:

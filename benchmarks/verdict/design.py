@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchctl.analysis.statistics.components import Components, Costs, loads_for_least_cost, variance_components
-from benchctl.profile.planning import PILOT_BLOCKS, PILOT_LOADS
+from benchctl.profile.bounds import PILOT_LOADS
+from benchctl.profile.planning import PILOT_BLOCKS
 from benchmarks.common.harness import show
 from benchmarks.verdict.known_truth import Made, covers, is_found, judge, make, named_stream
 from benchmarks.verdict.named_noise import Values
@@ -114,7 +115,7 @@ def components(n: int) -> Iterator[Row]:
 
 
 def cost(n: int) -> list[dict[str, str]]:
-    """The mean cost of auto and of each fixed design relative to the cheapest of those, <= 1.15 from 12 blocks on."""
+    """The mean cost of auto and of each fixed design, relative to the cheapest of those; at most 1.15 is wanted."""
     rows = []
     for name, num_blocks in product(SERVER_COSTS, (8, NUM_BLOCKS, 20)):
         of_auto, of_fixed = [], []

@@ -10,7 +10,7 @@ from support.cli import WITHOUT_SERVERS, document, printed, refusal
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning import noise_of_experiment
+from benchctl.analysis.planning import noise_of_experiment, power_lines
 from benchctl.measure.directory import Origin, reopen_experiment
 from benchctl.measure.experiment import create_experiment, run_experiment
 from benchctl.measure.run import Listener, RunContext
@@ -173,6 +173,18 @@ def test_a_plan_says_what_a_precision_costs_where_the_noise_on_file_knows_it(sev
     listed = printed("noise", "show", next((tmp_path / "noise").iterdir()).name, **env)
     assert "between servers" in listed
     assert "precision: ±1% in" in listed
+
+
+def test_a_plan_rests_on_the_scatter_that_its_own_number_of_loads_will_have(several: Path) -> None:
+    noise = noise_of_experiment(load_experiment(several))
+    parts = {"between": (0.01, 0.005, 0.02), "within": (0.04, 0.03, 0.05), "log_sd": 0.035}
+    noise = msgspec.structs.replace(
+        noise, metrics={name: msgspec.structs.replace(each, **parts) for name, each in noise.metrics.items()}
+    )
+    scatters = {1: "5.8%", 4: "3.5%", 16: "2%"}  # sqrt(2 (0.01^2 + 0.04^2 / N)); of four it was measured
+    for num_loads, scatter in scatters.items():
+        profile = load_profile("aa", engine="sim", overrides=[*SMALL, f"loads_per_server={num_loads}"])
+        assert f"this rests on blocks that scatter by {scatter} (measured" in power_lines(profile, noise)[1]
 
 
 def test_of_one_load_per_server_nothing_is_said_of_scatter_or_its_cost(tmp_path: Path) -> None:
