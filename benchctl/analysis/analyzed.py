@@ -262,7 +262,6 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     pairs = baseline_pairs(experiment, confidence)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
-    primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
     passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())
     return AnalyzedExperiment(
         experiment=experiment,
@@ -274,7 +273,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         launches=launches,
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs),
-        scatter=scatter_of(experiment, primary),
+        scatter=scatter_of(experiment),
         precision=precision_of(experiment),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(

@@ -172,7 +172,7 @@ def choose_loads(experiment: Experiment, num_blocks: int) -> LoadsChoice | None:
 
     None where they do not tell the scatter of any primary metric. Where no server is launched, a start is free.
     """
-    scatter = scatter_of(experiment, experiment.profile.primary_metrics)
+    scatter = scatter_of(experiment)
     if not scatter:
         return None
     num_pilot = 1 + max(run.block for run in experiment.results.plan.runs)
@@ -197,7 +197,7 @@ def choose_loads(experiment: Experiment, num_blocks: int) -> LoadsChoice | None:
 def precision_of(experiment: Experiment) -> str | None:
     """The price of the declared precision of a measured experiment: see ``precision_text``."""
     profile = experiment.profile_or_none
-    scatter = {} if profile is None else scatter_of(experiment, profile.primary_metrics)
+    scatter = scatter_of(experiment)
     costs = costs_of(experiment) if scatter else None
     if profile is None or costs is None:
         return None

@@ -6,21 +6,29 @@ from itertools import pairwise
 from statistics import median
 
 from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.pairing import baseline_pairs, deciding_between
 from benchctl.analysis.statistics.components import Components, Costs, variance_components
 from benchctl.units import s_from_ns
 
 
-def scatter_of(experiment: Experiment, names: Iterable[str]) -> dict[str, Components]:
+def scatter_of(experiment: Experiment, names: Iterable[str] | None = None) -> dict[str, Components]:
     """The variance components of those of these metrics that several loads per server tell, over all arms.
 
-    From the loads that count of the runs that count. Empty for an experiment of one load per server.
+    From the loads that count of the runs that count; by default of the metrics that decide, or would with another
+    arm. Empty for an experiment of one load per server.
     """
+    if all(len(run.loads) == 1 for run in experiment.counted_runs.values()):
+        return {}
+    if names is None:
+        primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
+        pairs = baseline_pairs(experiment)
+        names = dict.fromkeys(name for pair in pairs for name in deciding_between(primary, pair)) or primary
     loads = {
         key: list(zip((load.load or 1 for load in run.loads), experiment.load_metrics(run), strict=True))
         for key, run in experiment.counted_runs.items()
     }
     scatter = {}
-    for name in names if any(len(of_run) > 1 for of_run in loads.values()) else ():
+    for name in names:
         servers = {
             key: {number: math.log(value) for number, each in of_run if (value := each.get(name)) and value > 0}
             for key, of_run in loads.items()
