@@ -105,10 +105,14 @@ def _requests_text(analysis: AnalyzedExperiment) -> str:
     prompts = "" if lengths is None else f" · prompts of {lengths}"
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
     limit = "" if rate is None else f" · at most {rate:g} launches per second"
-    numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
-    times = "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
     source = f"{manifest.dataset} ({manifest.request_set_sha256[:10]})"
-    return f"{len(requests)} requests{times} of {source}{prompts}{limit} · stop {manifest.stop}"
+    return f"{len(requests)} requests{times_text(analysis)} of {source}{prompts}{limit} · stop {manifest.stop}"
+
+
+def times_text(analysis: AnalyzedExperiment) -> str:
+    """How often a server got the request set, as `` 3 times``; nothing where it was once."""
+    numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
+    return "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
 
 
 def passes_text(analysis: AnalyzedExperiment) -> str:

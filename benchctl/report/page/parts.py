@@ -36,6 +36,7 @@ from benchctl.report.experiment_tables import (
     passes_text,
     prompt_lengths_text,
     runs_table,
+    times_text,
 )
 from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_waterfalls, waterfall_values
 from benchctl.report.table import Table, table_of
@@ -325,7 +326,7 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
     if analysis.passes is None:
         requests = analysis.results.requests
         work = {
-            "requests": f"{len(requests)} of {manifest.dataset}, stop {manifest.stop}",
+            "requests": f"{len(requests)}{times_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
             "prompts": prompt_lengths_text(requests, manifest.engine) or "",
             "request set": manifest.request_set_sha256,
         }

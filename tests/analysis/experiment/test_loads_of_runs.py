@@ -95,6 +95,7 @@ def test_show_compare_the_tables_and_the_json_have_one_number(whole):
         assert metric["blocks"] == 6, "the block stays the unit"
         assert min(logs["baseline"]) <= spread["baseline"] <= max(logs["baseline"])
     assert "12 requests 3 times of synthetic" in printed("show", whole.path)
+    assert "12 3 times of synthetic" in (whole.path / "report.html").read_text()
 
 
 def test_the_parts_of_a_comparison_add_up_with_several_loads(whole):
