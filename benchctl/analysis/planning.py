@@ -202,8 +202,9 @@ def precision_of(experiment: Experiment) -> str | None:
     if profile is None or costs is None:
         return None
     parts = {name: (each.between.value, each.within.value) for name, each in scatter.items()}
+    choice = experiment.results.manifest.loads
     num_loads = max(round(each.evidence.num_loads) for each in scatter.values())
-    return precision_text(profile, parts, costs, num_loads)
+    return precision_text(profile, parts, costs, num_loads if choice is None else choice.num_loads)
 
 
 def precision_on_file(noise: NoiseFloor, profile: Profile | None = None) -> str | None:

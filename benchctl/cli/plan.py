@@ -161,6 +161,7 @@ def print_plan(
     plan = plan_runs(profile)
     _print_runs(plan.runs, estimate.run_s)
     times = "" if profile.num_loads == 1 else f" {profile.num_loads} times"
+    times += " in the first two blocks" if profile.loads_per_server == "auto" else ""
     say(
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
         f"{count_of(len(requests), 'request')} each{times}; {duration_text(profile, estimate)}"

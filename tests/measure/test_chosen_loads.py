@@ -77,6 +77,8 @@ def test_after_two_blocks_with_three_loads_a_number_is_chosen_for_the_rest_and_r
     )
     assert f"loads_per_server: {choice.reason}" in printed("show", results.path, "--all", COLUMNS="1000")
     assert "invalid" not in printed("compare", results.path, code=3)  # a choice alters no result
+    plan = printed("run", "aa", "--engine", "sim", "--set", "loads_per_server=auto", "--dry-run", cwd=tmp_path)
+    assert re.search(r"\d+ requests each 3 times in the first two blocks", plan)
 
 
 def test_an_experiment_that_goes_on_keeps_the_number_that_was_chosen(tmp_path: Path) -> None:
