@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RecordError
 from benchctl.load.exchange import LoadSummary
 from benchctl.measure.measured_run import MeasuredRun
@@ -36,7 +36,7 @@ async def send_waves(
     send: Callable[[Iterable[Burst], Callable[[RequestRecord], None]], Awaitable[LoadSummary]],
 ) -> None:
     """Send waves until two in a row agree, or to their bound, and record what it took."""
-    most, tolerance_frac = most_waves(run.profile), run.profile.workload.warmup_tolerance
+    most, tolerance_frac = most_waves(run.profile, run.engine), run.profile.workload.warmup_tolerance
     if not most or not requests:
         return
     size, waves, is_steady = largest_batch(requests, run.profile, run.settings), list[WarmupWave](), False
@@ -84,12 +84,13 @@ def steps_until_now(run: MeasuredRun) -> list[StepRecord]:
     return steps
 
 
-def most_waves(profile: Profile) -> int:
-    """The bound on the waves that are sent until two agree."""
+def most_waves(profile: Profile, engine: Engine) -> int:
+    """The bound on the waves that are sent until two agree; a server that others use is as warm as they made it."""
     chosen = profile.workload.max_warmup_waves
     if chosen is not None:
         return chosen
-    return 0 if is_virtual(profile.engine.kind) or not profile.workload.num_warmups else _MOST_WAVES
+    is_ours = engine.is_launched and not is_virtual(profile.engine.kind)
+    return _MOST_WAVES if is_ours and profile.workload.num_warmups else 0
 
 
 def wave_requests(requests: Sequence[PreparedRequest], size: int, number: int) -> Burst:
@@ -136,7 +137,8 @@ def do_agree(one: WarmupWave, other: WarmupWave, tolerance_frac: float) -> bool:
 
 def _unsteady(waves: Sequence[WarmupWave]) -> str:
     """The message that the bound ended the warm-up."""
-    times = {"decoding": [wave.decode_ns for wave in waves], "prompts": [wave.prefill_ns for wave in waves]}
+    last = waves[-2:]
+    times = {"decoding": [wave.decode_ns for wave in last], "prompts": [wave.prefill_ns for wave in last]}
     texts = [f"{name} {', '.join(f'{ns / 1e6:.3g}' for ns in of_waves if ns)}" for name, of_waves in times.items()]
     return (
         f"{len(waves)} waves of warm-up, and the last two still differ by more than workload.warmup_tolerance; "

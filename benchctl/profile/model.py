@@ -227,7 +227,8 @@ class Workload(Section):
     times per token, of decoding and of prompts."""
     max_warmup_waves: Annotated[int, Field(ge=0, le=50)] | None = None
     """Waves after which the load begins although the server is not warm by ``warmup_tolerance``; 0 sends none.
-    null: 8, and none to the simulator or with num_warmups 0. After five seconds no third or later one begins."""
+    null: 8, and none with num_warmups 0, to the simulator, or to a server that benchctl does not start. After five
+    seconds no third or later one begins."""
     allow_prefix_cache_hits: bool = False
     """Allows prompts to be found in a prefix cache; otherwise a run with cache hits is invalid."""
 

@@ -6,6 +6,7 @@ import pytest
 from support.cli import printed
 from support.servers.paced_engine import request
 
+from benchctl.engines.engine import engine_for
 from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.vllm import VllmEngine
@@ -88,14 +89,15 @@ def test_a_warm_up_that_its_bound_ended_is_warned_of_with_the_times_of_its_waves
 def test_real_engines_are_warmed_up_by_waves_and_the_simulator_is_not():
     for engine, overrides, bound in (
         ("vllm", (), 8),
-        ("attach", (), 8),
+        ("attach", (), 0),
         (None, (), 0),
         ("vllm", ("workload.num_warmups=0",), 0),
         ("vllm", ("workload.max_warmup_waves=0",), 0),
         (None, ("workload.max_warmup_waves=3",), 3),
     ):
         options = ("engine.options.url=http://127.0.0.1:1",) if engine == "attach" else ()
-        assert most_waves(load_profile("topk-sweep", engine=engine, overrides=(*overrides, *options))) == bound
+        profile = load_profile("topk-sweep", engine=engine, overrides=(*overrides, *options))
+        assert most_waves(profile, engine_for(profile.engine.kind)) == bound
 
 
 def test_a_wave_has_the_sequences_of_the_largest_batch_and_words_of_its_own():
