@@ -32,10 +32,11 @@ from benchctl.analysis.experiment.pairing import (
     baseline_pairs,
     deciding_in_plan,
     match_cells,
+    undecided,
     unrecorded_text,
 )
 from benchctl.analysis.experiment.scatter import costs_of, scatter_of
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.components import (
     MAX_BLOCKS_NEEDED,
     Costs,
@@ -298,7 +299,7 @@ def power_lines(
     if not others or not primary:
         return ()
     deciding = deciding_in_plan(primary, profile, has_steps)
-    missing = [name for name in primary if name not in deciding]
+    missing = undecided(primary, deciding)
     unrecorded = [unrecorded_text(missing, deciding)] if missing else []
     if profile.blocks < MIN_PAIRED_BLOCKS:
         number = "1 block gives" if profile.blocks == 1 else f"{profile.blocks} blocks give"
@@ -309,6 +310,7 @@ def power_lines(
     # a correction for looks divides alpha as one for tests does; a change that is there is found by the last one
     num_corrected = num_tests if rule is None else num_tests * ALPHA / (1 - rule.last_confidence)
     estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
+    noise_of = {STEADY[name]: noise_of[name] for name in noise_of.keys() & STEADY.keys()} | noise_of
     names_by_effect: dict[str, list[str]] = {}
     needs: list[tuple[int, str, Margins]] = []
     for name in deciding:

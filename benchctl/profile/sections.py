@@ -241,6 +241,9 @@ class ComparisonRules(Section):
     """``robust`` gives outlying blocks little weight; ``mean`` gives all blocks the same."""
     threshold: Annotated[float, BeforeValidator(_fraction)] = Field(default=DEFAULT_THRESHOLD, ge=0, lt=1)
     """Smallest change that counts, as ``1%`` or ``0.01``."""
+    window: Literal["auto", "whole", "steady"] = "auto"
+    """Part of each load whose metrics decide, for those that ``steady_*`` has as well: ``whole`` loads, their
+    ``steady`` windows, or with ``auto`` these windows where every run of both sides has one."""
 
 
 class Telemetry(Section):

@@ -119,6 +119,11 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "failed one and counts nowhere.",
             "Read the message; name the device's own hardware, and measure again.",
         ),
+        "not-steady": warning(
+            "Step or token times drifted by 0.75 % or more over the steady window of a load (first-token times by "
+            "20 %) beyond what batches and lengths explain, or a load began with slow steps: it was not warm.",
+            "Raise num_warmups, measure longer loads, look for clocks, heat and memory; the message says where.",
+        ),
         "replays-allocate": warning(
             "A device handed out memory while forward passes were timed: some of them waited for it.",
             "Measure with more warm-up passes (engine.options.warmups), or a smaller pass.",
@@ -132,7 +137,8 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Free the machine, or raise workload.max_warmup_waves or workload.warmup_tolerance.",
         ),
         "shape-met-first": warning(
-            "The server met a shape for the first time inside a load: requests waited for work that is done once.",
+            "The server met a shape for the first time inside a load: its log says so, or such a step took over "
+            "three times as long as expected. Requests waited for work that is done once.",
             "Read the message; raise workload.num_warmups, and leave workload.warmup_shapes on.",
         ),
         "check-failed": suspect(

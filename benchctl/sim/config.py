@@ -34,7 +34,6 @@ class SimConfig(SimOptions):
         """The settings that the server reports: those that two servers of one configuration share."""
         # Settings in which two servers of one configuration may differ
         unlike = {"port", "noise_seed", "start_delay_s", "schedule_patience_s"}
-        unplanted = set() if self.has_faults else {*FAULTS, "slow_first_factor"}
-        settings = self.model_dump(exclude=unlike | unplanted).items()
+        settings = self.model_dump(exclude=unlike | (set(FAULTS) - self.faults)).items()
         texts = {name: ",".join(map(str, value)) for name, value in settings if isinstance(value, tuple)}
         return {"clock": "virtual", **dict(settings), **texts}

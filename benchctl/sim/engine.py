@@ -58,7 +58,7 @@ class SimulatedEngine:
             if config.noise == "published"
             else None
         )
-        self._faults: Final = PlantedFaults(config) if config.has_faults else None
+        self._faults: Final = PlantedFaults(config) if config.faults else None
         self.block_manager: Final = BlockManager(
             _UNLIMITED if rules.is_unlimited else config.num_kv_blocks,
             config.block_size,

@@ -24,11 +24,12 @@ from benchctl.analysis.experiment.pairing import (
     Side,
     deciding_between,
     match_cells,
+    undecided,
 )
 from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import arm_drafts, other_cores
-from benchctl.analysis.metrics.table import CLIENT_TIMED, deciding_metrics
+from benchctl.analysis.metrics.table import CLIENT_TIMED, STEADY, deciding_metrics
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
@@ -53,6 +54,12 @@ from benchctl.untrusted.text import visible_line
 def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
     """The reasons why values of a metric do not count, or decide nothing."""
     num_runs, limits = len(pair.runs), []
+    missing = [sum(value is None for value in side) for side in pair.values(name)]
+    if name in STEADY.values() and any(missing) and missing != [len(pair.a_runs), len(pair.b_runs)]:
+        limits.append(
+            f"{missing[0]} of {len(pair.a_runs)} runs of {pair.a.label} and {missing[1]} of {len(pair.b_runs)} of "
+            f"{pair.b.label} have no steady window for it, and one side alone cannot be compared"
+        )
     num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
     if num_excluded and name in CLIENT_TIMED:
         limits.append(
@@ -177,7 +184,7 @@ def compare_experiments(
             pair,
             metrics,
             allow_failed=options.allow_failed,
-            unrecorded=tuple(name for name in named if name not in deciding),
+            unrecorded=undecided(named, deciding),
             decomposition=decompose_pair(pair, model),
             **answers_of_cell,
         )

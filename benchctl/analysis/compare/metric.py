@@ -101,7 +101,8 @@ class MetricComparison:
         """Beyond which a change is called, and inside which equivalence; a noise floor widens the former alone."""
         if self.role == "exact":
             return Margins(0.0, 0.0)
-        rules, noise = self.rules, self.rules.noise.get(self.metric.name)
+        rules, name = self.rules, self.metric.name
+        noise = rules.noise.get(name, rules.noise.get(name.removeprefix("steady_")))
         return margins_of(
             rules.margin_frac, 0.0 if noise is None else noise.floor_frac, rules.equivalence_margin_frac
         )

@@ -35,7 +35,12 @@ def warning_kind(warning: ResultWarning) -> WarningKind:
 def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair]) -> tuple[ResultWarning, ...]:
     """Warnings of the experiments, of their pairing and their machines, of failed checks and of the runs."""
     experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
-    runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
+    runs = {
+        id(run): (side, run)
+        for pair in pairs
+        for side, of_side in zip(pair.sides, (pair.a_runs, pair.b_runs), strict=True)
+        for run in of_side
+    }
     return _merge_warnings(
         [
             *(warning for results in experiments for warning in _experiment_warnings(results)),
@@ -48,7 +53,7 @@ def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[Arm
                 for run, check in pair.checks()
                 if check.ok is False and not check.is_fatal
             ),
-            *(warning for run in runs.values() for warning in _run_warnings(run)),
+            *(each for side, run in runs.values() for each in (*_run_warnings(run), *side.unsteadiness(run))),
             *(warning for pair in pairs for warning in pair.prompt_differences()),
             *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
         ]

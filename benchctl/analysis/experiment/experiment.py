@@ -35,6 +35,7 @@ from benchctl.analysis.statistics.estimate import (
 from benchctl.analysis.validity.answers import Check
 from benchctl.analysis.validity.checks import checks_of_loads, failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
+from benchctl.analysis.validity.steadiness import steadiness_warnings
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.errors import ProfileError, RecordError, UsageError
@@ -243,6 +244,13 @@ class Experiment:
             new = [(load.load, warning) for load in run.several for warning in self.contradictions(load)]
             return tuple(msgspec.structs.replace(each, message=f"load {i}: {each.message}") for i, each in new)
         return tuple(one for one in failed_checks(run, self.checks(run)) if one not in run.warnings)
+
+    @_derive_once
+    def unsteadiness(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
+        """Warnings about a server that was not warm or steady under the loads of a run that ended."""
+        profile = self.profile_or_none
+        has_ended = bool(run.requests) and run.record.state in {"done", "suspect"}
+        return steadiness_warnings(run, None if profile is None else profile.workload.arrival) if has_ended else ()
 
     def usability(self, run: LoadedRun) -> Usability:
         """The parts of a run that count, by its state, its warnings, the gates of the profile and its block."""

@@ -8,7 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIME_COLUMNS
 from benchctl.analysis.experiment.experiment import Arm, Experiment, cell_key
-from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED
+from benchctl.analysis.metrics.steady import MIN_REQUESTS
+from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED, STEADY
 from benchctl.analysis.statistics.estimate import (
     UNORDERED,
     BlockDesign,
@@ -272,22 +273,52 @@ _LOST_RECORDS: Final = frozenset(
 
 
 def deciding_between(primary: Sequence[str], pair: ArmPair) -> tuple[str, ...]:
-    """The metrics of ``primary`` that the servers of two measured arms record: the others decide nothing."""
+    """The metrics that decide between two measured arms: those of ``primary`` that their servers record, within the
+    steady windows of the loads where the profile says so.
+    """
     a, b = pair.sides
     unrecorded = unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs)
-    return tuple(name for name in primary if name not in unrecorded)
+    runs = [*((a, run) for run in pair.a_runs), *((b, run) for run in pair.b_runs)]
+    return _in_window(
+        [name for name in primary if name not in unrecorded],
+        a.profile_or_none,
+        lambda name: bool(runs) and all(side.metrics(run)[name] is not None for side, run in runs),
+    )
+
+
+def _in_window(names: Sequence[str], profile: Profile | None, has_window: Callable[[str], bool]) -> tuple[str, ...]:
+    """Each metric, or in its place that of the steady window; ``has_window`` tells whether all runs know that."""
+    window = "auto" if profile is None else profile.comparison.window
+    decisive = {
+        name: STEADY[name]
+        for name in names
+        if name in STEADY and (window == "steady" or (window == "auto" and has_window(STEADY[name])))
+    }
+    return tuple(dict.fromkeys(decisive.get(name, name) for name in names))
+
+
+def undecided(primary: Sequence[str], deciding: Sequence[str]) -> tuple[str, ...]:
+    """The metrics of ``primary`` that are not among those that decide, neither whole nor in the steady window."""
+    return tuple(name for name in primary if name not in deciding and STEADY.get(name) not in deciding)
 
 
 def deciding_in_plan(
     primary: Sequence[str], profile: Profile, has_steps: Callable[[VariantSettings], bool]
 ) -> tuple[str, ...]:
-    """The metrics of ``primary`` that will decide between some pair of arms of a profile that is yet to be
-    measured, on an engine of which ``has_steps`` tells where it records steps.
+    """The metrics that will decide between some pair of arms of a profile that is yet to be measured, as
+    ``deciding_between`` has them, on an engine of which ``has_steps`` tells where it records steps.
+
+    Loads are taken to have a steady window where enough requests will have ended before the last is sent: all but
+    two for each slot of a closed loop, and nine in ten of an open one.
     """
+    arrival, num_requests = profile.workload.arrival, profile.workload.num_prompts
+    num_ended = {True: 0.9 * num_requests, False: num_requests - 2 * (arrival.max_concurrency or num_requests)}
+    has_window = num_ended[arrival.is_open_loop] >= MIN_REQUESTS
     has_step_log = [(name, has_steps(variant_settings(profile, name, cell))) for name, cell in arms(profile)]
     baseline = any(steps for name, steps in has_step_log if name == profile.baseline)
     others = any(steps for name, steps in has_step_log if name != profile.baseline)
-    return tuple(name for name in primary if name not in OF_STEPS or (baseline and others))
+    recorded = [name for name in primary if name not in OF_STEPS or (baseline and others)]
+    return _in_window(recorded, profile, lambda _name: has_window)
 
 
 def unrecorded_text(unrecorded: Sequence[str], deciding: Sequence[str]) -> str:

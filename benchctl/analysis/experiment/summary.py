@@ -70,6 +70,7 @@ class RunSummary:
         return (
             *run.warnings,
             *experiment.contradictions(run),
+            *experiment.unsteadiness(run),
             *(() if self.flops is None else self.flops.warnings),
         )
 

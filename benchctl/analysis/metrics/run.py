@@ -36,7 +36,8 @@ from benchctl.analysis.metrics.latency import (
     total,
 )
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.steady import steady_metrics
+from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.intervals import Interval, t_quantile
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
@@ -122,6 +123,7 @@ def metrics_and_tails(
         **client_metrics(chunks, run.client, arrival, of_load(run)),
         **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
+        **steady_metrics(run, chunks),
         **run_drafts(run).metrics,
         **gpu_metrics(
             run.gpu,
@@ -133,7 +135,8 @@ def metrics_and_tails(
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
         ),
     }
-    metrics |= dict.fromkeys((*tails, *uncertain_metrics(run, answered)))
+    uncertain = uncertain_metrics(run, answered)
+    metrics |= dict.fromkeys((*tails, *uncertain, *(STEADY[name] for name in uncertain if name in STEADY)))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
     return {name: metrics[name] for name in METRICS}, tails
 

@@ -7,7 +7,7 @@ Durations that the client measured are multiplied by ``time_scale`` if the engin
 with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
@@ -230,19 +230,45 @@ _DEVICE_METRICS: Final = [
     Metric("server_cpu_cores", "cores", "mean of cores kept busy by the server", "lower", needs="host samples"),
 ]
 
+_WHOLE: Final = {metric.name: metric for metric in [*_LATENCY_METRICS, *_STEP_METRICS, *_LOAD_METRICS]}
+STEADY: Final[dict[str, str]] = {
+    name: f"steady_{name}"
+    for name in (
+        *("ttft_ms", "p99_ttft_ms", "tpot_ms", "p99_tpot_ms", "e2el_ms", "step_ms", "decode_step_ms"),
+        "output_throughput",
+    )
+}
+"""The metrics that a steady window has as well, with their names there."""
+_WINDOW = "a load of which 200 requests ended before its last was sent, in its steady window"
+_STEADY_METRICS: Final = [
+    replace(
+        _WHOLE[name],
+        name=steady,
+        formula="tokens that arrived in the steady window / its length"
+        if name == "output_throughput"
+        else f"{_WHOLE[name].formula.removesuffix(_SCALED)}, in the steady window",
+        needs=f"{_WHOLE[name].needs}; {_WINDOW}",
+    )
+    for name, steady in STEADY.items()
+]
+
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
-    for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_LATENCY_METRICS, *_STEP_METRICS, *_DEVICE_METRICS]
+    for metric in [
+        *(*_LOAD_METRICS, *_CLIENT_METRICS, *_LATENCY_METRICS, *_STEP_METRICS, *_STEADY_METRICS),
+        *_DEVICE_METRICS,
+    ]
 }
 
-OF_STEPS: Final = frozenset(metric.name for metric in _STEP_METRICS if metric.needs != _DRAFTS)
+_OF_STEPS: Final = {metric.name for metric in _STEP_METRICS if metric.needs != _DRAFTS}
+OF_STEPS: Final = frozenset(_OF_STEPS | {STEADY[name] for name in _OF_STEPS & STEADY.keys()})
 """Metrics that only a step log gives; drafts are in a server's counters as well."""
 
-SERVER_RECORDED: Final = frozenset(metric.name for metric in (*_STEP_METRICS, *_DEVICE_METRICS))
+SERVER_RECORDED: Final = OF_STEPS | {metric.name for metric in (*_STEP_METRICS, *_DEVICE_METRICS)}
 """Metrics from what the server or its devices record beside the answers; not every server does."""
 
 CLIENT_TIMED: Final = frozenset(
-    {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
+    {"wall_s", "client_wall_s", "output_throughput", "request_throughput", "steady_output_throughput"}
     | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
 )
 """Metrics from the client's send and receive times; all others are the server's or counts."""

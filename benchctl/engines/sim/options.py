@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
-FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps")
-"""Options that plant a fault, to rehearse how it is found; 0 for none."""
+FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps", "slow_first_factor")
+"""Options that plant a fault, to rehearse how it is found."""
 
 Rule: TypeAlias = tuple[bool, str]
 """Whether it is broken, and the problem in words."""
@@ -227,9 +227,9 @@ class SimOptions(ServerOptions):
         )
 
     @property
-    def has_faults(self) -> bool:
-        """True if a fault is planted."""
-        return any(getattr(self, name) for name in FAULTS)
+    def faults(self) -> set[str]:
+        """The options that plant faults and are set."""
+        return {name for name in FAULTS if getattr(self, name) != SimOptions.model_fields[name].default}
 
     @property
     def acceptances(self) -> tuple[float, ...]:

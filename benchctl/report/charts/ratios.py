@@ -9,7 +9,7 @@ from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, few_requests
 from benchctl.analysis.experiment.summary import CellSummary, SweepRow
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.profile.model import Profile
 from benchctl.records.directory import arm_label, cell_name
@@ -25,6 +25,8 @@ def draw_block_values(subject: figure.Subject) -> figure.Chart:
     arms, analysis = subject.arms, subject.analysis
     profile, cells = analysis.profile, [cell for comparison in subject.comparisons for cell in comparison.cells]
     primary = Profile.model_fields["primary_metrics"].default if profile is None else profile.primary_metrics
+    decided = {metric.metric.name for cell in cells for metric in cell.deciding}
+    primary = tuple(STEADY[name] if STEADY.get(name) in decided else name for name in primary)
     outliers = {(cell.b_label, each.metric.name): each.outlier_blocks for cell in cells for each in cell.metrics}
     rows_of = {
         name: list(_block_rows(name, arms, analysis, outliers))
