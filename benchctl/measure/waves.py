@@ -22,7 +22,7 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.records.record import PreparedRequest, RequestRecord, WarmupRecord, WarmupWave
 from benchctl.records.schema import ResultWarning, StepRecord
-from benchctl.units import NS_PER_S, first_of
+from benchctl.units import NS_PER_S, first_of, ms_from_ns
 from benchctl.workload.opening import Burst, again, word
 
 _MOST_WAVES: Final = 8
@@ -139,7 +139,9 @@ def _unsteady(waves: Sequence[WarmupWave]) -> str:
     """The message that the bound ended the warm-up."""
     last = waves[-2:]
     times = {"decoding": [wave.decode_ns for wave in last], "prompts": [wave.prefill_ns for wave in last]}
-    texts = [f"{name} {', '.join(f'{ns / 1e6:.3g}' for ns in of_waves if ns)}" for name, of_waves in times.items()]
+    texts = [
+        f"{name} {', '.join(f'{ms_from_ns(ns):.3g}' for ns in of_waves if ns)}" for name, of_waves in times.items()
+    ]
     return (
         f"{len(waves)} waves of warm-up, and the last two still differ by more than workload.warmup_tolerance; "
         f"ms per token: {'; '.join(texts)}"

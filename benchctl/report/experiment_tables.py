@@ -110,7 +110,7 @@ def _requests_text(analysis: AnalyzedExperiment) -> str:
 
 
 def times_text(analysis: AnalyzedExperiment) -> str:
-    """How often a server got the request set, as `` 3 times``; nothing where it was once."""
+    """The number of times that a server got the request set, as `` 3 times``; nothing where it was once."""
     numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
     return "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
 

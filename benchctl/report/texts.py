@@ -43,9 +43,13 @@ def time_lines(analysis: AnalyzedExperiment) -> list[str]:
         return []
     number = profile.workload.num_prompts
     longer, rest_s = ceil(number * start_s / load_s), total_s - start_s - load_s
+    more = "; loads_per_server=auto sends as many loads to each as pay" if profile.num_loads == 1 else ""
     return [
         f"{total_s:.0f} s: {start_s:.0f} s starting servers, {load_s:.0f} s under load, {rest_s:.0f} s the rest",
-        f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts",
+        (
+            f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts"
+            f"{more}"
+        ),
     ]
 
 

@@ -63,23 +63,6 @@ telemetry: {gpu_hz: 0}
 """
 
 
-@needs("transformers")
-def test_accounts_of_transformers_agree_to_the_token(tmp_path):
-    (tmp_path / "sampler.yaml").write_text(SAMPLER)
-    model = f"model={tiny_model(tmp_path)}"
-    results = measured("sampler.yaml", "transformers", "transformers-cpu", tmp_path, model)
-    assert_accounts_agree(results, {"step-tokens", "greedy-share"})
-    assert_only_top_k_differs(results)
-    for run in results.runs:
-        assert sum(request.completion_tokens for request in run.requests if not request.is_warmup) == 60
-        config = run.record.effective_config
-        assert (config["server.cb.allow_block_sharing"], config["server.request_seed"]) == (False, "ignored")
-        sections = {name for step in records_of(run) for name in step.sections_ns}
-        assert sections == {"schedule", "model_forward", "sampler_total"}
-    one, other = ([request.choices[0].text for request in run.requests] for run in results.runs)
-    assert one != other
-
-
 def assert_loads_agree(results, confirmed):
     """Each load of each run has whole accounts of its own; one may be left out for a client that was late."""
     loads = tuple(load for run in results.runs for load in run.loads)
@@ -90,11 +73,24 @@ def assert_loads_agree(results, confirmed):
 
 
 @needs("transformers")
-def test_steps_of_several_loads_on_a_transformers_server_are_those_of_their_loads(tmp_path):
+def test_accounts_of_transformers_agree_to_the_token_in_each_of_several_loads(tmp_path):
     (tmp_path / "sampler.yaml").write_text(SAMPLER)
     model = f"model={tiny_model(tmp_path)}"
-    words = ("sampler.yaml", "transformers", "transformers-cpu", tmp_path, model, "loads_per_server=3")
-    assert_loads_agree(measured(*words), set())
+    settings = (model, "loads_per_server=3", "workload.max_warmup_waves=3")
+    results = measured("sampler.yaml", "transformers", "transformers-cpu", tmp_path, *settings)
+    assert_loads_agree(results, {"greedy-share"})
+    assert_only_top_k_differs(results)
+    for run in results.runs:
+        for load in run.loads:
+            assert sum(request.completion_tokens for request in load.requests if not request.is_warmup) == 60
+        assert run.record.warmup.source == "steps"
+        assert len(run.record.warmup.waves) in {2, 3}
+        config = run.record.effective_config
+        assert (config["server.cb.allow_block_sharing"], config["server.request_seed"]) == (False, "ignored")
+        sections = {name for step in records_of(run) for name in step.sections_ns}
+        assert sections == {"schedule", "model_forward", "sampler_total"}
+    one, other = ([request.choices[0].text for request in run.requests] for run in results.runs)
+    assert one != other
 
 
 @pytest.mark.nightly

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, fsum, log
 
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.table import METRICS, STEADY
 
 
 def mean_of_loads(values: Iterable[float | None], *, is_exact: bool = False) -> float | None:
@@ -21,7 +21,9 @@ def mean_of_loads(values: Iterable[float | None], *, is_exact: bool = False) -> 
 
 
 def mean_metrics(loads: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The mean of each metric or other number over loads."""
+    """The mean of each metric or other number over loads; of steady windows only where each load has one."""
     names = dict.fromkeys(name for load in loads for name in load)
     exact = {name for name in names if name in METRICS and METRICS[name].is_exact}
-    return {name: mean_of_loads((load.get(name) for load in loads), is_exact=name in exact) for name in names}
+    means = {name: mean_of_loads((load.get(name) for load in loads), is_exact=name in exact) for name in names}
+    in_part = {name for name in STEADY.values() if any(load.get(name) is None for load in loads)}
+    return means | dict.fromkeys(in_part & names.keys())

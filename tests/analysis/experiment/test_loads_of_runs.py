@@ -18,7 +18,7 @@ from support.results.several import simulated
 from benchctl.analysis.compare.accuracy import compare_divergence
 from benchctl.analysis.compare.judge import grade, judge_named
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.metrics.loads import mean_of_loads
+from benchctl.analysis.metrics.loads import mean_metrics, mean_of_loads
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_results
 
@@ -72,6 +72,12 @@ def test_the_mean_over_loads_is_of_logarithms_of_counts_arithmetic_and_of_equal_
     assert mean_of_loads([0.0, 3.0]) == 1.5
     assert (mean_of_loads([7, 7]), type(mean_of_loads([7, 7]))) == (7, int)
     assert (mean_of_loads([None, 3.0]), mean_of_loads([None]), mean_of_loads([])) == (3.0, None, None)
+
+
+def test_a_run_has_metrics_of_steady_windows_where_each_of_its_loads_has_one():
+    with_window, without = {"steady_step_ms": 10.0, "step_ms": 10.0}, {"steady_step_ms": None, "step_ms": 12.1}
+    assert mean_metrics([with_window, with_window]) == with_window
+    assert mean_metrics([with_window, without]) == {"steady_step_ms": None, "step_ms": pytest.approx(11.0)}
 
 
 def test_show_compare_the_tables_and_the_json_have_one_number(whole):

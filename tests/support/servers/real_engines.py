@@ -130,7 +130,11 @@ def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedRes
 
 
 def measured(profile: str, kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
-    """One block of a profile, named or a file in ``directory``, each run on a fresh server."""
+    """One block of a profile, named or a file in ``directory``, each run on a fresh server.
+
+    Waves of warm-up, which take seconds on each server, are sent where ``settings`` say so.
+    """
+    settings = ("workload.max_warmup_waves=0", *settings)
     command = [sys.executable, "-m", "benchctl", "run", "--profile", profile, "--engine", preset, "--quiet"]
     with turn_of(kind):
         done = subprocess.run(
