@@ -259,7 +259,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     manifest = results.manifest
     runs = tuple(RunSummary(run, experiment) for run in results.runs)
     confidence = looked_confidence(results, results, CONFIDENCE)
-    pairs = baseline_pairs(experiment, confidence)
+    pairs, scatter = baseline_pairs(experiment, confidence), scatter_of(experiment)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
     passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())
@@ -273,8 +273,8 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         launches=launches,
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs),
-        scatter=scatter_of(experiment),
-        precision=precision_of(experiment),
+        scatter=scatter,
+        precision=precision_of(experiment, scatter),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
             *_integrity_warnings(experiment),

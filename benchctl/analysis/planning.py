@@ -39,6 +39,7 @@ from benchctl.analysis.experiment.scatter import costs_of, scatter_of
 from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.components import (
     MAX_BLOCKS_NEEDED,
+    Components,
     Costs,
     cheapest_design,
     design_of,
@@ -195,10 +196,9 @@ def choose_loads(experiment: Experiment, num_blocks: int) -> LoadsChoice | None:
     )
 
 
-def precision_of(experiment: Experiment) -> str | None:
-    """The price of the declared precision of a measured experiment: see ``precision_text``."""
+def precision_of(experiment: Experiment, scatter: Mapping[str, Components]) -> str | None:
+    """The price of the declared precision of a measured experiment with this scatter: see ``precision_text``."""
     profile = experiment.profile_or_none
-    scatter = scatter_of(experiment)
     costs = costs_of(experiment) if scatter else None
     if profile is None or costs is None:
         return None

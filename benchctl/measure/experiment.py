@@ -271,10 +271,10 @@ def _take_looks(
 
 def _num_loads(results: ResultDirectory, profile: Profile, block: int, listener: Listener) -> int:
     """The number of loads of each server of a block. With ``auto`` it is chosen after the pilot, once."""
-    manifest = results.manifest()
-    choice = manifest.loads
     if profile.loads_per_server != "auto":
         return profile.num_loads
+    manifest = results.manifest()
+    choice = manifest.loads
     if choice is None and block >= PILOT_BLOCKS:
         from benchctl.analysis.experiment.experiment import load_experiment  # noqa: PLC0415 - numpy, after runs
         from benchctl.analysis.planning import choose_loads  # noqa: PLC0415 - as above

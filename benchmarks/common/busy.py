@@ -8,17 +8,22 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from benchmarks.common.harness import options
 
 
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
+def busy_processes(count: int) -> AbstractContextManager[None]:
     """So many of them, each with a seed of its own, until the block ends."""
     argv = (sys.executable, "-m", "benchmarks.common.busy", "--seed")
-    processes = [subprocess.Popen([*argv, str(seed)]) for seed in range(count)]
+    return running([*argv, str(seed)] for seed in range(count))
+
+
+@contextmanager
+def running(commands: Iterable[Sequence[str]]) -> Iterator[None]:
+    """A process of each command, until the block ends."""
+    processes = [subprocess.Popen(command) for command in commands]
     try:
         yield
     finally:

@@ -31,11 +31,10 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
@@ -51,6 +50,7 @@ from benchctl.analysis.metrics.client import client_metrics
 from benchctl.analysis.metrics.latency import measured
 from benchctl.profile.load import parse_profile
 from benchctl.records.loaded import load_results
+from benchmarks.common.busy import running
 from benchmarks.common.harness import FailedError, Figures, compared, options, write
 from benchmarks.common.measured_process import Cost
 from benchmarks.common.paced_server import Truth
@@ -141,17 +141,10 @@ def write_prompts(directory: Path, count: int, mean_len: int) -> Path:
     return file
 
 
-@contextmanager
-def busy_loops(number: int, cores: Sequence[int] | None) -> Iterator[None]:
+def busy_loops(number: int, cores: Sequence[int] | None) -> AbstractContextManager[None]:
     """Processes that take all they get, of these cores or of all."""
     argv = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(argv if cores is None else on_cores(argv, cores)) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    return running([argv if cores is None else on_cores(argv, cores)] * number)
 
 
 def spread_ms(name: str, values_ns: Sequence[float], shares: Sequence[str] = tuple(SHARES)) -> dict[str, Any]:
