@@ -4,7 +4,8 @@ them what it would have measured, and is charged what that took.
 A replay knows no more than the recorded blocks. Drawn with replacement, they show a little less scatter than new
 ones would (by sqrt(1 - 1 / blocks)), and no drift from block to block; both hold for all designs alike. A design of
 N loads gets N of those of each server, drawn without replacement. What chance left of a ratio in the recording is
-removed before (``recentred``), so that the truth is exactly the planted one.
+removed before (``recentred``), and half of the drawn blocks have their arms swapped, which then are alike: so every
+estimator has the planted ratio as its truth, however few blocks there are.
 Estimates, verdicts, levels of looks, and the choice of ``loads_per_server: auto`` are those of benchctl.
 """
 
@@ -68,13 +69,12 @@ class Server:
 Block = tuple[Server, Server]
 
 
-def recorded_blocks(experiment: Experiment, metrics: Sequence[str]) -> list[Block]:
-    """The blocks in which both arms count, the baseline first."""
+def recorded_blocks(experiment: Experiment, variant: str, metrics: Sequence[str]) -> list[Block]:
+    """The blocks in which the baseline and the arm of ``variant`` count, the baseline first."""
     runs = [run for run in experiment.results.runs if run.record.state == "done"]
     ends = run_ends(runs)
     by_arm = {arm.variant: arm.runs for arm in experiment.arms}
-    baseline = by_arm.pop(experiment.results.manifest.baseline)
-    (changed,) = by_arm.values()
+    baseline, changed = by_arm[experiment.results.manifest.baseline], by_arm[variant]
     return [
         (
             server_of(experiment, baseline[block], metrics, ends),
@@ -122,20 +122,19 @@ def seconds_of(blocks: Sequence[Block], num_loads: Sequence[int], *, has_one_wav
     )
 
 
-def drawn(blocks: Sequence[Block], count: int, stream: np.random.Generator) -> list[Block]:
-    """``count`` blocks with replacement, the loads of each server in a new order.
+def drawn(question: "Question", count: int, stream: np.random.Generator) -> list[Block]:
+    """``count`` blocks with replacement, the loads of each server in a new order, the second arm at its true ratio.
 
-    In each two the arms begin once each, as in a plan.
+    In each two the arms begin once each, as in a plan; a block of the other order has its arms swapped.
     """
-    orders = [
-        [block for block in blocks if (block[0].position < block[1].position) == first] for first in (True, False)
-    ]
     chosen: list[Block] = []
     while len(chosen) < count:
-        for i in stream.permutation(2):
-            own = orders[i] or orders[1 - i]
-            a, b = own[int(stream.integers(len(own)))]
-            chosen.append((_in_new_order(a, stream), _in_new_order(b, stream)))
+        for is_first in stream.permutation([True, False]).tolist():
+            a, b = question.blocks[int(stream.integers(len(question.blocks)))]
+            if (a.position < b.position) != is_first:
+                a, b = b, a
+            ratios = dict.fromkeys(question.metrics, math.exp(question.true_log_ratio))
+            chosen.append((_in_new_order(a, stream), _scaled(_in_new_order(b, stream), ratios)))
     return chosen[:count]
 
 
@@ -176,21 +175,20 @@ def logs_by_server(
     }
 
 
-def recentred(question: "Question", log_ratio: float) -> "Question":
-    """The question with every metric of the changed arm multiplied so that its estimated ratio is the true one."""
+def recentred(question: "Question") -> "Question":
+    """The question with every metric of the changed arm multiplied so that its estimated ratio is 1."""
     loads = [question.most_loads] * len(question.blocks)
     compared = judged(question.blocks, loads, question.metrics, question.rules(0.95), question.estimator)
-    factors = {
-        each.metric.name: math.exp(log_ratio - each.estimate.log_ratio) for each in compared if each.estimate
-    }
-    blocks = [
-        (a, replace(b, metrics=tuple(_scaled(each, factors) for each in b.metrics))) for a, b in question.blocks
-    ]
-    return replace(question, blocks=blocks)
+    factors = {each.metric.name: math.exp(-each.estimate.log_ratio) for each in compared if each.estimate}
+    return replace(question, blocks=[(a, _scaled(b, factors)) for a, b in question.blocks])
 
 
-def _scaled(metrics: Mapping[str, float | None], factors: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: None if value is None else value * factors.get(name, 1.0) for name, value in metrics.items()}
+def _scaled(server: Server, factors: Mapping[str, float]) -> Server:
+    metrics = tuple(
+        {name: None if value is None else value * factors.get(name, 1.0) for name, value in each.items()}
+        for each in server.metrics
+    )
+    return replace(server, metrics=metrics)
 
 
 def pilot_evidence(blocks: Sequence[Block], metrics: Sequence[str], num_loads: int) -> Iterator[Evidence]:
@@ -244,12 +242,13 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Recorded blocks, the metrics and rules by which they are judged, and the right answer."""
+    """Recorded blocks, the metrics and rules by which they are judged, and the truth with the right answer."""
 
     blocks: Sequence[Block]
     metrics: Sequence[str]
     estimator: Estimator
     margin_frac: float
+    true_log_ratio: float
     right: str
 
     def rules(self, confidence: float) -> Rules:
@@ -273,7 +272,7 @@ class Outcome:
 
 def replay(question: Question, design: Design, most_blocks: int, stream: np.random.Generator) -> Outcome:
     """One experiment of ``most_blocks`` blocks at most."""
-    blocks = drawn(question.blocks, most_blocks, stream)
+    blocks = drawn(question, most_blocks, stream)
     num_loads = [PILOT_LOADS if design.num_loads == "auto" else design.num_loads] * PILOT_BLOCKS
     chosen = num_loads[0]
     if design.num_loads == "auto":

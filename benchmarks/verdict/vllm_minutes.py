@@ -1,15 +1,15 @@
 """Machine minutes until a real vLLM has its verdict: one load per server and divided alpha, against several loads,
 looks with group-sequential levels, and an end at the verdict.
 
-Two experiments on this machine's CPU, each measured once, with several loads on each server: ``aa``, the baseline
-against itself, which is to be equivalent within 5 %, and ``planted``, whose sampler works about 5 % longer in every
-step and is to be a regression. On their recorded loads all designs are replayed (``replay.py``), after the ratio is
+One experiment on this machine's CPU, with several loads on each server, has two questions: ``aa``, the baseline
+against itself, is to be equivalent within 5 %; ``planted``, whose sampler works about 5 % longer in every step, is
+to be a regression. On the recorded loads all designs are replayed (``replay.py``), after the ratio is
 set to the true one, 1 or 1.05; one load per server measures one of the recorded loads, after one wave of warm-up.
 The size of the planted change is measured beforehand: on one server that has the extra work in every other load.
 
 What DIR has is not measured again, and what was cut off goes on. ``--busy`` processes compute in bursts meanwhile.
 
-    python -m benchmarks.verdict.vllm_minutes DIR [--blocks 12] [--loads 7] [--busy 0] [--rounds 0] [--read]
+    python -m benchmarks.verdict.vllm_minutes DIR [--blocks 9] [--loads 5] [--busy 0] [--rounds 0] [--read]
 
 ``--rounds N`` plants the work that another DIR has calibrated, ``--read`` only prints what DIR has.
 """
@@ -54,19 +54,16 @@ CHANGE: Final = 0.05
 PLANTED: Final = Path(__file__).parent / "planted"
 PROCESSOR: Final = ["--logits-processors", "planted_work:PlantedWork"]
 PROFILE: Final = """
-description: {description}
+description: a vLLM, itself, and with a sampler that works longer
 extends: aa
 blocks: {blocks}
 loads_per_server: {loads}
-comparison: {{threshold: {threshold}}}
 workload: {{dataset: synthetic, num_prompts: 48, samples_per_prompt: 1, input_len: 64, output_len: 96}}
-"""
-VARIANTS: Final = """
 variants:
-  again: null
-  planted: {server: {env: ENV}}
+  planted: {{server: {{env: {env}}}}}
 """
-WORDS: Final = {"aa": ("a baseline against itself", "5%"), "planted": ("a sampler that works longer", "1%")}
+VARIANTS: Final = {"aa": "again", "planted": "planted"}
+MARGINS: Final = {"aa": 0.05, "planted": 0.01}
 RIGHT: Final = {"aa": "equivalent", "planted": "regression"}
 TRUTH: Final = {"aa": 0.0, "planted": math.log1p(CHANGE)}
 TRIAL_ROUNDS, TRIAL_PAIRS = 20, 6
@@ -123,24 +120,19 @@ def calibrate(directory: Path, model: str, pairs: int) -> dict[str, Any]:
     }
 
 
-def measure(directory: Path, name: str, model: str, rounds: int, blocks: int, loads: int) -> None:
-    """The experiment ``name``, as far as it is not measured."""
-    text, threshold = WORDS[name]
-    profile = PROFILE.format(description=text, blocks=blocks, loads=loads, threshold=threshold)
-    argv = ["--engine", "vllm-cpu", "--set", f"model={model}", "--no-store-noise", "--quiet"]
-    if name == "planted":
-        profile += VARIANTS.replace("ENV", json.dumps(server_options(str(rounds))))
-        argv += ["--set", f"engine.options.extra_args={json.dumps(PROCESSOR)}"]
-        argv += ["--set", f"engine.options.env={json.dumps(server_options('0'))}"]
-    path = directory / f"{name}.yaml"
-    if (directory / name).exists():
-        command = ["--resume", str(directory / name), "--quiet"]
-    else:
-        path.write_text(profile)
-        command = ["--profile", str(path), "--output", str(directory / name), *argv]
+def measure(directory: Path, model: str, rounds: int, blocks: int, loads: int) -> None:
+    """The experiment, as far as it is not measured."""
+    profile, results = directory / "minutes.yaml", directory / "minutes"
+    command = ["--resume", str(results), "--quiet"]
+    if not results.exists():
+        profile.write_text(PROFILE.format(blocks=blocks, loads=loads, env=json.dumps(server_options(str(rounds)))))
+        command = ["--profile", str(profile), "--output", str(results), "--engine", "vllm-cpu"]
+        command += ["--set", f"model={model}", "--no-store-noise", "--quiet"]
+        command += ["--set", f"engine.options.extra_args={json.dumps(PROCESSOR)}"]
+        command += ["--set", f"engine.options.env={json.dumps(server_options('0'))}"]
     ended = subprocess.run([sys.executable, "-m", "benchctl", "run", *command], check=False)
     if ended.returncode not in {0, SUSPECT}:
-        sys.exit(f"{name}: 'benchctl run' ended with exit code {ended.returncode}; start again to go on")
+        sys.exit(f"'benchctl run' ended with exit code {ended.returncode}; start again to go on")
 
 
 def components_table(questions: dict[str, Question]) -> Iterator[Figures]:
@@ -222,17 +214,18 @@ def answer(question: Question, most_blocks: int, replays: int) -> list[Figures]:
 
 
 def read(directory: Path, name: str) -> Question:
-    experiment = load_experiment(directory / name)
-    metrics, rules = experiment.profile.primary_metrics, experiment.profile.comparison
-    return Question(recorded_blocks(experiment, metrics), metrics, rules.estimator, rules.threshold, RIGHT[name])
+    experiment = load_experiment(directory / "minutes")
+    metrics, estimator = experiment.profile.primary_metrics, experiment.profile.comparison.estimator
+    blocks = recorded_blocks(experiment, VARIANTS[name], metrics)
+    return Question(blocks, metrics, estimator, MARGINS[name], TRUTH[name], RIGHT[name])
 
 
 def main() -> None:
     chosen = options(
         __doc__,
         "directory",
-        blocks=12,
-        loads=7,
+        blocks=9,
+        loads=5,
         busy=0,
         rounds=0,
         pairs=30,
@@ -250,12 +243,11 @@ def main() -> None:
             write(planted, calibrate(directory, str(model), chosen.pairs))
         rounds = chosen.rounds or json.loads(planted.read_text())["rounds"]
         with busy_processes(chosen.busy):
-            for name in WORDS:
-                measure(directory, name, str(model), rounds, chosen.blocks, chosen.loads)
+            measure(directory, str(model), rounds, chosen.blocks, chosen.loads)
     if planted.exists():
         size = json.loads(planted.read_text())
         print("planted: {rounds} rounds, step_ms x {ratio:.4f} [{low:.4f}, {high:.4f}]".format(**size))
-    questions = {name: read(directory, name) for name in WORDS if (directory / name).exists()}
+    questions = {name: read(directory, name) for name in VARIANTS}
     show(list(costs_table(questions)), "What it takes")
     show(list(components_table(questions)), "Scatter of the logarithm, with 95 % intervals")
     show(list(recorded_table(questions)), "As measured, with all loads")
@@ -264,7 +256,7 @@ def main() -> None:
         if len(question.blocks) < MIN_PAIRED_BLOCKS:
             print(f"\n{name}: {len(question.blocks)} blocks are too few to be replayed")
             continue
-        rows = answer(recentred(question, TRUTH[name]), chosen.most_blocks, chosen.replays)
+        rows = answer(recentred(question), chosen.most_blocks, chosen.replays)
         count = f"replayed on the recorded loads of {len(question.blocks)} blocks"
         show(rows, f"{name}: minutes until {question.right}, {count}")
 
