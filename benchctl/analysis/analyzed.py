@@ -20,7 +20,7 @@ from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
 from benchctl.analysis.experiment.looks import looked_confidence
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
-from benchctl.analysis.experiment.scatter import scatter_of
+from benchctl.analysis.experiment.scatter import scatter_by_metric
 from benchctl.analysis.experiment.summary import (
     SWEEP_COLUMNS,
     CellSummary,
@@ -259,7 +259,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     manifest = results.manifest
     runs = tuple(RunSummary(run, experiment) for run in results.runs)
     confidence = looked_confidence(results, results, CONFIDENCE)
-    pairs, scatter = baseline_pairs(experiment, confidence), scatter_of(experiment)
+    pairs, scatter = baseline_pairs(experiment, confidence), scatter_by_metric(experiment)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
     passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())

@@ -35,7 +35,7 @@ from benchctl.analysis.experiment.pairing import (
     undecided,
     unrecorded_text,
 )
-from benchctl.analysis.experiment.scatter import costs_of, scatter_of
+from benchctl.analysis.experiment.scatter import costs_of, scatter_by_metric
 from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.components import (
     MAX_BLOCKS_NEEDED,
@@ -130,7 +130,7 @@ def _noise_of_pairs(experiment: Experiment, pairs: Iterable[ArmPair]) -> NoiseFl
             if name not in metrics or noise.floor_frac > metrics[name].floor_frac:
                 metrics[name] = noise
     versions = {run.record.engine_version for run in results.runs}
-    scatter = scatter_of(experiment, metrics)
+    scatter = scatter_by_metric(experiment, metrics)
     costs = costs_of(experiment) if scatter else None
     for name, each in scatter.items():
         metrics[name] = msgspec.structs.replace(
@@ -174,7 +174,7 @@ def choose_loads(experiment: Experiment, num_blocks: int) -> LoadsChoice | None:
 
     None where they do not tell the scatter of any primary metric. Where no server is launched, a start is free.
     """
-    scatter = scatter_of(experiment)
+    scatter = scatter_by_metric(experiment)
     if not scatter:
         return None
     num_pilot = 1 + max(run.block for run in experiment.results.plan.runs)

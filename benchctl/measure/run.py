@@ -214,12 +214,11 @@ async def _measure_server(
 ) -> None:
     """The life of a server, from its start to its end."""
     engine, profile, requests = run.engine, run.profile, context.requests
-    size, arrival = size_of(requests), profile.workload.arrival
     # The number of processes is that of a load with all cores that benchctl may use.
-    cores = split_cores(
-        getattr(run.settings.server, "client_cores", 0),
-        num_processes(num_workers(profile.load.workers, arrival, size, len(os.sched_getaffinity(0)))),
+    workers = num_workers(
+        profile.load.workers, profile.workload.arrival, size_of(requests), len(os.sched_getaffinity(0))
     )
+    cores = split_cores(getattr(run.settings.server, "client_cores", 0), num_processes(workers))
     server = _server(run, context, site, env, cores)
     try:
         with server, process_on(None if cores is None else cores.client):
@@ -246,23 +245,9 @@ async def _measure_server(
                 if bursts:
                     run.judge_warmup(await target.send_bursts(bursts))
                 await send_waves(run, requests, target.send_bursts)
-                path = engine.metrics_path(run.settings)
                 for number in range(1, context.num_loads + 1):
                     with run.each_load(number):
-                        with sampling(
-                            run.directory.log,
-                            profile.telemetry,
-                            processes=server.processes if engine.is_launched else None,
-                            gpu=gpu,
-                            metrics_url=None if path is None else str(client.control.base_url.join(path)),
-                            counts_late=not run.record.is_virtual,
-                        ) as sampler_warnings:
-                            await target.send_load(requests, size, opening_of(requests, profile))
-                        run.warn(*sampler_warnings)
-                        async with control_errors(server):
-                            run.warn(*await engine.after_load_warnings(client.control))
-                        server.check_alive()
-                        await _judge_one_of_several(run, requests)
+                        await _send_load(run, context, target, server, client, gpu)
     finally:
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)
@@ -294,6 +279,33 @@ async def _first_generation(
         log_tail=log_tail,
         is_profile_error=diagnosis is not None and diagnosis.is_profile_error,
     )
+
+
+async def _send_load(
+    run: MeasuredRun,
+    context: RunContext,
+    target: ServerUnderTest,
+    server: AnyServer,
+    client: StreamClient,
+    gpu: GpuReader | None,
+) -> None:
+    """Send one load while its server is sampled, and judge it if it is one of several."""
+    profile, requests, engine = run.profile, context.requests, run.engine
+    path = engine.metrics_path(run.settings)
+    with sampling(
+        run.directory.log,
+        profile.telemetry,
+        processes=server.processes if engine.is_launched else None,
+        gpu=gpu,
+        metrics_url=None if path is None else str(client.control.base_url.join(path)),
+        counts_late=not run.record.is_virtual,
+    ) as sampler_warnings:
+        await target.send_load(requests, size_of(requests), opening_of(requests, profile))
+    run.warn(*sampler_warnings)
+    async with control_errors(server):
+        run.warn(*await engine.after_load_warnings(client.control))
+    server.check_alive()
+    await _judge_one_of_several(run, requests)
 
 
 async def _judge_one_of_several(run: MeasuredRun, requests: Sequence[PreparedRequest]) -> None:

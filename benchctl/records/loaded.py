@@ -288,7 +288,8 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
 
     begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
-    logs = [log for run in begun for log in (run.step_log, run.request_log) if is_file(log, within=results.path)]
+    logs = [log for run in begun for name in ("steps", "requests") for log in run.path.glob(f"{name}*.jsonl")]
+    logs = [log for log in logs if is_file(log, within=results.path)]
     with two_readers(load_run, begun, sum(log.stat().st_size for log in logs)) as load:
         for run in begun:
             with _collecting(damage):

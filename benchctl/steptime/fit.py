@@ -54,7 +54,7 @@ from benchctl.steptime.design import (
     solve,
 )
 from benchctl.steptime.features import COUNTS
-from benchctl.steptime.model import LEVEL, UNSCALED, DataFile, Provenance, StepTimeModel, scatter_of
+from benchctl.steptime.model import LEVEL, UNSCALED, DataFile, Provenance, StepTimeModel, scatter_at
 from benchctl.steptime.work import (
     Coefficient,
     ExpertsRead,
@@ -288,7 +288,7 @@ def _growth_outside(design: Design, options: FitOptions) -> float:
         is_out = extent > np.median(extent)
         if is_out.any():
             logs = _log_residuals(design, np.flatnonzero(~is_out), options)
-            low, high = scatter_of(_scatter_by_fifths(extents[~is_out, 0], logs[~is_out]), extents[is_out, 0])
+            low, high = scatter_at(_scatter_by_fifths(extents[~is_out, 0], logs[~is_out]), extents[is_out, 0])
             excess = np.maximum(np.maximum(logs[is_out] - high, -logs[is_out] - low), 0.0)
             distance = np.maximum(distances(extents[is_out], range_of(extents[~is_out])).max(axis=1), 1e-9)
             needed.append(float(np.quantile(excess / distance, LEVEL)))

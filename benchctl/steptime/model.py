@@ -200,7 +200,7 @@ class StepTimeModel:
             variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) / np.maximum(centre, 1e-9) ** 2
         # Half the width of an interval of ``LEVEL`` in standard deviations
         bound = 1.644854 * np.sqrt(np.maximum(variance, 0.0))
-        low, high = scatter_of(self.scatter, extents[:, 0])
+        low, high = scatter_at(self.scatter, extents[:, 0])
         grown = self.growth * distances(extents, self.fitted_range).max(axis=1)
         return (
             centre,
@@ -209,7 +209,7 @@ class StepTimeModel:
         )
 
 
-def scatter_of(scatter: Sequence[tuple[float, float, float]], num_seqs: Floats) -> tuple[Floats, Floats]:
+def scatter_at(scatter: Sequence[tuple[float, float, float]], num_seqs: Floats) -> tuple[Floats, Floats]:
     """Half-widths downwards and upwards, as logarithms, of steps with so many sequences."""
     most, low, high = np.array(scatter).T
     fifth = np.minimum(np.searchsorted(most, num_seqs), len(most) - 1)

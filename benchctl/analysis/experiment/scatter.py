@@ -11,7 +11,7 @@ from benchctl.analysis.statistics.components import Components, Costs, variance_
 from benchctl.units import s_from_ns
 
 
-def scatter_of(experiment: Experiment, names: Iterable[str] | None = None) -> dict[str, Components]:
+def scatter_by_metric(experiment: Experiment, names: Iterable[str] | None = None) -> dict[str, Components]:
     """The variance components of those of these metrics that several loads per server tell, over all arms.
 
     From the loads that count of the runs that count; by default of the metrics that decide, or would with another

@@ -17,7 +17,7 @@ from benchctl.analysis.compare.noise_words import noise_sentence
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
-from benchctl.analysis.experiment.scatter import scatter_of
+from benchctl.analysis.experiment.scatter import scatter_by_metric
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.metrics.table import deciding_metrics
 from benchctl.analysis.planning import noise_of_experiment, precision_of
@@ -381,7 +381,7 @@ def _judge_sides(a: str, b: str, options: CompareOptions) -> tuple[PageVerdict, 
         comparison, loaded = compare_experiments(*sides, options), [experiment for experiment, _ in sides]
     verdict = page_verdict([verdict_of(comparison)], comparison.a_name)
     if loaded and comparison.pairing == "interleaved":
-        verdict = replace(verdict, precision=precision_of(loaded[0], scatter_of(loaded[0])))
+        verdict = replace(verdict, precision=precision_of(loaded[0], scatter_by_metric(loaded[0])))
     return verdict, lambda: page_of_sides(a, b, options, comparison, loaded)[0]
 
 
