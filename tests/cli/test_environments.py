@@ -73,7 +73,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str | None], dict[str, str | None]]] = {
 }
 THOROUGH = ("c-locale", "1-column", "no-streams", "both-full")
 """Environments in which the commands that take long are tried as well."""
-ALWAYS = ("c-locale", "no-streams", "both-full", "reader-left")
+ALWAYS = ("c-locale", "both-full")
 """Environments in which commands are tried at every change; the others, and what takes long, every night."""
 TAKE_LONG = {"report", "run", "compare-files", "export", "doctor", "steptime"}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

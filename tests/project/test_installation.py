@@ -62,6 +62,7 @@ def command_in(output, beginning):
     return shlex.split(lines[-1])[1:]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_installation_without_extras_is_small_and_leads_from_a_bare_command_to_a_verdict(environment, tmp_path):
     """One test, because one process installs it."""

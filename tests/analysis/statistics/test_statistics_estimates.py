@@ -349,7 +349,7 @@ def test_credibility_and_alpha_are_each_others_inverse(alpha, num_blocks, own_sh
     assert alpha_of(credibility_of(alpha, calibration), calibration) == pytest.approx(alpha, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_blocks", [6, 8, 11])
+@pytest.mark.parametrize("num_blocks", [6, pytest.param(8, marks=pytest.mark.nightly), 11])
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_interval_of_normal_noise_covers_as_it_says(num_blocks, has_positions):
     stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 2000
