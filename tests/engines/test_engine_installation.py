@@ -133,6 +133,7 @@ def call(*argv: object, **env: str):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("packages")
 def test_an_engine_is_installed_once_where_benchctl_looks_for_it_and_anew_in_another_version():

@@ -28,6 +28,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_quick_measurement_runs_whole_with_nothing_but_torch_and_numpy(tmp_path):
     bare = tmp_path / "bare"

@@ -232,7 +232,7 @@ def test_a_transformers_server_that_is_killed_fails_its_run_and_leaves_nothing(t
 @pytest.mark.parametrize(
     ("who", "number", "told"),
     [
-        ("VLLM::EngineCore", signal.SIGKILL, "(VLLM::EngineCore)"),
+        pytest.param("VLLM::EngineCore", signal.SIGKILL, "(VLLM::EngineCore)", marks=pytest.mark.nightly),
         pytest.param("VLLM::Worker", signal.SIGTERM, "(VLLM::Worker)", marks=pytest.mark.nightly),
         pytest.param(FRONT_END, signal.SIGKILL, "the server was ended by SIGKILL", marks=pytest.mark.nightly),
     ],
