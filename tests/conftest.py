@@ -3,10 +3,8 @@ user's own stores of noise, durations, peaks and locks are neither read nor writ
 """
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
-from itertools import chain, groupby
 
 import psutil
 import pytest
@@ -25,27 +23,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.set_threshold(100_000)
 
 
-@pytest.hookimpl(trylast=True)  # after those that are not selected have gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: begun last, one of them would keep a worker when the others have ended.
-
-    Each worker begins with an equal part of all items, in their order: these files are dealt out among the parts.
-    """
+    """Files with slow tests come first: begun last, one of them would keep a worker when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    num_parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    parts: list[list[pytest.Item]] = [[] for _ in range(num_parts)]
-    rest = []
-    for path, of_file in groupby(items, key=lambda item: item.path):
-        if path in slow:
-            min(parts, key=len).extend(of_file)
-        else:
-            rest.extend(of_file)
-    share = -(-len(items) // num_parts)
-    for part in parts:
-        num_more = max(0, share - len(part))
-        part.extend(rest[:num_more])
-        del rest[:num_more]
-    items[:] = [*chain.from_iterable(parts), *rest]
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -259,7 +259,7 @@ def test_two_submissions_measure_each_block_once_and_give_what_one_machine_gives
 
 @pytest.mark.slow
 def test_a_detached_command_leaves_nothing_behind_and_ctrl_c_ends_the_waiting_alone(slurm: Slurm, tmp_path: Path):
-    profile = one_arm(tmp_path, blocks=1, tokens=LONG)
+    profile = one_arm(tmp_path, blocks=1, tokens=2 * LONG)
     code, output = slurm.end(slurm.start("run", profile, *ON_SLURM, "--detach", cwd=tmp_path))
     assert (code, "progress: benchctl watch d" in output) == (0, True), output
     lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
