@@ -20,6 +20,7 @@ from benchctl.profile.planning import (
     balanced_numbers,
     imbalance_of,
     plan_runs,
+    several_loads_hint,
     stopping_rule,
     variant_settings,
 )
@@ -97,10 +98,10 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     if is_virtual(profile.engine.kind) or load_s >= estimate.overhead_s:
         return f"estimated duration {text}"
     number = ceil(profile.workload.num_prompts * estimate.overhead_s / load_s)
-    several = "; loads_per_server=auto sends as many loads to each as pay" if profile.num_loads == 1 else ""
     return (
         f"estimated duration {text}\nof each run {estimate.overhead_s:.0f} s are its server's start and end, "
-        f"{load_s:.1f} s its load: with workload.num_prompts={number} both take about as long{several}"
+        f"{load_s:.1f} s its load: with workload.num_prompts={number} both take about as long"
+        + several_loads_hint(profile)
     )
 
 

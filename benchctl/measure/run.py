@@ -24,7 +24,7 @@ from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import num_processes, num_workers, size_of
+from benchctl.load.demand import LoadSize, num_processes, num_workers, size_of
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
@@ -214,10 +214,9 @@ async def _measure_server(
 ) -> None:
     """The life of a server, from its start to its end."""
     engine, profile, requests = run.engine, run.profile, context.requests
+    size, arrival = size_of(requests), profile.workload.arrival
     # The number of processes is that of a load with all cores that benchctl may use.
-    workers = num_workers(
-        profile.load.workers, profile.workload.arrival, size_of(requests), len(os.sched_getaffinity(0))
-    )
+    workers = num_workers(profile.load.workers, arrival, size, len(os.sched_getaffinity(0)))
     cores = split_cores(getattr(run.settings.server, "client_cores", 0), num_processes(workers))
     server = _server(run, context, site, env, cores)
     try:
@@ -247,7 +246,7 @@ async def _measure_server(
                 await send_waves(run, requests, target.send_bursts)
                 for number in range(1, context.num_loads + 1):
                     with run.each_load(number):
-                        await _send_load(run, context, target, server, client, gpu)
+                        await _send_load(run, requests, size, target, server, client, gpu)
     finally:
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)
@@ -283,14 +282,15 @@ async def _first_generation(
 
 async def _send_load(
     run: MeasuredRun,
-    context: RunContext,
+    requests: Sequence[PreparedRequest],
+    size: LoadSize,
     target: ServerUnderTest,
     server: AnyServer,
     client: StreamClient,
     gpu: GpuReader | None,
 ) -> None:
     """Send one load while its server is sampled, and judge it if it is one of several."""
-    profile, requests, engine = run.profile, context.requests, run.engine
+    profile, engine = run.profile, run.engine
     path = engine.metrics_path(run.settings)
     with sampling(
         run.directory.log,
@@ -300,7 +300,7 @@ async def _send_load(
         metrics_url=None if path is None else str(client.control.base_url.join(path)),
         counts_late=not run.record.is_virtual,
     ) as sampler_warnings:
-        await target.send_load(requests, size_of(requests), opening_of(requests, profile))
+        await target.send_load(requests, size, opening_of(requests, profile))
     run.warn(*sampler_warnings)
     async with control_errors(server):
         run.warn(*await engine.after_load_warnings(client.control))

@@ -264,6 +264,11 @@ PILOT_BLOCKS = 2
 """The first blocks of ``loads_per_server: auto``, by which the number of loads is chosen."""
 
 
+def several_loads_hint(profile: Profile) -> str:
+    """The end of a sentence about servers that take longer to start than their load; empty with several loads."""
+    return "; loads_per_server=auto sends as many loads to each as pay" if profile.num_loads == 1 else ""
+
+
 def stopping_rule(profile: Profile) -> StoppingRecord | None:
     """The rule of a profile, before any look; None where the number of blocks is fixed."""
     if profile.stopping is None:

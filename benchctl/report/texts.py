@@ -6,6 +6,7 @@ from math import ceil
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.words import warning_kind
+from benchctl.profile.planning import several_loads_hint
 from benchctl.report.experiment_tables import footnotes
 from benchctl.units import SECONDS_PER_MINUTE, first_of, s_from_ns
 
@@ -43,13 +44,10 @@ def time_lines(analysis: AnalyzedExperiment) -> list[str]:
         return []
     number = profile.workload.num_prompts
     longer, rest_s = ceil(number * start_s / load_s), total_s - start_s - load_s
-    more = "; loads_per_server=auto sends as many loads to each as pay" if profile.num_loads == 1 else ""
     return [
         f"{total_s:.0f} s: {start_s:.0f} s starting servers, {load_s:.0f} s under load, {rest_s:.0f} s the rest",
-        (
-            f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts"
-            f"{more}"
-        ),
+        f"a longer load costs little: workload.num_prompts={longer} (now {number}) takes as long as the starts"
+        + several_loads_hint(profile),
     ]
 
 

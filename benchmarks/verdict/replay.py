@@ -128,12 +128,12 @@ def drawn(question: "Question", count: int, stream: np.random.Generator) -> list
     In each two the arms begin once each, as in a plan; a block of the other order has its arms swapped.
     """
     chosen: list[Block] = []
+    ratios = dict.fromkeys(question.metrics, math.exp(question.true_log_ratio))
     while len(chosen) < count:
         for is_first in stream.permutation([True, False]).tolist():
             a, b = question.blocks[int(stream.integers(len(question.blocks)))]
             if (a.position < b.position) != is_first:
                 a, b = b, a
-            ratios = dict.fromkeys(question.metrics, math.exp(question.true_log_ratio))
             chosen.append((_in_new_order(a, stream), _scaled(_in_new_order(b, stream), ratios)))
     return chosen[:count]
 

@@ -62,10 +62,11 @@ workload: {{dataset: synthetic, num_prompts: 48, samples_per_prompt: 1, input_le
 variants:
   planted: {{server: {{env: {env}}}}}
 """
-VARIANTS: Final = {"aa": "again", "planted": "planted"}
-MARGINS: Final = {"aa": 0.05, "planted": 0.01}
-RIGHT: Final = {"aa": "equivalent", "planted": "regression"}
-TRUTH: Final = {"aa": 0.0, "planted": math.log1p(CHANGE)}
+QUESTIONS: Final = {
+    "aa": ("again", 0.05, 0.0, "equivalent"),
+    "planted": ("planted", 0.01, math.log1p(CHANGE), "regression"),
+}
+"""Of each question the variant, the margin, the true ln(B / A), and the right answer."""
 TRIAL_ROUNDS, TRIAL_PAIRS = 20, 6
 MANY_LOOKS: Final = 12
 SUSPECT: Final = 4
@@ -213,11 +214,14 @@ def answer(question: Question, most_blocks: int, replays: int) -> list[Figures]:
     ]
 
 
-def read(directory: Path, name: str) -> Question:
+def read(directory: Path) -> dict[str, Question]:
+    """The questions with what DIR has recorded."""
     experiment = load_experiment(directory / "minutes")
     metrics, estimator = experiment.profile.primary_metrics, experiment.profile.comparison.estimator
-    blocks = recorded_blocks(experiment, VARIANTS[name], metrics)
-    return Question(blocks, metrics, estimator, MARGINS[name], TRUTH[name], RIGHT[name])
+    return {
+        name: Question(recorded_blocks(experiment, variant, metrics), metrics, estimator, margin, truth, right)
+        for name, (variant, margin, truth, right) in QUESTIONS.items()
+    }
 
 
 def main() -> None:
@@ -247,7 +251,7 @@ def main() -> None:
     if planted.exists():
         size = json.loads(planted.read_text())
         print("planted: {rounds} rounds, step_ms x {ratio:.4f} [{low:.4f}, {high:.4f}]".format(**size))
-    questions = {name: read(directory, name) for name in VARIANTS}
+    questions = read(directory)
     show(list(costs_table(questions)), "What it takes")
     show(list(components_table(questions)), "Scatter of the logarithm, with 95 % intervals")
     show(list(recorded_table(questions)), "As measured, with all loads")
