@@ -20,6 +20,7 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell, Document
 from benchctl.untrusted import STORED_PROFILE_BYTES
 from benchctl.untrusted.files import (
@@ -173,9 +174,15 @@ class ResultDirectory:
     def write_plan(self, plan: Plan) -> None:
         write_json_atomic(self.path / "plan.json", plan, within=self.path)
 
-    def prepared_requests(self) -> Iterator[PreparedRequest]:
-        """The request set, one by one as it is read."""
-        return read_jsonl(self.path / "requests.jsonl", PreparedRequest, within=self.path)
+    def prepared_requests(self, file: str = "requests.jsonl") -> Iterator[PreparedRequest]:
+        """The request set, or the first of several, one by one as it is read; those of another file by its name."""
+        return read_jsonl(self.path / file, PreparedRequest, within=self.path)
+
+    def request_sets(self) -> RequestSets:
+        """All request sets in memory."""
+        if listed := self.manifest().request_sets:
+            return RequestSets(tuple((each.cell, tuple(self.prepared_requests(each.file))) for each in listed))
+        return RequestSets.single(self.prepared_requests())
 
     def write_prepared_requests(self, content: bytes) -> None:
         """Store the request set exactly as its sha256 was taken."""

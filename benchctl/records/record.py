@@ -51,6 +51,8 @@ class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Variant to be served."""
     cell: Cell = {}
     """Value of each swept factor; empty for the baseline."""
+    ladder: Annotated[tuple[Cell, ...], msgspec.Meta(max_length=64)] = ()
+    """Load points that its server gets, in this order; empty where it gets one."""
 
 
 class Plan(Document, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,6 +155,17 @@ class LoadsChoice(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The choice in words."""
 
 
+class RequestSet(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One of several request sets of an experiment: load points with other lengths or rates have their own."""
+
+    cell: Cell
+    """Load factors in which it differs from the other sets, with its values."""
+    file: FileName
+    """File of the result directory that holds it."""
+    sha256: str
+    """SHA-256 of the file."""
+
+
 class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The experiment: its profile, request set, machine and state."""
 
@@ -163,7 +176,9 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     profile_sha256: str
     """SHA-256 of the resolved profile: resuming demands the same."""
     request_set_sha256: str
-    """SHA-256 of ``requests.jsonl``."""
+    """SHA-256 of ``requests.jsonl``, the first of several sets."""
+    request_sets: tuple[RequestSet, ...] = ()
+    """All request sets, where load points have several; empty for one."""
     dataset: str
     """True source of the request set, for example ``gsm8k/test`` or ``generated``."""
     seed: int
@@ -447,6 +462,8 @@ class LoadRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     """Position among the loads, from 1: ``requests-2.jsonl`` holds the requests of the second."""
+    cell: Cell = {}
+    """Its load point; empty where all loads of the server are the same."""
     state: RunState = "planned"
     """``done`` if it counts; ``suspect`` or ``failed`` if it is left out; ``planned`` if it did not end."""
     opening_ns: MomentNs | None = None
