@@ -1,0 +1,63 @@
+"""The size at which a latency that rises with the load crosses its limit, by isotonic regression."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Crossing(NamedTuple):
+    """The largest size at which an objective holds; without one it is censored by the sizes that were sent."""
+
+    size: float | None
+    """Continuous, such as 61.4 slots; None where no sent size holds, or none breaks."""
+    holds: float | None = None
+    """Largest sent size up to ``size``; None where none holds."""
+    breaks: float | None = None
+    """Smallest sent size above it; None where none breaks."""
+    elasticity: float | None = None
+    """d ln(ratio) / d ln(size) there; None where it is not known."""
+    is_between: bool = False
+    """A backlog grows at ``breaks`` and all smaller sizes hold: ``size`` is the geometric mean of the two."""
+
+
+def crossing(sizes: Sequence[float], log_ratios: Sequence[float], breaks_from: float | None = None) -> Crossing:
+    """Where y = ln(latency / limit) crosses 0 over x = ln(size).
+
+    Isotonic least squares with equal weights (pool adjacent violators; Barlow et al. 1972). A pool stands as one
+    point at its mean x, so that the line through the pools rises strictly and crosses once:
+    ln C = X_j - Y_j (X_j+1 - X_j) / (Y_j+1 - Y_j), for the first j with Y_j <= 0 < Y_j+1.
+
+    Args:
+        sizes: ascending and positive.
+        log_ratios: y of each size.
+        breaks_from: the smallest size that breaks without a latency of its own, such as an overloaded one; sizes
+            from there on are ignored.
+    """
+    kept = [i for i, size in enumerate(sizes) if breaks_from is None or size < breaks_from]
+    if not kept:
+        return Crossing(None, breaks=breaks_from)
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415 - 0.3 s, and few experiments have a capacity
+
+    x = np.log([sizes[i] for i in kept])
+    fit = isotonic_regression([log_ratios[i] for i in kept])
+    pools = fit.blocks
+    centres = np.add.reduceat(x, pools[:-1]) / np.diff(pools)
+    levels = fit.x[pools[:-1]]
+    num_holding = int(np.sum(levels <= 0))
+    if num_holding == 0:
+        return Crossing(None, breaks=sizes[kept[0]])
+    last = sizes[kept[-1]]
+    if num_holding == len(levels):
+        size = None if breaks_from is None else math.sqrt(last * breaks_from)
+        return Crossing(size, holds=last, breaks=breaks_from, is_between=size is not None)
+    below, above = num_holding - 1, num_holding
+    slope = float((levels[above] - levels[below]) / (centres[above] - centres[below]))
+    size = math.exp(float(centres[below] - levels[below] / slope))
+    return Crossing(
+        size,
+        holds=max((sizes[i] for i in kept if sizes[i] <= size), default=None),
+        breaks=min((sizes[i] for i in kept if sizes[i] > size), default=breaks_from),
+        elasticity=slope,
+    )
