@@ -8,6 +8,7 @@ from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
+from benchctl.profile.sections import SLO_METRICS
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
 from benchctl.profile.yaml import Problem, Steps, value_text
 from benchctl.records.schema import Cell
@@ -115,6 +116,19 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ("load", "discard"),
             f"is {discard:g}, and an arrival of kind {arrival.kind} has no plan of which a part could be left "
             "out; " + ("set load.begin: running instead" if arrival.kind == "closed-loop" else "remove it"),
+        ),
+        (
+            profile.slo is None and any(name.endswith(SLO_METRICS) for name in profile.primary_metrics),
+            ("primary_metrics",),
+            (
+                f"is {', '.join(profile.primary_metrics)}, and requests have no objective; "
+                "set slo, such as {ttft_ms: 200}"
+            ),
+        ),
+        (
+            profile.slo is not None and not serves,
+            ("slo",),
+            f"limits latencies of requests, and engine {kind!r} serves none; leave it out",
         ),
         (
             serves and dataset == NO_REQUESTS,

@@ -39,6 +39,7 @@ from benchctl.profile.sections import (
     ComparisonRules,
     LoadOptions,
     RequestOptions,
+    Slo,
     Stopping,
     Telemetry,
     Timeouts,
@@ -333,6 +334,8 @@ class Profile(Section):
     cost least, from scatter and cost alone."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
+    slo: Slo | None = None
+    """Objective of every request, which ``goodput`` and ``slo_attained_frac`` count; null: none."""
     stop: StopMode = "forced"
     """End of an output: ``forced`` at its planned length (equal work), ``natural`` where the model ends it,
     ``replay-natural`` where the baseline's model ended it (equal work, none of it past the end)."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.bounds import MAX_DEVICES
@@ -190,6 +190,36 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 PriorityOption = Literal["auto", "none"]
+
+
+Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
+SLO_METRICS: Final = ("goodput", "slo_attained_frac", "slo_ratio")
+"""Metrics that are known only of requests with an objective; each has a ``steady_`` form."""
+
+
+class Slo(Section):
+    """The objective of requests (SLO): limits of their latencies, and the share that must keep them."""
+
+    ttft_ms: Milliseconds | None = None
+    """Most milliseconds from its send to its first token; null: no limit."""
+    tpot_ms: Milliseconds | None = None
+    """Most milliseconds per output token after the first, of each of its choices; null: no limit. A request with
+    one token keeps it."""
+    e2el_ms: Milliseconds | None = None
+    """Most milliseconds from its send to its last token; null: no limit."""
+    share: float = Field(default=0.99, ge=0.5, le=0.999)
+    """Share of the requests that must keep all limits. A request that failed keeps none."""
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> "Slo":
+        check_rules((not self.limits_ms, "names no limit; set ttft_ms, tpot_ms or e2el_ms"))
+        return self
+
+    @property
+    def limits_ms(self) -> dict[str, float]:
+        """The limits that are set, by latency."""
+        limits = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 class Stopping(Section):

@@ -53,6 +53,16 @@ REFUSED = {
         ('cluster.setup=["a\\nb"]', "control characters"),
         ("cluster.setup=[export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345]", "looks like a secret"),
         ("cluster.nodes=2", "unknown key"),
+        # An objective.
+        ("slo={}", "slo: names no limit; set ttft_ms, tpot_ms or e2el_ms"),
+        ("slo={share: 0.9}", "slo: names no limit; set ttft_ms, tpot_ms or e2el_ms"),
+        ("slo={ttft_ms: 0}", "slo.ttft_ms: is 0; it must be above 0"),
+        ("slo={ttft_ms: 200, share: 1}", "slo.share: is 1; it must be at most 0.999"),
+        ("slo={p99_ttft_ms: 200}", "slo.p99_ttft_ms: unknown key; did you mean 'ttft_ms'?"),
+        (
+            "primary_metrics=[tpot_ms, steady_goodput]",
+            "primary_metrics: is tpot_ms, steady_goodput, and requests have no objective; set slo, such as",
+        ),
     ],
     "topk-sweep": [
         # Assignments.
