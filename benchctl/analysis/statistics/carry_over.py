@@ -1,0 +1,110 @@
+"""Carry-over: what the loads of one server leave to those that come after them.
+
+Least squares of logarithms, ``(block, server) + (server, load) + per load + after larger + first``, as in crossover
+trials (B. Jones, M. G. Kenward, *Design and Analysis of Cross-Over Trials*, 3rd edition, 2014, chapter 4), with the
+terms that servers have: a drift, caches and clocks after a larger load, and a cold start.
+
+The test is one of randomisation (E. S. Edgington, P. Onghena, *Randomization Tests*, 4th edition, 2007): orders are
+exchanged between whole blocks. The block stays the unit, so that what its servers share, and loads that scatter
+differently, do no harm. The largest |t| over all terms and metrics counts (P. H. Westfall, S. S. Young,
+*Resampling-Based Multiple Testing*, 1993), so that p < 0.01 is one false alarm in a hundred experiments.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.intervals import t_quantile
+from benchctl.steptime.speculation_law import Estimate
+
+TERMS: Final = ("per load", "after larger", "first")
+"""What each load adds to the next one of its server; a load after a larger one against the same load after a
+smaller one; and the first load of a server against the same load later. Where orders do not tell all apart, the
+earlier ones stay: of two loads, which one came first."""
+LoadKey: TypeAlias = tuple[int, str, str]
+"""Block, server (or pair of servers), load."""
+_NUM_DRAWS: Final = 999
+_MIN_EXCHANGES: Final = 200
+"""With fewer, hardly any p-value can be below 0.01."""
+
+
+class CarryOver(NamedTuple):
+    """Effects on the logarithm of one metric."""
+
+    effects: Mapping[str, Estimate]
+    """Those of ``TERMS`` that the orders tell, with intervals of 95 %."""
+    clearest: str
+    """The effect with the largest |t|."""
+    p_value: float | None
+    """Of "no carry-over", over all metrics; None where there are too few blocks or orders for the test."""
+
+
+def carry_over(
+    tables: Mapping[str, Mapping[LoadKey, float]], orders: Mapping[int, Sequence[str]], sizes: Sequence[str]
+) -> dict[str, CarryOver]:
+    """The carry-over in each of these tables of logarithms; empty where they do not tell it.
+
+    ``orders`` are the loads of a block's servers, in order, also those that are missing in the tables; ``sizes``
+    are all loads, the smallest first. Keys that only some tables have do not count.
+    """
+    keys = sorted(set[LoadKey].intersection(*map(set, tables.values()))) if tables else []
+    if not keys:
+        return {}
+    servers, loads = dict.fromkeys(key[:2] for key in keys), dict.fromkeys(key[1:] for key in keys)
+    levels = np.array([[key[:2] == s for s in servers] + [key[1:] == p for p in loads] for key in keys], np.float64)
+    remainder = np.eye(len(keys)) - levels @ np.linalg.pinv(levels)
+    terms = np.tensordot(remainder, _drawn_terms(keys, orders, sizes), 1)  # keys, draws, terms
+    told: list[int] = []
+    for i in range(len(TERMS)):
+        if np.linalg.matrix_rank(terms[:, 0, [*told, i]], tol=1e-6) > len(told):
+            told.append(i)
+    df = round(float(np.trace(remainder))) - len(told)
+    if not told or df < 1:
+        return {}
+    values = remainder @ np.array([[table[key] for table in tables.values()] for key in keys])
+    terms = terms[:, :, told]
+    inverse = np.linalg.pinv(np.einsum("kdt,kdu->dtu", terms, terms), hermitian=True, rcond=1e-9)
+    products = np.einsum("kdt,km->dtm", terms, values)
+    effects = inverse @ products  # draws, terms, metrics
+    squares = np.sum(values**2, axis=0) - np.sum(effects * products, axis=1)
+    # Equal values scatter by their rounding alone, which is no scatter to judge an effect by
+    variances = np.diagonal(inverse, axis1=1, axis2=2)[:, :, None] * np.maximum(squares / df, 1e-20)[:, None, :]
+    t = np.abs(effects) / np.sqrt(variances)
+    p_values = np.mean(t.max(axis=(1, 2))[:, None] > t[0].max(axis=0) - 1e-3, axis=0)  # as large but for rounding
+    half = t_quantile(0.975, df) * np.sqrt(variances[0])
+    return {
+        name: CarryOver(
+            effects={
+                TERMS[i]: Estimate(*(float(effects[0, j, m] + end) for end in (0, -half[j, m], half[j, m])))
+                for j, i in enumerate(told)
+            },
+            clearest=TERMS[told[int(t[0, :, m].argmax())]],
+            p_value=float(p_values[m]) if terms.shape[1] > 1 else None,
+        )
+        for m, name in enumerate(tables)
+    }
+
+
+def _drawn_terms(
+    keys: Sequence[LoadKey], orders: Mapping[int, Sequence[str]], sizes: Sequence[str]
+) -> NDArray[np.float64]:
+    """The terms by key, draw, and term: of the order as it was, then of exchanged ones if there are enough."""
+    blocks = list(dict.fromkeys(block for block, _, _ in keys))
+    repeats = Counter(tuple(orders[block]) for block in blocks).values()
+    exchanges = math.factorial(len(blocks)) // math.prod(map(math.factorial, repeats))
+    is_tested = len(blocks) >= MIN_PAIRED_BLOCKS and exchanges >= _MIN_EXCHANGES
+    draws = np.tile(np.arange(len(blocks)), (1 + is_tested * _NUM_DRAWS, 1))
+    draws[1:] = np.random.default_rng(0).permuted(draws[1:], axis=1)
+    of_blocks = np.zeros((len(blocks), len(sizes), len(TERMS)))
+    for i, block in enumerate(blocks):
+        places = [sizes.index(load) for load in orders[block]]
+        for place, (before, load) in enumerate(zip([None, *places], places, strict=False)):
+            larger = 0.0 if before is None else math.copysign(0.5, before - load)
+            of_blocks[i, load] = place, larger, before is None
+    of_key = draws[:, [blocks.index(block) for block, _, _ in keys]].T
+    return np.asarray(of_blocks[of_key, np.array([[sizes.index(load)] for _, _, load in keys])])

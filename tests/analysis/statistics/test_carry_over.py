@@ -1,0 +1,112 @@
+"""Carry-over over the loads of one server: planted terms are told, and nothing is told where there is nothing."""
+
+import random
+
+import numpy as np
+import pytest
+
+from benchctl.analysis.statistics.carry_over import CarryOver, LoadKey, carry_over
+from benchctl.profile.planning import balanced_orders
+from benchctl.steptime.speculation_law import Estimate
+
+Orders = dict[int, list[str]]
+Tables = dict[str, dict[LoadKey, float]]
+
+
+def made(
+    seed: int,
+    num_loads: int,
+    *,
+    blocks: int = 8,
+    first: float = 0.0,
+    after_larger: float = 0.0,
+    per_load: float = 0.0,
+    noise: float = 0.01,
+) -> tuple[Tables, Orders, list[str]]:
+    """Two metrics of two arms, on servers that scatter by 14 %, where the smallest load scatters thrice as much."""
+    rng, sizes = np.random.default_rng(seed), [str(4**i) for i in range(num_loads)]
+    rows = balanced_orders(num_loads, blocks, random.Random(f"{seed}:ladder:0"))
+    orders = {block: [sizes[i] for i in row] for block, row in enumerate(rows)}
+    tables: Tables = {"wall": {}, "step": {}}
+    for block, order in orders.items():
+        for server in "ab":
+            level = float(rng.normal(0, 0.14))
+            for place, load in enumerate(order):
+                is_after_larger = place > 0 and int(order[place - 1]) > int(load)
+                effect = first * (place == 0) + after_larger * is_after_larger + per_load * place
+                shared = rng.normal(0, noise)
+                for table in tables.values():
+                    scatter = noise * (3 if load == "1" else 1)
+                    table[block, server, load] = level + int(load) + effect + shared + rng.normal(0, scatter)
+    return tables, orders, sizes
+
+
+def least_p(effects: dict[str, CarryOver]) -> float:
+    return min(each.p_value for each in effects.values() if each.p_value is not None)
+
+
+def holds(effect: Estimate, value: float) -> bool:
+    assert effect.low is not None
+    assert effect.high is not None
+    return effect.low <= value <= effect.high
+
+
+@pytest.mark.parametrize(
+    ("planted", "name"),
+    [({"first": 0.03}, "first"), ({"after_larger": -0.03}, "after larger"), ({"per_load": 0.01}, "per load")],
+)
+def test_a_planted_term_is_named_and_its_size_is_in_the_interval(planted: dict[str, float], name: str) -> None:
+    held = 0
+    for seed in range(20):
+        effects = carry_over(*made(seed, 5, noise=0.004, **planted))
+        assert least_p(effects) < 0.01
+        assert effects["wall"].clearest == name
+        held += holds(effects["wall"].effects[name], *planted.values())
+    assert held >= 17
+
+
+def test_without_carry_over_one_experiment_in_a_hundred_raises_an_alarm() -> None:
+    alarms = sum(least_p(carry_over(*made(seed, 3))) < 0.01 for seed in range(100))
+    assert alarms <= 5  # 1 is expected, and 6 or more have a chance of 0.05 %
+
+
+def test_two_loads_tell_the_first_from_the_second_and_nothing_else() -> None:
+    # whether a load came after a larger one is then the load itself
+    effect = carry_over(*made(1, 2, blocks=12, per_load=0.1))["step"]
+    assert list(effect.effects) == ["per load"]
+    assert effect.effects["per load"].value == pytest.approx(0.1, abs=0.03)
+    assert effect.p_value is not None
+    assert effect.p_value < 0.01
+
+
+@pytest.mark.parametrize(("num_loads", "blocks"), [(3, 5), (2, 8)], ids=["few blocks", "few orders"])
+def test_effects_of_too_few_blocks_or_orders_are_estimated_and_not_tested(num_loads: int, blocks: int) -> None:
+    effect = carry_over(*made(2, num_loads, blocks=blocks, per_load=0.1))["wall"]
+    assert effect.p_value is None
+    assert effect.effects["per load"].value == pytest.approx(0.1, abs=0.03)
+
+
+def test_loads_that_are_missing_are_left_out_and_still_come_before_others() -> None:
+    tables, orders, sizes = made(3, 4, after_larger=0.05, noise=0.004)
+    for block in (1, 4, 6):
+        del tables["wall"][block, "a", orders[block][1]]
+    effect = carry_over(tables, orders, sizes)["wall"]
+    assert effect.effects["after larger"].value == pytest.approx(0.05, abs=0.01)
+    assert effect.p_value is not None
+    assert effect.p_value < 0.01
+
+
+def test_servers_of_one_order_and_no_servers_tell_nothing() -> None:
+    tables, orders, sizes = made(4, 3)
+    assert carry_over(tables, dict.fromkeys(orders, sizes), sizes) == {}
+    assert carry_over({"wall": {}}, {}, sizes) == {}
+    assert carry_over({}, {}, sizes) == {}
+
+
+def test_values_that_differ_by_rounding_alone_raise_no_alarm() -> None:
+    tables, orders, sizes = made(5, 3, noise=0.0)
+    assert least_p(carry_over(tables, orders, sizes)) == 1.0
+
+
+def test_the_same_numbers_give_the_same_test() -> None:
+    assert carry_over(*made(6, 3)) == carry_over(*made(6, 3))
