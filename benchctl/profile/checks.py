@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any, Final
 
-from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, ThinkRange
 from benchctl.profile.sections import SLO_METRICS
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
 from benchctl.profile.yaml import Problem, Steps, value_text
@@ -47,6 +47,7 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
     several = profile.loads_per_server != 1
     arrival, begin, discard = workload.arrival, profile.load.begin, profile.load.discard
+    turns, has_turns = workload.turns, workload.turns is not None
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             profile.baseline not in variants,
@@ -116,6 +117,50 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ("load", "discard"),
             f"is {discard:g}, and an arrival of kind {arrival.kind} has no plan of which a part could be left "
             "out; " + ("set load.begin: running instead" if arrival.kind == "closed-loop" else "remove it"),
+        ),
+        # Conversations: a slot is a user, who keeps it until the last answer
+        (
+            has_turns and dataset not in CONVERSATIONS,
+            ("workload", "turns"),
+            f"is set with dataset {dataset}, which has no conversations; choose {' or '.join(CONVERSATIONS)}",
+        ),
+        (
+            turns is not None and turns.answers == "recorded" and dataset == "synthetic",
+            ("workload", "turns", "answers"),
+            "is recorded, and written conversations have no answers; set real, or dataset sharegpt",
+        ),
+        (
+            turns is not None and isinstance(turns.think_s, ThinkRange) and turns.think_s.max < turns.think_s.mean,
+            ("workload", "turns", "think_s"),
+            "has a max below its mean, so that all times would be cut; raise max, or lower mean",
+        ),
+        (
+            has_turns and workload.samples_per_prompt != 1,
+            ("workload", "samples_per_prompt"),
+            f"is {workload.samples_per_prompt}, and a conversation goes on from one answer; leave it out",
+        ),
+        (
+            has_turns and workload.repeat,
+            ("workload", "repeat"),
+            "is true, and conversations are not sent again; lower num_prompts, or name a file with more in path",
+        ),
+        (
+            has_turns and begin == "running",
+            ("load", "begin"),
+            "is running, and users of conversations take over no slots; set it to drained",
+        ),
+        (
+            has_turns and arrival.launch_rate_limit is not None,
+            ("workload", "arrival", "launch_rate_limit"),
+            "is set, and later turns are due when their users have thought; leave it out",
+        ),
+        (
+            has_turns and arrival.is_open_loop and arrival.max_concurrency is not None,
+            ("workload", "arrival", "max_concurrency"),
+            (
+                f"is {arrival.max_concurrency}, and users of conversations arrive when they are due; leave it out, "
+                "or send a closed loop"
+            ),
         ),
         (
             profile.slo is None and any(name.endswith(SLO_METRICS) for name in profile.primary_metrics),

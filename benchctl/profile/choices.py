@@ -43,6 +43,8 @@ DATASETS: Final = {
     NO_REQUESTS: "benchctl.workload.datasets.made",
 }
 """Values of ``workload.dataset``, and the modules that have them in their ``DATASETS``."""
+CONVERSATIONS: Final = ("synthetic", "sharegpt")
+"""Those of them that have conversations."""
 
 
 if TYPE_CHECKING:

@@ -46,6 +46,7 @@ from benchctl.profile.sections import (
 )
 from benchctl.profile.yaml import Problem
 from benchctl.records.record import StopMode
+from benchctl.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     GuidanceMode: TypeAlias = str
@@ -172,6 +173,33 @@ def _longest(length: Length | None) -> int:
     return max(length) if isinstance(length, tuple) else length or 0
 
 
+ThinkSeconds = Annotated[float, Field(ge=0, le=SECONDS_PER_HOUR)]
+
+
+class ThinkRange(Section):
+    """Think times drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut at ``max``."""
+
+    mean: float = Field(gt=0, le=SECONDS_PER_HOUR, description="Mean in seconds before cutting.")
+    cv: float = Field(default=1.0, ge=0, le=5)
+    """Standard deviation over mean; 0 gives every turn the mean."""
+    max: ThinkSeconds = SECONDS_PER_HOUR
+    """Longest time in seconds, above the mean."""
+
+
+class Turns(Section):
+    """Conversations: each turn is sent when the answer before it has come and its user has thought."""
+
+    number: Length = 4
+    """Turns of a conversation: one number, a range, or a list that conversations take in turn. Of ShareGPT, at most
+    so many."""
+    think_s: ThinkSeconds | ThinkRange = 1.0
+    """Seconds from the last byte of an answer until the next turn is sent: one number or a range."""
+    answers: Literal["real", "recorded"] = "real"
+    """Answers in later prompts: those of the server, or those of the data set."""
+    max_tokens: TokenCount = 4096
+    """A conversation ends before the turn, its first aside, whose prompt and output would have more tokens."""
+
+
 class Workload(Section):
     """Request set and arrival schedule."""
 
@@ -189,7 +217,7 @@ class Workload(Section):
     """Column of the file for each field of ``custom`` and ``huggingface`` rows that is called otherwise there,
     such as ``{prompt: question}``."""
     num_prompts: RequestCount = 50
-    """Prompts taken from the dataset."""
+    """Prompts taken from the dataset; with ``turns`` conversations."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
     repeat: bool = False
@@ -207,6 +235,9 @@ class Workload(Section):
     lists of one size in both keys pair prompts with outputs. null: the dataset's own lengths, if it has them."""
     max_tokens: TokenCount = 1500
     """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
+    turns: Turns | None = None
+    """Sends conversations, whose turns are chats with all that came before; ``input_len`` and ``output_len`` are
+    those of one turn. In a closed loop a slot is a user, with one conversation at a time. null: single prompts."""
     lengths_from: str | None = None
     """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of
     each answer. null: ``replay-natural`` measures it first; with other modes it stays unknown."""
@@ -235,8 +266,9 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":
-        num_outputs = self.num_prompts * self.samples_per_prompt
-        tokens = self.num_prompts * _longest(self.input_len)
+        num_turns = 1 if self.turns is None else _longest(self.turns.number)
+        num_outputs = self.num_prompts * self.samples_per_prompt * num_turns
+        tokens = self.num_prompts * num_turns * _longest(self.input_len)
         check_rules(
             (
                 num_outputs > MAX_OUTPUTS,

@@ -283,7 +283,15 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     answer: str | None = None
     """Gold answer, if the dataset has one."""
     session: str | None = None
-    """Conversation of which the prompt is a turn, if the dataset names it; sending does not depend on it."""
+    """Conversation of which the prompt is a turn, if the dataset names it; without ``turn`` sending does not depend
+    on it."""
+    turn: Count | None = None
+    """Position in that conversation, from 0, where its turns are sent in order; they are neighbours in the set."""
+    think_ns: Size = 0
+    """From the last byte of the answer before it until a later turn is due."""
+    shared_tokens: Count = 0
+    """Tokens at the beginning of the prompt that a prefix cache has by plan; of a turn the one before it, and its
+    answer where that is the server's."""
     natural_tokens: Count | None = None
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
 
@@ -338,7 +346,7 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     ``finish-content-filter`` and ``finish-timeout`` (the finish reason says that the answer is none),
     ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``unrequested-choice``, ``oversized-head``,
     ``oversized-line`` and ``oversized-answer`` (more than any answer to the request holds: it was not read to its
-    end), ``cancelled``.
+    end), ``turn-unsent`` (the turn before it failed), ``cancelled``.
     """
 
     kind: str
@@ -392,6 +400,8 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """From ``usage``: prompt tokens that the server found in its prefix cache."""
     natural_tokens: Count | None = None
     """Copy from the request set, so that the records of a run can be read by themselves."""
+    turn: Count | None = None
+    """Copy from the request set: position in its conversation, from 0; None for a request outside of any."""
     error: RequestError | None = None
     """The failure; None for a request that succeeded."""
 

@@ -69,7 +69,7 @@ def word(name: str) -> str:
 
 
 def again(request: PreparedRequest, request_id: str, index: int, prefix: str, max_tokens: int) -> PreparedRequest:
-    """A request once more, with other first words and at most ``max_tokens``."""
+    """A request once more, with other first words and at most ``max_tokens``, outside of any conversation."""
     messages, prompt = request.messages, request.prompt
     if messages is not None:
         messages = tuple(msgspec.structs.replace(message, content=prefix + message.content) for message in messages)
@@ -81,4 +81,7 @@ def again(request: PreparedRequest, request_id: str, index: int, prefix: str, ma
         messages=messages,
         prompt=None if prompt is None else prefix + prompt,
         max_tokens=min(request.max_tokens, max_tokens),
+        turn=None,
+        think_ns=0,
+        shared_tokens=0,
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from statistics import median_low
 from typing import Final, TypeAlias
@@ -50,6 +50,7 @@ from benchctl.workload.datasets.base import (
 from benchctl.workload.datasets.made import generated_prompts
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
 from benchctl.workload.tokenizers import Estimate, Tokenizer
+from benchctl.workload.turns import as_conversations, think_times_ns
 from benchctl.workload.written_texts import counted_prompts
 
 LENGTHS_KEY: Final = "workload.lengths_from"
@@ -308,8 +309,18 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
         source = pinned
     else:
         return _substitute(workload, dataset, seed, directory)
+    most_turns = None if workload.turns is None else workload.turns.number
+    if not isinstance(most_turns, int | None):
+        raise ProfileError(
+            f"workload.turns.number is {most_turns} with dataset {workload.dataset}, whose conversations have as "
+            "many turns as they have; set the most that are taken of each, one number"
+        )
     selection = Selection(
-        num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
+        num_prompts=workload.num_prompts,
+        method=workload.selection,
+        seed=seed,
+        repeats=workload.repeat,
+        turns=most_turns,
     )
     return source.dataset, dataset.read(source, selection, tokenizer), ()
 
@@ -344,7 +355,7 @@ def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: 
         f"get it with 'benchctl data fetch {file.name}', set {DATA_DIRECTORY_VARIABLE} to a directory that has "
         f"{file.folder}/{file.filename}, or name a file in workload.path"
     )
-    if workload.on_missing_dataset == "fail" or not dataset.is_replaceable:
+    if workload.on_missing_dataset == "fail" or not dataset.is_replaceable or workload.turns is not None:
         raise DatasetError(f"dataset {file.name} is not at {file.path_in(directory)}; {remedy}")
     warning = ResultWarning(
         code="dataset-substituted",
@@ -361,16 +372,22 @@ def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer)
     workload = profile.workload
     as_one = workload.samples_as == "one-request"
     copies = 1 if as_one else workload.samples_per_prompt
-    offsets = iter(_offsets_ns(workload.arrival, prompts, copies, profile.seed))
-    limits = _max_tokens(profile, prompts)
+    offsets, offset_ns = iter(_offsets_ns(workload.arrival, prompts, copies, profile.seed)), 0
+    turns, limits = workload.turns, _max_tokens(profile, prompts)
     seeds = distinct_seeds(named_stream(profile.seed, "request-seed"))
     indices = count()
-    for prompt, max_tokens in zip(counted_prompts(prompts, tokenizer, chat=workload.chat), limits, strict=True):
+    written = counted_prompts(prompts, tokenizer, chat=workload.chat or turns is not None)
+    pairs = (
+        zip(written, limits, strict=True) if turns is None else as_conversations(written, limits, turns, tokenizer)
+    )
+    thinks = repeat(0) if turns is None else think_times_ns(turns, profile.seed)
+    for prompt, max_tokens in pairs:
         for sample in range(copies):
+            offset_ns = offset_ns if prompt.turn else next(offsets)
             yield PreparedRequest(
                 request_id=prompt.prompt_id if copies == 1 else f"{prompt.prompt_id}-s{sample:02d}",
                 index=next(indices),
-                arrival_ns=next(offsets),
+                arrival_ns=offset_ns,
                 messages=prompt.messages,
                 prompt=prompt.text,
                 prompt_tokens=prompt.num_tokens or 0,
@@ -383,6 +400,9 @@ def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer)
                 sample=sample,
                 answer=prompt.answer,
                 session=prompt.session,
+                turn=prompt.turn,
+                think_ns=next(thinks) if prompt.turn else 0,
+                shared_tokens=prompt.shared,
             )
 
 

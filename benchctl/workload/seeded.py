@@ -49,9 +49,13 @@ def draw_length(length: "int | LengthRange", stream: random.Random) -> int:
     """
     if isinstance(length, int):
         return length
-    variance = math.log1p(length.cv**2)
-    num_tokens = stream.lognormvariate(math.log(length.mean) - variance / 2, math.sqrt(variance))
-    return min(max(round(num_tokens), length.min), length.max)
+    return min(max(round(lognormal(length.mean, length.cv, stream)), length.min), length.max)
+
+
+def lognormal(mean: float, cv: float, stream: random.Random) -> float:
+    """A log-normal value of this mean and coefficient of variation."""
+    variance = math.log1p(cv**2)
+    return stream.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
 
 
 def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     token of a text that is to be written, equal numbers for equal tokens. ``num_tokens`` are those of ``text`` by
     the tokenizer of the request set, where the data set had to count them. ``output_tokens`` and ``arrival_ns``,
     from the beginning of the data set, are recorded ones. ``session`` names the conversation of which the prompt is
-    a turn.
+    a turn; ``turn`` is its position, from 0, where turns are sent in order, and ``reply`` the recorded answer.
+    ``shared`` tokens at its beginning are in a prefix cache by plan.
     """
 
     prompt_id: str
@@ -66,6 +67,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None
     arrival_ns: int | None = None
     session: str | None = None
+    turn: int | None = None
+    reply: str | None = None
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +114,15 @@ class SourceFile:
 class Selection:
     """The selection of rows: the first in file order, or a seeded sample.
 
-    ``repeats``: begin again where there are fewer rows. Law: more prompts extend the same selection.
+    ``repeats``: begin again where there are fewer rows. ``turns``: whole conversations of at most so many turns;
+    None for single prompts. Law: more prompts extend the same selection.
     """
 
     num_prompts: int
     method: Literal["first", "sample"]
     seed: int
     repeats: bool = False
+    turns: int | None = None
 
     def row_order(self, num_rows: int) -> Sequence[int]:
         """Rows in the order in which they are considered."""
@@ -157,6 +163,11 @@ def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
             yield msgspec.structs.replace(
                 prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns
             )
+
+
+def turn_id(session: str, turn: int) -> str:
+    """The identity of a turn, from 0, of a conversation."""
+    return f"{session}-t{turn:02d}"
 
 
 def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:

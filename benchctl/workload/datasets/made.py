@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Workload
-from benchctl.workload.datasets.base import MadeDataset, Prompt
+from benchctl.workload.datasets.base import MadeDataset, Prompt, turn_id
 from benchctl.workload.datasets.published import question_prompt
 from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt
 
@@ -25,24 +25,37 @@ class SyntheticPrompts(Sequence[Prompt]):
 
     lengths: tuple[int, ...]
     seed: int
+    turns: tuple[tuple[int, int], ...] = ()
+    """Of each prompt the number of its conversation, and its position there; empty for single prompts."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, i: Any) -> Any:
+        number, turn = self.turns[i] if self.turns else (i, None)
+        name = f"synthetic-{number:05d}"
         return Prompt(
-            prompt_id=f"synthetic-{i:05d}",
+            prompt_id=name if turn is None else turn_id(name, turn),
             source=f"synthetic:{i}",
             token_numbers=numbers_of_prompt(self.lengths[i], i, self.seed),
+            session=None if turn is None else name,
+            turn=turn,
         )
 
 
 def _synthetic(workload: Workload, seed: int) -> SyntheticPrompts:
-    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
+    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``.
+
+    Of conversations they are the user's words of each turn; numbers of turns come from the stream ``turns``.
+    """
     if workload.input_len is None:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
     lengths = draw_lengths(workload.input_len, named_stream(seed, "input-len"))
-    return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed)
+    if workload.turns is None:
+        return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed)
+    numbers = islice(draw_lengths(workload.turns.number, named_stream(seed, "turns")), workload.num_prompts)
+    turns = tuple((i, turn) for i, number in enumerate(numbers) for turn in range(number))
+    return SyntheticPrompts(tuple(islice(lengths, len(turns))), seed, turns)
 
 
 class Cast(NamedTuple):

@@ -4,13 +4,14 @@ Traces hold no text; prompts are written to the recorded length, so that they sh
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from benchctl.errors import DatasetError
 from benchctl.records.record import Message
@@ -33,6 +34,7 @@ from benchctl.workload.datasets.base import (
     prompts_of_trace,
     read_file,
     read_jsonl_rows,
+    turn_id,
     unreadable,
 )
 from benchctl.workload.tokenizers import Tokenizer
@@ -121,6 +123,7 @@ def question_prompt(question: str, *, prompt_id: str, source: str, answer: str) 
 
 MAX_PROMPT_TOKENS: Final = 1024
 MAX_TOTAL_TOKENS: Final = 2048
+LEAST_TOKENS: Final = 4
 """Rules of ``vllm bench serve`` for the lengths of prompt and answer of a conversation."""
 
 
@@ -141,7 +144,8 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
     """The selected usable conversations: the first turn is the prompt, the second gives the length of the output.
 
     The first two turns must be those of a human and of the model. Lengths are those of the tokenizer of the request
-    set, counted only until enough are selected; an estimate can keep other rows than the model's tokenizer.
+    set, counted only until enough are selected; an estimate can keep other rows than the model's tokenizer. Where
+    conversations are asked for, the pairs of turns behind the first are theirs.
     """
     content = read_file(file.path)
     try:
@@ -151,35 +155,58 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
             f"{file.path}: {decoding_problem(error)}. Expected a JSON list of objects with 'conversations' of "
             "'from' and 'value': fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
         ) from error
-    answered = (
-        (i, turns[0].value, turns[1].value)
-        for i, turns in ((i, rows[i].conversations[:2]) for i in selection.row_order(len(rows)))
-        if [turn.speaker for turn in turns] == ["human", "gpt"]
-    )
-    return selection.take(_usable(answered, file.dataset, tokenizer), file)
+    most = selection.turns or 1
+    answered = ((i, _exchanges(rows[i].conversations, most)) for i in selection.row_order(len(rows)))
+    conversations = _usable(((i, pairs) for i, pairs in answered if pairs), file.dataset, tokenizer)
+    if selection.turns is None:
+        alone = (replace(turns[0], prompt_id=turns[0].session, session=None, turn=None) for turns in conversations)
+        return selection.take(alone, file)
+    turns_of: dict[str | None, tuple[Prompt, ...]] = {}
+    several = (turns for turns in conversations if len(turns) >= min(most, 2))
+    first_turns = (turns_of.setdefault(turns[0].session, turns)[0] for turns in several)
+    return tuple(chain.from_iterable(turns_of[first.session] for first in selection.take(first_turns, file)))
 
 
-def _usable(rows: Iterator[tuple[int, str, str]], dataset: str, tokenizer: Tokenizer) -> Iterator[Prompt]:
-    """Prompts of the rows whose lengths are within the rules, counted batch by batch."""
+def _exchanges(turns: Sequence[Turn], most: int) -> list[tuple[str, str]]:
+    """Pairs of what the human said and the model answered, from the first turn on, until turns are no such pair."""
+    pairs = zip(turns[: 2 * most : 2], turns[1 : 2 * most : 2], strict=False)
+    alternating = takewhile(lambda pair: [turn.speaker for turn in pair] == ["human", "gpt"], pairs)
+    return [(human.value, model.value) for human, model in alternating]
+
+
+def _usable(
+    rows: Iterator[tuple[int, list[tuple[str, str]]]], dataset: str, tokenizer: Tokenizer
+) -> Iterator[tuple[Prompt, ...]]:
+    """The turns of each row whose first is within the rules, until one is too short, counted batch by batch."""
     # Conversations whose lengths are counted in one call
     while batch := list(islice(rows, 64)):
-        counts = iter(tokenizer.count_texts([text for _, *texts in batch for text in texts]))
-        for i, prompt, _ in batch:
-            prompt_tokens, output_tokens = next(counts), next(counts)
-            if is_usable(prompt_tokens, output_tokens):
-                yield Prompt(
-                    prompt_id=f"sharegpt-{i:05d}",
+        counts = iter(tokenizer.count_texts([text for _, pairs in batch for pair in pairs for text in pair]))
+        for i, pairs in batch:
+            turns = tuple(
+                Prompt(
+                    prompt_id=turn_id(f"sharegpt-{i:05d}", turn),
                     source=f"{dataset}:{i}",
                     text=prompt,
-                    num_tokens=prompt_tokens,
-                    output_tokens=output_tokens,
+                    num_tokens=next(counts),
+                    output_tokens=next(counts),
+                    session=f"sharegpt-{i:05d}",
+                    turn=turn,
+                    reply=reply,
                 )
+                for turn, (prompt, reply) in enumerate(pairs)
+            )
+            if is_usable(turns[0].num_tokens or 0, turns[0].output_tokens or 0):
+                yield tuple(takewhile(_is_long_enough, turns))
+
+
+def _is_long_enough(turn: Prompt) -> bool:
+    return min(turn.num_tokens or 0, turn.output_tokens or 0) >= LEAST_TOKENS
 
 
 def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
     """True if the lengths of a conversation are within the rules."""
     return (
-        min(prompt_tokens, output_tokens) >= 4
+        min(prompt_tokens, output_tokens) >= LEAST_TOKENS
         and prompt_tokens <= MAX_PROMPT_TOKENS
         and prompt_tokens + output_tokens <= MAX_TOTAL_TOKENS
     )

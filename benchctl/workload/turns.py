@@ -1,0 +1,99 @@
+"""Conversations: turns with all that came before them, and what the server said put in its place.
+
+    turns ▸ chats with their history ▸ counted ▸ requests ▸ calls with marks for answers ▸ sent one by one
+
+The request set holds each turn as a whole chat, in which an answer that the server will give is empty. In the body
+that is sent a mark stands for it, which the client replaces: engines and processes of the client know nothing of
+answers, and the hash of the set is that of the plan. The turns of a conversation are neighbours in the set.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
+from typing import Final
+
+from msgspec.structs import replace
+
+from benchctl.profile.model import ThinkRange, Turns
+from benchctl.records.record import Call, Message, PreparedRequest
+from benchctl.units import NS_PER_S
+from benchctl.workload.datasets.base import Prompt
+from benchctl.workload.seeded import lognormal, named_stream
+from benchctl.workload.tokenizers import Tokenizer
+from benchctl.workload.written_texts import counted_prompts
+
+_MARK: Final = "benchctl-answer-5f1d9c3e8b7a4206"
+"""Stands for an answer of the server; a body is taken apart at its marks before an answer is put into it."""
+
+
+def as_conversations(
+    prompts: Iterable[Prompt], limits: Sequence[int], turns: Turns, tokenizer: Tokenizer
+) -> Iterator[tuple[Prompt, int]]:
+    """Each turn as the chat up to it, with its limit of output tokens, until its conversation would be too long.
+
+    ``prompts`` are the words of the user, turn by turn. ``num_tokens`` counts answers of the server with their
+    limits, which is the most that they can have.
+    """
+    chats = counted_prompts(_with_history(prompts, turns), tokenizer, chat=True)
+    for _, conversation in groupby(zip(chats, limits, strict=True), key=lambda pair: pair[0].session):
+        answer_tokens = shared = 0
+        for prompt, limit in conversation:
+            num_tokens = (prompt.num_tokens or 0) + answer_tokens
+            if prompt.turn and num_tokens + limit > turns.max_tokens:
+                break
+            yield replace(prompt, num_tokens=num_tokens, shared=shared), limit
+            of_server = limit if turns.answers == "real" else 0
+            answer_tokens, shared = answer_tokens + of_server, num_tokens + of_server
+
+
+def _with_history(prompts: Iterable[Prompt], turns: Turns) -> Iterator[Prompt]:
+    history: tuple[Message, ...] = ()
+    for prompt in prompts:
+        messages = (*(history if prompt.turn else ()), *(prompt.messages or ()))
+        yield replace(prompt, messages=messages)
+        reply = prompt.reply if turns.answers == "recorded" else None
+        history = (*messages, Message(role="assistant", content=reply or ""))
+
+
+def think_times_ns(turns: Turns, seed: int) -> Iterator[int]:
+    """Think times without end, the same or drawn log-normally from the stream ``think`` and cut."""
+    think, stream = turns.think_s, named_stream(seed, "think")
+    if not isinstance(think, ThinkRange):
+        return repeat(round(think * NS_PER_S))
+    return (round(min(lognormal(think.mean, think.cv, stream), think.max) * NS_PER_S) for _ in repeat(None))
+
+
+def thinks_before(requests: Iterable[PreparedRequest]) -> dict[int, int]:
+    """By the position of each later turn the ns that its user thinks; the turn before it is its neighbour."""
+    return {i: request.think_ns for i, request in enumerate(requests) if request.turn}
+
+
+def with_marks(request: PreparedRequest) -> PreparedRequest:
+    """A later turn with a mark in place of each answer that the server will give."""
+    return replace(
+        request,
+        messages=tuple(
+            replace(message, content=_MARK) if message.role == "assistant" and not message.content else message
+            for message in request.messages or ()
+        ),
+    )
+
+
+def with_answers(call: Call, answers: Sequence[str]) -> Call:
+    """The call of a later turn with the server's answers to the turns before it in place of the marks."""
+    first, *others = call.body.split(_MARK.encode())
+    # ASCII holds surrogates without a partner, too, which UTF-8 cannot
+    filled = (json.dumps(answer)[1:-1].encode() + part for answer, part in zip(answers, others, strict=False))
+    return replace(call, body=first + b"".join(filled))
+
+
+def grouped(calls: Iterable[Call]) -> Iterator[tuple[Call, ...]]:
+    """The turns of each conversation together, all other calls alone."""
+    group: list[Call] = []
+    for call in calls:
+        if group and not call.request.turn:
+            yield tuple(group)
+            group = []
+        group.append(call)
+    if group:
+        yield tuple(group)
