@@ -1,4 +1,4 @@
-"""Planted faults of the simulator: pauses at new batch sizes, drift over a load, slow first steps."""
+"""Planted faults of the simulator: pauses at new batch sizes, drift over a load, slow first steps, aftermath."""
 
 import pytest
 from support.servers.simulator import request_of
@@ -52,6 +52,21 @@ def test_the_first_steps_of_a_server_are_slow():
     assert factors == pytest.approx([2.5] * 8 + [1.0] * (len(factors) - 8), rel=1e-4)
 
 
+def test_a_load_after_a_larger_one_is_slower_and_neither_warm_up_nor_ramp_makes_one_larger():
+    sizes = {"large": 4, "small": 2, "larger": 5}
+    loads = [load_of([3] * 6, is_warmup=True), *(load_of([9] * 20, max_concurrency=n) for n in sizes.values())]
+    without, slower = steps_of(loads), steps_of(loads, aftermath=0.1)
+    factors = [after.dur_ns / step.dur_ns for after, step in zip(slower, without, strict=True)]
+    first = next(i for i, step in enumerate(without) if not step.is_warmup)
+    ends = [first + max(i for i, step in enumerate(without[first:]) if step.num_seqs == n) for n in sizes.values()]
+    large, small, larger = factors[: ends[0]], factors[ends[0] + 9 : ends[1]], factors[ends[1] + 1 :]
+    assert large == [1.0] * len(large)
+    assert small == pytest.approx([1.1] * len(small), rel=1e-4)
+    assert larger == [1.0] * len(larger)
+
+
 def test_a_server_without_faults_reports_none():
-    assert not {name for name in SimConfig().server_info() if name.startswith(("drift", "slow", "first_use"))}
+    assert not {
+        name for name in SimConfig().server_info() if name.startswith(("drift", "slow", "first_use", "aftermath"))
+    }
     assert SimConfig(drift=0.03).server_info().keys() - SimConfig().server_info().keys() == {"drift"}

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
-FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps", "slow_first_factor")
+FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps", "slow_first_factor", "aftermath")
 """Options that plant a fault, to rehearse how it is found."""
 
 Rule: TypeAlias = tuple[bool, str]
@@ -143,6 +143,9 @@ class SimOptions(ServerOptions):
     """Planted fault: steps at the beginning of a server's life that are slow."""
     slow_first_factor: Factor = 3.0
     """Times as long as others that these steps take."""
+    aftermath: Annotated[float, Field(gt=-1, le=MOST)] = 0.0
+    """Planted fault: the share by which steps take longer whose batch is smaller than the largest of the load
+    before, as on a server that keeps what a large load has left."""
     tokens_per_chunk: TokenCount = 1
     """Tokens in one streamed event."""
     port: Port | None = None

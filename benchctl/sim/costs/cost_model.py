@@ -273,14 +273,19 @@ class PlantedFaults:
         self._num_steps = 0
         self._sizes: Final[set[int]] = set()
         """Numbers of sequences that steps have had."""
+        self._progress, self._largest, self._largest_before = 0.0, 0, 0  # batches since a request of a load ended
 
     def next_step(self, num_seqs: int, progress: float) -> tuple[float, int]:
         """Factor and additional nanoseconds of the next step, where this share of the load is over."""
         config, is_new = self._config, num_seqs not in self._sizes
         self._sizes.add(num_seqs)
         self._num_steps += 1
-        is_slow = self._num_steps <= config.slow_first_steps
-        factor = (1 + config.drift * progress) * (config.slow_first_factor if is_slow else 1.0)
+        if progress < self._progress:  # another load begins
+            self._largest, self._largest_before = 0, self._largest
+        self._progress, self._largest = progress, max(self._largest, num_seqs if progress else 0)
+        factor = (1 + config.drift * progress) * (1 + config.aftermath * (num_seqs < self._largest_before))
+        if self._num_steps <= config.slow_first_steps:
+            factor *= config.slow_first_factor
         return factor, round(config.first_use_pause_s * NS_PER_S) if is_new else 0
 
 
