@@ -157,7 +157,7 @@ def print_plan(
     step_time_model: Path | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
-    from benchctl.report.experiment_tables import prompt_lengths_text
+    from benchctl.report.experiment_tables import prefixes_text, prompt_lengths_text
 
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
@@ -169,7 +169,8 @@ def print_plan(
         f"{count_of(len(requests), 'request')} each{times}; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
-        say(f"prompts of {lengths}")
+        prefixes = prefixes_text(requests, profile.workload.prefix)
+        say(f"prompts of {lengths}{'' if prefixes is None else f'; {prefixes}'}")
     print_prediction(estimate)
     if len(arms(profile)) > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))

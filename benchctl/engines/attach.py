@@ -196,6 +196,9 @@ class AttachEngine(Engine):
             body.pop("seed", None)
         return body
 
+    def salted(self, settings: VariantSettings) -> VariantSettings:
+        return _dialect(settings).salted(settings)
+
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
 

@@ -258,6 +258,16 @@ class Engine:
         """The fields of the body of that call."""
         raise NotImplementedError
 
+    def salted(self, settings: VariantSettings) -> VariantSettings:
+        """The settings with a new salt, whose prompts a prefix cache finds among each other and nowhere else.
+
+        As they are for an engine that takes none.
+        """
+        if self.spec.cache_bypass != "cache_salt":
+            return settings
+        fields = {"extra_body": settings.request.extra_body | uncached_fields(self.spec)}
+        return settings.model_copy(update={"request": settings.request.model_copy(update=fields)})
+
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         """Counts prompts as this variant's servers do, by asking one; None where they cannot be asked."""
         return self.counter(chat_template_kwargs=settings.request.chat_template_kwargs) if self.counter else None

@@ -373,6 +373,8 @@ class LoadSummary:
     """The status code and the words of the first refusal."""
     opening: "LoadSummary | None" = None
     """The counts of its warm-up requests, apart from its own; None where all requests are its own."""
+    primed_ns: int | None = None
+    """The first send of the requests that brought its prefixes into the cache, if there were any."""
 
     @property
     def begin_ns(self) -> int | None:

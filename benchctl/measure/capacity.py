@@ -19,7 +19,7 @@ from benchctl.errors import UsageError
 from benchctl.measure.run import noise_seed
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted
 from benchctl.measure.virtual import simulating_processes
-from benchctl.measure.warmup import warmup_bursts
+from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
@@ -201,7 +201,8 @@ def metrics_of_life(
     """The metrics of one server life with the warm-up and the load of a profile; ``seed`` is that of its noise."""
     steps: list[StepRecord] = []
     server = VirtualServer(settings, noise_seed=seed, on_step=steps.append)
-    for burst in warmup_bursts(requests, profile, settings):
+    priming = prime_bursts(requests, profile.workload.prefix)
+    for burst in (*warmup_bursts(requests, profile, settings), *priming):
         list(server.send(burst))
     opening, num_warmups = opening_of(requests, profile)
     times = RunTimes(opening_ns=server.now_ns if num_warmups else None)

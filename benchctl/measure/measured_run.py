@@ -22,7 +22,7 @@ from benchctl.load.exchange import LoadSummary
 from benchctl.measure.directory import begin_attempt
 from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible
 from benchctl.measure.redaction import redacted_tree
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity import digests_of_run
@@ -179,6 +179,14 @@ class MeasuredRun:
         """Keys of the profile that put something of their own into requests."""
         keys = [f"request.{key}" for key in self.settings.request.stated()]
         return keys + [f"sampling.{name}" for name in self.settings.sampling.penalties]
+
+    def settings_of_load(self) -> VariantSettings:
+        """The settings of the next load: with a new salt where it may find prompts in the cache, but none of a load
+        before it.
+        """
+        workload = self.profile.workload
+        has_own_part = workload.plans_hits or (workload.allow_prefix_cache_hits and self.record.loads)
+        return self.engine.salted(self.settings) if has_own_part else self.settings
 
     def judge_warmup(self, warmup: LoadSummary) -> None:
         """Warn where the load may have met a cold server."""

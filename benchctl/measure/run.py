@@ -292,6 +292,7 @@ async def _send_load(
     """Send one load while its server is sampled, and judge it if it is one of several."""
     profile, engine = run.profile, run.engine
     path = engine.metrics_path(run.settings)
+    await target.prime(requests)
     with sampling(
         run.directory.log,
         profile.telemetry,
@@ -321,13 +322,14 @@ async def _judge_one_of_several(run: MeasuredRun, requests: Sequence[PreparedReq
 def _write_steps(run: MeasuredRun, *, is_last: bool = True) -> None:
     """Normalise the engine's own step log, keeping all of it that can be read and was not before.
 
-    A step on the host's clock belongs to the last load that had begun when it ended, any other to the newest.
+    A step on the host's clock belongs to the last load that had begun, or been primed, when it ended, any other to
+    the newest.
     """
     engine, path, count = run.engine, run.directory.path, 0
     if not engine.has_steps(run.settings):
         return
     sent = [load for load in run.sent or [run.load] if load.begin_ns is not None]
-    begins_ns = [load.begin_ns or 0 for load in sent]
+    begins_ns = [load.primed_ns or load.begin_ns or 0 for load in sent]
     newest = run.directory.load
     try:
         with ExitStack() as files:

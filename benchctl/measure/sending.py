@@ -45,7 +45,7 @@ from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.server.health import raise_when_stalled
 from benchctl.measure.server.server import AnyServer
-from benchctl.measure.warmup import warmup_requests
+from benchctl.measure.warmup import prime_bursts, warmup_requests
 from benchctl.measure.waves import naming_first_uses, send_waves
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
@@ -134,6 +134,15 @@ class ServerUnderTest:
                 await self._send(load, requests)
         self._check_accepted(load.summary)
         return load.summary
+
+    async def prime(self, requests: Sequence[PreparedRequest]) -> None:
+        """Begin a load's own part of the cache, where its prompts may be found, with its planned prefixes."""
+        run = self._run
+        self.settings = run.settings_of_load()
+        if bursts := prime_bursts(requests, run.profile.workload.prefix):
+            priming = await self.send_bursts(bursts)
+            run.load.primed_ns = priming.first_send_ns
+            run.judge_warmup(priming)
 
     async def send_load(
         self, requests: Iterable[PreparedRequest], size: LoadSize, opening: tuple[Burst, int] = ((), 0)

@@ -24,7 +24,7 @@ from benchctl.measure.directory import undone_runs
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.run import RunContext, noise_seed
-from benchctl.measure.warmup import warmup_bursts
+from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Integers
@@ -38,7 +38,7 @@ from benchctl.sim.requests import CountedRequests
 from benchctl.sim.simulation import Simulation, simulate
 from benchctl.sim.virtual import VirtualServer, config_of, core_request
 from benchctl.units import s_from_ns
-from benchctl.workload.opening import opening_of
+from benchctl.workload.opening import Burst, opening_of
 from benchctl.workload.prepare import RecordedLoad
 
 Kept: TypeAlias = Literal["requests", "all"]
@@ -79,17 +79,22 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
                 steps.append(files.enter_context(run.directory.append("steps")))
             yield files.enter_context(run.directory.append("requests"))
 
+    async def warm_up(bursts: Iterable[Burst], writer: JsonlWriter) -> None:
+        warmup = LoadSummary()
+        for burst in bursts:
+            await _record(server.send(burst), writer, warmup)
+        run.judge_warmup(warmup)
+
     with writing() as writer:
         if bursts := warmup_bursts(context.requests, context.profile, run.settings):
             run.time(warmup_start_ns=server.now_ns)
-            warmup = LoadSummary()
-            for burst in bursts:
-                await _record(server.send(burst), writer, warmup)
-            run.judge_warmup(warmup)
+            await warm_up(bursts, writer)
     num_ended = 0
     for number in range(1, context.num_loads + 1):
         with run.each_load(number):
             with writing() as writer:
+                server.settings = run.settings_of_load()
+                await warm_up(prime_bursts(context.requests, context.profile.workload.prefix), writer)
                 opening, num_warmups = opening_of(context.requests, context.profile)
                 run.load.opening = LoadSummary() if num_warmups else None
                 requests = (*opening, *context.requests)

@@ -4,6 +4,8 @@ Every engine first gets a few short requests, sampled as in the load. Real engin
 shapes (captured graphs, compiled kernels, growing buffers), which the warm-up covers: the longest and the shortest
 prompt alone, then a burst as large as the load's largest batch, whose outputs end one after another so that the
 batch passes through every size.
+
+Planned prefixes are primed before each load.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ import msgspec
 
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.sections import SharedPrefix
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.opening import Burst, again, word
 
@@ -53,6 +56,35 @@ def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
     return tuple(
         msgspec.structs.replace(again(request, f"warmup-{i}", i, f"(warm-up {i}) ", MAX_TOKENS), ignore_eos=True)
         for i, request in enumerate(chosen)
+    )
+
+
+def prime_bursts(requests: Sequence[PreparedRequest], prefix: SharedPrefix | None) -> tuple[Burst, ...]:
+    """Requests that bring the planned prefixes into an empty cache: the longest of each group, twice.
+
+    The first time it is computed, the second time found, so that the load meets no work that is done once. Without
+    them, all prompts of a group that are sent before the first of them is computed would miss it.
+    """
+    if prefix is None:
+        return ()
+    by_length = sorted(requests, key=lambda request: request.shared_tokens)
+    longest = {request.index % prefix.groups: request for request in by_length}
+    return tuple(
+        tuple(_prefix_alone(request, f"prime-{turn}-{group}") for group, request in sorted(longest.items()))
+        for turn in range(2)
+    )
+
+
+def _prefix_alone(request: PreparedRequest, name: str) -> PreparedRequest:
+    """The prefix of a request with a word of its own behind it, for one token."""
+    messages, prompt, ending = request.messages, request.prompt, f" {word(name)}".rstrip()
+    if messages is not None:
+        content = messages[0].content[: request.shared_chars] + ending
+        messages = (msgspec.structs.replace(messages[0], content=content),)
+    if prompt is not None:
+        prompt = prompt[: request.shared_chars] + ending
+    return msgspec.structs.replace(
+        request, request_id=name, arrival_ns=0, messages=messages, prompt=prompt, max_tokens=1, ignore_eos=True
     )
 
 

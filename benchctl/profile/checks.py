@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any, Final
 
+from benchctl.profile.bounds import MAX_TOKENS
 from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.model import Profile, ThinkRange
+from benchctl.profile.model import Profile, ThinkRange, length_bounds
 from benchctl.profile.sections import SLO_METRICS
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
 from benchctl.profile.yaml import Problem, Steps, value_text
@@ -48,6 +49,7 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     several = profile.loads_per_server != 1
     arrival, begin, discard = workload.arrival, profile.load.begin, profile.load.discard
     turns, has_turns = workload.turns, workload.turns is not None
+    prefix, (shortest, longest) = workload.prefix, length_bounds(workload.input_len or MAX_TOKENS)
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             profile.baseline not in variants,
@@ -91,13 +93,42 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ("stopping",),
             "has nothing to look at with one variant; add another, or leave out stopping",
         ),
-        # The second load would find every prompt of the first.
+        # Without a salt of its own the second load would find every prompt of the first.
         (
-            several and workload.allow_prefix_cache_hits,
+            several and (workload.plans_hits or workload.allow_prefix_cache_hits) and not _can_salt(profile),
             ("loads_per_server",),
             (
-                f"is {profile.loads_per_server}, and with workload.allow_prefix_cache_hits every load after the "
-                "first would find its prompts in the cache; leave out one of the two"
+                f"is {profile.loads_per_server}, and the cache of engine {kind!r} cannot be emptied between loads; "
+                "use one, or leave out workload.prefix, turns and allow_prefix_cache_hits"
+            ),
+        ),
+        (
+            prefix is not None and not prefix.tokens_of(longest),
+            ("workload", "prefix"),
+            (
+                f"comes to no block of {prefix and prefix.block} tokens in a prompt of {longest}; raise it, or "
+                "input_len, or lower block"
+            ),
+        ),
+        (
+            prefix is not None and prefix.tokens_of(shortest) >= shortest,
+            ("workload", "prefix", "len"),
+            (
+                f"comes to {prefix and prefix.tokens_of(shortest)} tokens, and the shortest prompt has {shortest}, "
+                "of which one at least is its own; lower it, or raise input_len"
+            ),
+        ),
+        (
+            prefix is not None and has_turns,
+            ("workload", "prefix"),
+            "is set, and conversations share what was said before; leave out workload.prefix or workload.turns",
+        ),
+        (
+            prefix is not None and workload.samples_per_prompt > 1,
+            ("workload", "samples_per_prompt"),
+            (
+                f"is {workload.samples_per_prompt}, and from the second on the cache has more of a prompt than its "
+                "prefix; set 1, or leave out workload.prefix"
             ),
         ),
         (
@@ -187,6 +218,16 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
         ),
     )
     yield from ((path, problem) for is_broken, path, problem in rules if is_broken)
+
+
+def _can_salt(profile: Profile) -> bool:
+    """True where requests of every variant can carry a salt, without which a cache has nothing of them."""
+    own = options_class(profile.engine.kind).model_fields.get("dialect")
+    plain = profile.engine.kind if own is None else own.default
+    spoken = {
+        ({**profile.engine.options, **each.server}).get("dialect", plain) for each in profile.variants.values()
+    }
+    return all(each in ENGINES and ENGINES[each].cache_bypass == "cache_salt" for each in spoken)
 
 
 def own_variable_problems(profile: Profile) -> Iterator[Problem]:

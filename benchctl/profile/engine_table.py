@@ -192,6 +192,7 @@ _SPECS: Final = (
         is_virtual=True,
         counts_exactly=True,
         guides=True,
+        cache_bypass="cache_salt",
     ),
     EngineSpec(
         kind="vllm",

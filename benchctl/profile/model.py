@@ -39,6 +39,7 @@ from benchctl.profile.sections import (
     ComparisonRules,
     LoadOptions,
     RequestOptions,
+    SharedPrefix,
     Slo,
     Stopping,
     Telemetry,
@@ -200,6 +201,13 @@ class Turns(Section):
     """A conversation ends before the turn, its first aside, whose prompt and output would have more tokens."""
 
 
+def length_bounds(length: Length) -> tuple[int, int]:
+    """The shortest and the longest of these lengths."""
+    if isinstance(length, LengthRange):
+        return length.min, length.max
+    return (min(length), max(length)) if isinstance(length, tuple) else (length, length)
+
+
 class Workload(Section):
     """Request set and arrival schedule."""
 
@@ -230,6 +238,8 @@ class Workload(Section):
     """Action when the dataset is not available: ``generate`` uses generated prompts and warns, ``fail`` stops."""
     input_len: Length | None = None
     """Prompt length of the ``synthetic`` dataset: one, a range, or a list that prompts take in turn."""
+    prefix: SharedPrefix | None = None
+    """First tokens that prompts of the ``synthetic`` dataset share, for planned hits in the prefix cache."""
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``: one, a range, or a list that prompts take in turn, so that
     lists of one size in both keys pair prompts with outputs. null: the dataset's own lengths, if it has them."""
@@ -263,6 +273,11 @@ class Workload(Section):
     seconds no third or later one begins."""
     allow_prefix_cache_hits: bool = False
     """Allows prompts to be found in a prefix cache; otherwise a run with cache hits is invalid."""
+
+    @property
+    def plans_hits(self) -> bool:
+        """True where prompts are to be found in a prefix cache, of which each load has a part of its own."""
+        return self.prefix is not None or self.turns is not None
 
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":

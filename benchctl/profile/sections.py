@@ -14,7 +14,16 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.bounds import MAX_DEVICES
-from benchctl.profile.choices import DEFAULT_THRESHOLD, Seconds, Section, ThreadCount, check_rules
+from benchctl.profile.choices import (
+    DEFAULT_THRESHOLD,
+    BlockTokens,
+    RequestCount,
+    Seconds,
+    Section,
+    ThreadCount,
+    TokenCount,
+    check_rules,
+)
 from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, fraction
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
@@ -187,6 +196,33 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         path = f"{prefix}.{key}"
         flat |= _leaves(value, path) if isinstance(value, dict) and value else {path: value}
     return flat
+
+
+class SharedPrefix(Section):
+    """First tokens that the prompts of a group have in common, and that the prefix cache has before each load."""
+
+    groups: RequestCount = 1
+    """Number of prefixes; prompts take them in turn."""
+    hit_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of each prompt that its prefix is, to the nearest whole block; either this or ``len``."""
+    len: TokenCount | None = None
+    """Tokens of a prefix, to the nearest whole block."""
+    block: BlockTokens = 16
+    """Tokens that the server's cache finds together: 128 for vLLM on a CPU, 1 for SGLang."""
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> "SharedPrefix":
+        if (self.hit_rate is None) == (self.len is None):
+            which = "neither hit_rate nor" if self.len is None else "hit_rate and"
+            raise ValueError(f"sets {which} len; set one of them")
+        return self
+
+    def tokens_of(self, prompt_tokens: int) -> int:
+        """Tokens of the prefix of a prompt of so many, in whole blocks; ``hit_rate`` leaves one at least."""
+        if self.hit_rate is None:
+            return round((self.len or 0) / self.block) * self.block
+        nearest, most = round(self.hit_rate * prompt_tokens / self.block), (prompt_tokens - 1) // self.block
+        return min(nearest, most) * self.block
 
 
 PriorityOption = Literal["auto", "none"]

@@ -292,6 +292,8 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     shared_tokens: Count = 0
     """Tokens at the beginning of the prompt that a prefix cache has by plan; of a turn the one before it, and its
     answer where that is the server's."""
+    shared_chars: Count = 0
+    """Characters at its beginning that are these tokens, where other prompts begin with them, too."""
     natural_tokens: Count | None = None
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
 

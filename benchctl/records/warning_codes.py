@@ -281,7 +281,7 @@ CHECKS: Final[dict[str, str]] = {
     "client-tokens": "The tokens that the client received equal usage, request by request.",
     "step-tokens": "The output tokens of all steps equal usage.",
     "counters": "The growth of the server's token counter equals usage.",
-    "prefix-cache": "No prompt token came from a prefix cache, unless the profile allows it.",
+    "prefix-cache": "No prompt token came from a prefix cache, or the planned ones, unless the profile allows it.",
     "draft-counters": "The growth of the server's counters of drafts equals the sums over steps, also by position.",
     "accepted-drafts": "No more draft tokens were accepted than drafted, nor at a position than at the one before.",
     "speculation": "Tokens were drafted where the options of the server say so, and nowhere else.",

@@ -12,8 +12,11 @@ from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
+from benchctl.analysis.metrics.latency import known_values
+from benchctl.analysis.validity.answers import planned_hit_frac
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
+from benchctl.profile.sections import SharedPrefix
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest, WarmupRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
@@ -26,6 +29,7 @@ from benchctl.units import (
     p_value,
     percentage,
     percentage_change,
+    range_of,
     shortened_inside,
     three_digits,
     whole,
@@ -42,6 +46,34 @@ def prompt_lengths_text(requests: Sequence[PreparedRequest], engine: str) -> str
     tokens = f"{low} tokens each" if low == high else f"{low} to {high} tokens (mean {four_digits(fmean(lengths))})"
     sources = dict.fromkeys(counted_by(request.prompt_tokens_from, engine) for request in requests)
     return f"{tokens}, {' or '.join(sources)}"
+
+
+def prefixes_text(requests: Sequence[PreparedRequest], prefix: SharedPrefix | None) -> str | None:
+    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one."""
+    planned = planned_hit_frac(requests)
+    if prefix is None or planned is None:
+        return None
+    lengths, groups = range_of([request.shared_tokens for request in requests]), min(prefix.groups, len(requests))
+    return f"prefixes of {lengths} tokens in {count_of(groups, 'group')}: planned prefix hits {planned:.2f}"
+
+
+def hits_text(analysis: AnalyzedExperiment) -> str | None:
+    """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
+    prefix, requests = (
+        None if analysis.profile is None else analysis.profile.workload.prefix,
+        analysis.results.requests,
+    )
+    measured: dict[float, list[str]] = {}
+    for cell in analysis.cells if prefix is not None else ():
+        hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
+        planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
+        if planned is not None:
+            measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
+    if prefix is None or not measured:
+        return None
+    of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
+    primed = count_of(min(prefix.groups, len(requests)), "group")
+    return f"{of_arms}; cache renewed and prefixes of {primed} primed before each load"
 
 
 def counted_by(source: str, engine: str) -> str:

@@ -211,6 +211,7 @@ def _emulated_request(request: PreparedRequest, settings: VariantSettings) -> Re
         max_tokens=request.max_tokens,
         n=request.n,
         seed=request.seed,
+        static_tokens=request.shared_tokens if getattr(settings.server, "enable_prefix_caching", False) else 0,
         ignore_eos=request.ignore_eos,
         sampling=SamplingParams(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p

@@ -63,7 +63,8 @@ class VirtualServer:
         self.config: Final = config_of(settings, noise_seed=noise_seed)
         if self.config.cached_prompts is not None:  # a file that cannot be read is no refusal of requests
             static_prefixes(self.config.cached_prompts, self.config.cached_prompt_tokens)
-        self._settings: Final = settings
+        self.settings = settings
+        """Those by which requests are read from now on; the server stays what it is."""
         self._core: Final = Core(SimulatedEngine(self.config))
         self._on_step: Final = on_step
 
@@ -73,7 +74,7 @@ class VirtualServer:
 
     def check_servable(self, prepared: PreparedRequest) -> Request:
         """The request in the words of the core. Raises UsageError where it would be refused."""
-        request = core_request(prepared, self._settings, self.config)
+        request = core_request(prepared, self.settings, self.config)
         self._core.engine.check_servable(request)
         return request
 

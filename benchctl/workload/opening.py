@@ -84,4 +84,5 @@ def again(request: PreparedRequest, request_id: str, index: int, prefix: str, ma
         turn=None,
         think_ns=0,
         shared_tokens=0,
+        shared_chars=0,
     )

@@ -335,6 +335,7 @@ def _refuse_unread_keys(workload: Workload, dataset: Dataset) -> None:
     of_hub = (_HUB,) if workload.dataset != _HUB else ()
     unread = (
         ("input_len", not needs_input_len, "whose prompts have their own lengths", of_lengths),
+        ("prefix", not needs_input_len, "whose prompts have texts of their own", of_lengths),
         ("path", is_made, "which reads no file", not_made),
         ("columns", not is_own, "whose rows have a format of their own", own),
         ("revision", bool(of_hub), "which has none", of_hub),
@@ -403,6 +404,7 @@ def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer)
                 turn=prompt.turn,
                 think_ns=next(thinks) if prompt.turn else 0,
                 shared_tokens=prompt.shared,
+                shared_chars=prompt.shared_chars,
             )
 
 

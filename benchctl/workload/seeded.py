@@ -67,6 +67,11 @@ def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]
     return (index, *named_stream(seed, f"text:{index}").choices(_NUMBERS, k=num_tokens - 1))
 
 
+def prefix_numbers(group: int, num_tokens: int, seed: int) -> tuple[int, ...]:
+    """The numbers of the prefix of a group; a shorter one is the beginning of a longer one."""
+    return (group, *named_stream(seed, f"prefix:{group}").choices(_NUMBERS, k=num_tokens))[:num_tokens]
+
+
 def blocks_problem(block_ids: Sequence[int], num_tokens: int) -> str | None:
     """The sentence about more blocks than a prompt has."""
     num_blocks = -(-num_tokens // TOKENS_PER_BLOCK)

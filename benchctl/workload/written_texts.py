@@ -197,13 +197,20 @@ def counted_prompts(prompts: Iterable[Prompt], tokenizer: Tokenizer, *, chat: bo
             if prompt.messages is not None:
                 yield replace(prompt, num_tokens=next(chat_lengths))
                 continue
-            text = prompt.text or ""
+            text, shared_chars = prompt.text or "", 0
             num_tokens = lengths.get(text, prompt.num_tokens)
-            if prompt.token_numbers is not None:
+            if alphabet is not None and prompt.token_numbers is not None:
                 own = written[prompt.token_numbers]
                 text, num_tokens = own.text, own.num_tokens
+                shared_chars = len(alphabet.text(prompt.token_numbers[: prompt.shared]))
+            if 0 < len(text) <= shared_chars:
+                raise ProfileError(
+                    f"workload.prefix has {prompt.shared} tokens, and a prompt of {num_tokens} has no room "
+                    "for it beside a token of its own and what the server adds (chat template, beginning of text); "
+                    "lower the prefix, or raise workload.input_len"
+                )
             form = {"messages": _user_chat(text), "text": None} if chat else {"text": text}
-            yield replace(prompt, token_numbers=None, num_tokens=num_tokens, **form)
+            yield replace(prompt, token_numbers=None, num_tokens=num_tokens, shared_chars=shared_chars, **form)
 
 
 def _user_chat(text: str) -> tuple[Message, ...]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.cli import document, only_result, printed, refusal, started
-from support.results.several import SEVERAL, simulated, write_profile
+from support.cli import document, only_result, printed, started
+from support.results.several import simulated, write_profile
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.waiting import wait_until
 
@@ -203,11 +203,6 @@ def test_one_load_of_a_simulation_in_virtual_time_is_what_it_always_was(tmp_path
         assert one.metrics(alone) == three.load_metrics(several)[0], "the first load is that of a fresh server"
         a, b = (each.path / "runs" / alone.record.run_id / "steps.jsonl" for each in (one, three))
         assert a.read_bytes() == b.read_bytes()
-
-
-def test_a_profile_that_allows_cache_hits_has_one_load(tmp_path):
-    file = write_profile(tmp_path, workload=SEVERAL["workload"] | {"allow_prefix_cache_hits": True})
-    assert "every load after the first would find its prompts in the cache" in refusal("run", file, "--dry-run")
 
 
 def test_a_plan_counts_every_load(tmp_path: Path) -> None:

@@ -35,7 +35,12 @@ from benchctl.analysis.metrics.latency import (
     standard_deviation,
     total,
 )
-from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
+from benchctl.analysis.metrics.server_counters import (
+    COUNTERS,
+    measure_growth,
+    measure_growth_by_position,
+    prefix_hit_frac,
+)
 from benchctl.analysis.metrics.steady import steady_metrics
 from benchctl.analysis.metrics.table import METRICS, STEADY
 from benchctl.analysis.statistics.intervals import Interval, t_quantile
@@ -120,6 +125,7 @@ def metrics_and_tails(
     tails = {name: ms for name, ms in latencies.items() if name.startswith(of_few) and ms is not None}
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
+        "prefix_hit_frac": prefix_hit_frac(run.prometheus, requests),
         **client_metrics(chunks, run.client, arrival, of_load(run)),
         **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),

@@ -10,7 +10,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchctl.analysis.metrics.latency import total as total_of
 from benchctl.profile.engine_table import ENGINES, ServerCounters
+from benchctl.records.record import RequestRecord
 from benchctl.records.schema import PrometheusSample
 
 _POSITION: Final = re.compile(r'[{,]position="([0-9]{1,3})"')
@@ -44,6 +46,16 @@ def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) ->
         if len(readings) > 1:
             growths[name] = readings[-1] - readings[0]
     return Growth(" + ".join(growths), round(sum(growths.values()))) if growths else None
+
+
+def prefix_hit_frac(samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord]) -> float | None:
+    """Share of the prompt tokens of measured requests that came from a cache, by the server's counters or else by
+    usage.
+    """
+    grown = measure_growth(samples, COUNTERS.prefix_hits)
+    prompt = total_of([request.prompt_tokens for request in requests])
+    hits = total_of([request.cached_tokens for request in requests]) if grown is None else grown.count
+    return None if not prompt or hits is None else min(1.0, hits / prompt)
 
 
 def measure_growth_by_position(samples: Sequence[PrometheusSample], names: Container[str]) -> tuple[int, ...]:

@@ -80,6 +80,12 @@ _LOAD_METRICS: Final = [
         needs="natural lengths: stop replay-natural, or workload.lengths_from",
     ),
     Metric("cached_tokens", "tokens", "Σ prompt tokens found in the prefix cache", needs="cached tokens in usage"),
+    Metric(
+        "prefix_hit_frac",
+        "1",
+        "growth of the server's counter of prefix hits, else cached_tokens / Σ usage.prompt_tokens",
+        needs="usage, and the server's counters or cached tokens in it",
+    ),
     Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),
     Metric("request_throughput", "requests/s", "num_completed / wall_s", "higher", needs=_ARRIVALS),
 ]

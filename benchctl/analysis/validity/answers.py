@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
+from benchctl.profile.model import VariantSettings
 from benchctl.records.finish_reasons import ending_of, unknown_reasons
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord
+from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.records.warning_codes import warnings_of
 from benchctl.units import count_of, first_of
@@ -139,6 +140,58 @@ def check_prefix_cache(
         "workload.allow_prefix_cache_hits: true"
     )
     return Check(name, ok=False, detail="; ".join([*counts, remedy]), is_fatal=True)
+
+
+_HITS_TOLERANCE: Final = 0.02
+"""Share of all prompt tokens by which hits may differ from their plan."""
+
+
+def planned_hit_frac(prepared: Sequence[PreparedRequest], settings: VariantSettings | None = None) -> float | None:
+    """Share of the prompt tokens that a server of these settings finds in its cache by plan; None without one."""
+    shared = sum(each.shared_tokens for each in prepared if each.turn is None)
+    if not shared:
+        return None
+    has_cache = settings is None or getattr(settings.server, "enable_prefix_caching", True)
+    return shared / sum(each.prompt_tokens for each in prepared) if has_cache else 0.0
+
+
+def check_planned_hits(
+    prepared: Sequence[PreparedRequest],
+    planned: float,
+    hits: float | None,
+    record: RunRecord,
+    *,
+    is_allowed: bool,
+) -> Check:
+    """The share of prompt tokens that came from a cache is the planned one, within 2 points.
+
+    With ``is_allowed`` a difference is part of the experiment, as where the cache is too small, and only reported.
+    """
+    name = "prefix-cache"
+    if hits is None:
+        return Check(name, None, f"planned {planned:.2f}; neither counters nor usage record hits in a prefix cache")
+    detail = f"planned {planned:.2f}, measured {hits:.2f}"
+    if abs(hits - planned) <= _HITS_TOLERANCE:
+        return Check(name, ok=True, detail=detail, is_fatal=True)
+    if is_allowed:
+        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
+    config = record.effective_config
+    block = config.get("server.block_size") or config.get("server.page_size") or 1
+    in_blocks = sum(each.shared_tokens // block for each in prepared) * block
+    expected = in_blocks / sum(each.prompt_tokens for each in prepared)
+    remedy = "more than the prefixes was in the cache: the server does not know cache_salt, or others use it"
+    if hits < planned:
+        remedy = (
+            f"its cache may be too small for prefixes of {max(each.shared_tokens for each in prepared)} tokens "
+            "beside the load: raise its memory, or lower workload.prefix.groups or the load"
+        )
+    if abs(hits - expected) <= _HITS_TOLERANCE:
+        remedy = (
+            f"the server finds whole blocks of {block} tokens, by which {expected:.2f} are expected: set "
+            f"workload.prefix.block: {block}"
+        )
+    as_it_is = "set workload.allow_prefix_cache_hits: true to measure it as it is"
+    return Check(name, ok=False, detail=f"{detail}; {remedy}; or {as_it_is}", is_fatal=True)
 
 
 def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:

@@ -13,15 +13,22 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
-from benchctl.analysis.metrics.latency import is_completed, known_values, measured, of_load, total
+from benchctl.analysis.metrics.latency import is_completed, known_values, measured, of_load
 from benchctl.analysis.metrics.run import DraftCounts, draft_counts, load_window_ns
-from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
+from benchctl.analysis.metrics.server_counters import (
+    COUNTERS,
+    measure_growth,
+    measure_growth_by_position,
+    prefix_hit_frac,
+)
 from benchctl.analysis.validity.answers import (
     NUM_NAMED,
     Check,
     check_client_tokens,
+    check_planned_hits,
     check_prefix_cache,
     check_server_tokens,
+    planned_hit_frac,
 )
 from benchctl.guided.params import parse_params
 from benchctl.profile.arrival import Arrival
@@ -113,11 +120,16 @@ def reconcile(
     requests, steps, samples = measured(run.requests), run.columns, run.prometheus
     sent, all_steps = of_load(run), steps_of_load(run)
     completed, drafts = [request for request in requests if is_completed(request)], draft_counts(steps)
+    planned, is_allowed = planned_hit_frac(prepared, settings), profile.workload.allow_prefix_cache_hits
     return (
         _check_requests(run.record, requests, sent, prepared),
         check_client_tokens(completed),
         *check_server_tokens(all_steps, samples, sent, [request for request in sent if is_completed(request)]),
-        check_prefix_cache(samples, sent, all_steps, is_allowed=profile.workload.allow_prefix_cache_hits),
+        check_prefix_cache(samples, sent, all_steps, is_allowed=is_allowed)
+        if not planned
+        else check_planned_hits(
+            prepared, planned, prefix_hit_frac(samples, requests), run.record, is_allowed=is_allowed
+        ),
         check_draft_counters(samples, drafts if all_steps is steps else draft_counts(all_steps)),
         check_accepted(drafts),
         check_speculation(samples, drafts, is_speculative=settings.server.speculates),
@@ -326,7 +338,12 @@ def prefix_warnings(
     Only servers that benchctl did not start have a cache that is not one of their options.
     """
     a, b = (
-        known_values(_hit_share(load) for run in runs if not run.record.argv for load in run.loads)
+        known_values(
+            prefix_hit_frac(load.prometheus, measured(load.requests))
+            for run in runs
+            if not run.record.argv
+            for load in run.loads
+        )
         for runs in (a_runs, b_runs)
     )
     # Of all prompt tokens: the difference below which caches count as equally warm
@@ -338,14 +355,6 @@ def prefix_warnings(
         "not computed, so the difference is partly that of the caches"
     )
     return (ResultWarning(code="prefix-hits-differ", message=message, where=where),)
-
-
-def _hit_share(run: LoadedRun) -> float | None:
-    """Share of the prompt tokens of a load that came from a cache, by the server's counters or else by usage."""
-    requests, grown = measured(run.requests), measure_growth(run.prometheus, COUNTERS.prefix_hits)
-    prompt = total([request.prompt_tokens for request in requests])
-    hits = total([request.cached_tokens for request in requests]) if grown is None else grown.count
-    return None if not prompt or hits is None else min(1.0, hits / prompt)
 
 
 MIN_IN_STEP_FRAC: Final = 0.7

@@ -32,6 +32,7 @@ from benchctl.report.experiment_tables import (
     blocks_text,
     device_of_passes,
     footnotes,
+    hits_text,
     nodes_table,
     passes_text,
     prompt_lengths_text,
@@ -328,6 +329,7 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
         work = {
             "requests": f"{len(requests)}{times_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
             "prompts": prompt_lengths_text(requests, manifest.engine) or "",
+            "prefix hits": hits_text(analysis) or "",
             "request set": manifest.request_set_sha256,
         }
     facts = {

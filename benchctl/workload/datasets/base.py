@@ -52,7 +52,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     the tokenizer of the request set, where the data set had to count them. ``output_tokens`` and ``arrival_ns``,
     from the beginning of the data set, are recorded ones. ``session`` names the conversation of which the prompt is
     a turn; ``turn`` is its position, from 0, where turns are sent in order, and ``reply`` the recorded answer.
-    ``shared`` tokens at its beginning are in a prefix cache by plan.
+    ``shared`` tokens at its beginning are in a prefix cache by plan; of a written text ``shared_chars`` are these.
     """
 
     prompt_id: str
@@ -70,6 +70,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     turn: int | None = None
     reply: str | None = None
     shared: int = 0
+    shared_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

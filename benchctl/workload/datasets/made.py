@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Workload
+from benchctl.profile.sections import SharedPrefix
 from benchctl.workload.datasets.base import MadeDataset, Prompt, turn_id
 from benchctl.workload.datasets.published import question_prompt
-from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt
+from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt, prefix_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,20 @@ class SyntheticPrompts(Sequence[Prompt]):
     seed: int
     turns: tuple[tuple[int, int], ...] = ()
     """Of each prompt the number of its conversation, and its position there; empty for single prompts."""
+    prefix: SharedPrefix | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, i: Any) -> Any:
         number, turn = self.turns[i] if self.turns else (i, None)
-        name = f"synthetic-{number:05d}"
+        name, length, prefix = f"synthetic-{number:05d}", self.lengths[i], self.prefix
+        shared = () if prefix is None else prefix_numbers(i % prefix.groups, prefix.tokens_of(length), self.seed)
         return Prompt(
             prompt_id=name if turn is None else turn_id(name, turn),
             source=f"synthetic:{i}",
-            token_numbers=numbers_of_prompt(self.lengths[i], i, self.seed),
+            token_numbers=(*shared, *numbers_of_prompt(length - len(shared), i, self.seed)),
+            shared=len(shared),
             session=None if turn is None else name,
             turn=turn,
         )
@@ -52,7 +56,7 @@ def _synthetic(workload: Workload, seed: int) -> SyntheticPrompts:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
     lengths = draw_lengths(workload.input_len, named_stream(seed, "input-len"))
     if workload.turns is None:
-        return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed)
+        return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed, prefix=workload.prefix)
     numbers = islice(draw_lengths(workload.turns.number, named_stream(seed, "turns")), workload.num_prompts)
     turns = tuple((i, turn) for i, number in enumerate(numbers) for turn in range(number))
     return SyntheticPrompts(tuple(islice(lengths, len(turns))), seed, turns)
