@@ -115,9 +115,12 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * A variant lists only its differences: its `server`, `sampling`, `request` and `guidance` override
   `engine.options`, `sampling` and `request`. In `request`, null removes an inherited key. Names of variants are
   free; `baseline` names the one that all others are compared with.
-* `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
-  dotted path such as `sampling.min_p`, or one of the short names
+* `sweep` gives a variant one cell for each combination of values; the baseline is swept with `sweep_baseline` only.
+  A factor is a dotted path such as `sampling.min_p`, or one of the short names
   %s.
+* The last four are load factors: they say which load a server gets and apply to every variant, baseline and
+  controls included; arms are compared under the same load. `per_server: ladder` sends all loads to one server of
+  each arm.
 * `for_unguided_engines` holds keys that override others of its file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
 * `per_engine.KIND` holds keys that override others of its file when the engine in use is of that kind

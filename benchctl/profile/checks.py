@@ -1,17 +1,30 @@
 """Rules of a profile beyond the types of its keys: baseline, lengths, stopping rule, sweep."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any, Final
 
-from benchctl.profile.bounds import MAX_TOKENS
+from benchctl.profile.arrival import RATED
+from benchctl.profile.bounds import MAX_LOADS, MAX_TOKENS
 from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, ThinkRange, length_bounds
 from benchctl.profile.sections import SLO_METRICS
-from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
+from benchctl.profile.settings import (
+    cells_of,
+    factor_problem,
+    factors_of,
+    is_load_factor,
+    is_same,
+    load_part,
+    load_points,
+    server_part,
+    setting_of,
+)
 from benchctl.profile.yaml import Problem, Steps, value_text
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.schema import Cell
 
 MAX_CELLS: Final = 1000
@@ -255,7 +268,8 @@ def _instead(name: str, kind: str) -> str:
 def sweep_problems(profile: Profile) -> Iterator[Problem]:
     """Factors, values and listed cells that cannot be, and more arms or runs than an experiment can have."""
     problems = [*_variant_problems(profile), *_factor_problems(profile), *_cell_problems(profile)]
-    yield from problems or _size_problems(profile)
+    problems = problems or [*_load_factor_problems(profile), *_size_problems(profile)]
+    yield from problems or _ladder_problems(profile)
 
 
 def _factor_problems(profile: Profile) -> Iterator[Problem]:
@@ -310,6 +324,77 @@ def _variant_problems(profile: Profile) -> Iterator[Problem]:
 def _takers(profile: Profile, factor: str) -> list[str]:
     """The variants that a factor applies to."""
     return [name for name in profile.variants if factor in factors_of(profile, name)]
+
+
+def _load_factor_problems(profile: Profile) -> Iterator[Problem]:
+    """Load factors that no load of this workload reads."""
+    workload, kind = profile.workload, profile.workload.arrival.kind
+    factors = {setting_of(factor)[-1]: factor for factor in profile.sweep if is_load_factor(factor)}
+    has_natural_lengths = profile.stop == "replay-natural" or workload.lengths_from is not None
+    rules = (
+        (
+            kind not in RATED,
+            "request_rate",
+            f"arrival kind {kind} has no rate; set workload.arrival.kind: poisson, or sweep max_concurrency",
+        ),
+        (
+            profile.stop != "forced",
+            "output_len",
+            "is read with stop: forced only; set it, or remove the factor",
+        ),
+        (
+            has_natural_lengths,
+            "input_len",
+            "natural lengths are those of one set of prompts; sweep max_concurrency or request_rate",
+        ),
+    )
+    yield from ((("sweep", factors[key]), text) for is_broken, key, text in rules if is_broken and key in factors)
+    if workload.prompts_per_slot is not None and "max_concurrency" not in factors:
+        path = ("workload", "prompts_per_slot")
+        yield path, "is read where sweep has max_concurrency; set num_prompts, or sweep that"
+
+
+def _ladder_problems(profile: Profile) -> Iterator[Problem]:
+    """A ladder of loads that a server cannot get, or that not every server would get whole."""
+    if profile.per_server != "ladder":
+        return
+    points, loads = load_points(profile), defaultdict[str, list[Cell]](list)
+    for name in profile.variants:
+        for cell in cells_of(profile, name):
+            loads[arm_label(name, server_part(cell))].append(load_part(cell))
+    lacking = ((arm, point) for arm, own in loads.items() for point in points if point not in own)
+    arm, missing = next(lacking, ("", {}))
+    rules: tuple[tuple[bool, Steps, str], ...] = (
+        (
+            len(points) == 1,
+            ("per_server",),
+            "is ladder, and sweep has one load; sweep a load factor such as max_concurrency, or leave it out",
+        ),
+        (
+            len(points) > MAX_LOADS,
+            ("per_server",),
+            f"makes {len(points)} loads on each server, more than {MAX_LOADS}; sweep fewer values",
+        ),
+        (
+            bool(missing),
+            ("cells",),
+            f"with per_server: ladder every server gets the same loads; {arm} lacks {cell_name(missing)}",
+        ),
+        (
+            profile.loads_per_server != 1,
+            ("loads_per_server",),
+            f"is {profile.loads_per_server}, and per_server: ladder sends each load once; leave out one of the two",
+        ),
+        (
+            profile.workload.allow_prefix_cache_hits,
+            ("per_server",),
+            (
+                "is ladder, and with workload.allow_prefix_cache_hits every load after the first would find its "
+                "prompts in the cache; leave out one of the two"
+            ),
+        ),
+    )
+    yield from ((path, problem) for is_broken, path, problem in rules if is_broken)
 
 
 def _cell_problems(profile: Profile) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
+from benchctl.profile.controls import with_controls
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
@@ -27,10 +28,10 @@ from benchctl.profile.settings import (
     cells_of,
     factors_of,
     header_problems,
+    is_load_factor,
     is_same,
     resolved_settings,
     setting_of,
-    with_controls,
 )
 from benchctl.profile.yaml import (
     STORED,
@@ -199,7 +200,7 @@ def _errors_of_arm(
         yield LocatedError(_location_in_arm(tree, profile, arm, path), problem)
     for factor in cell:
         # In a file such a value may serve another that extends it.
-        path = ("variants", variant, *setting_of(factor))
+        path = (*(() if is_load_factor(factor) else ("variants", variant)), *setting_of(factor))
         value, existing = follow(tree.values, path)
         if existing == path and tree.location(path).source == "--set":
             problem = (

@@ -226,6 +226,9 @@ class Workload(Section):
     such as ``{prompt: question}``."""
     num_prompts: RequestCount = 50
     """Prompts taken from the dataset; with ``turns`` conversations."""
+    prompts_per_slot: RequestCount | None = None
+    """With max_concurrency in ``sweep``: a load takes this many prompts for each of its slots, and num_prompts at
+    most, so that loads of few slots do not last much longer than the others. null: num_prompts for every load."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
     repeat: bool = False
@@ -379,6 +382,9 @@ class Profile(Section):
     """Times that the request set is sent to each fresh server. The value of a run is the mean of its loads, and the
     block stays the unit of statistics. ``auto``: 3 in the first two blocks, then the number that is expected to
     cost least, from scatter and cost alone."""
+    per_server: Literal["fresh", "ladder"] = "fresh"
+    """Where ``sweep`` has load factors: ``fresh`` starts a server for each load, ``ladder`` sends all loads to one
+    server one after the other, in an order that all servers of a block share and that is balanced over blocks."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
     slo: Slo | None = None
@@ -408,7 +414,8 @@ class Profile(Section):
     baseline: Name = "baseline"
     """The variant that the others are compared with."""
     sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}
-    """Values of each factor; each combination is a cell of every swept variant."""
+    """Values of each factor; each combination is a cell of every swept variant. Load factors apply to all variants,
+    the baseline included, which is compared with the others under the same load."""
     cells: tuple[dict[str, FactorValue], ...] = ()
     """Cells to run, each with a value of every factor of ``sweep``; empty: all combinations."""
     sweep_baseline: bool = False
@@ -446,10 +453,16 @@ class Profile(Section):
         """Settings of arms by variant and cell, or their problems, each resolved once."""
         return {}
 
+    @cached_property
+    def loads_by_point(self) -> "dict[str, tuple[Profile | None, list[Problem]]]":
+        """The profile under each load, or the problems of that, each made once."""
+        return {}
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Profile":
         """A copy with some values changed, whose arms are resolved anew."""
         copy = super().model_copy(update=update, deep=deep)
-        copy.__dict__.pop("settings_by_arm", None)
+        for cached in ("settings_by_arm", "loads_by_point"):
+            copy.__dict__.pop(cached, None)
         return copy
 
     def __getstate__(self) -> dict[Any, Any]:

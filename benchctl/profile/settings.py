@@ -7,16 +7,9 @@ request   profile.request   <  variant.request    null removes an inherited fiel
 guidance  variant.guidance
 and at last each factor of the cell, at the setting it stands for
 
-The ladder of controls: the steps from the baseline to a variant, each as a variant of its own.
-
-    baseline ▸ flags ▸ idle ▸ neutral ▸ the variant
-
-flags    the baseline with the variant's server options, but for those that load a value model
-idle     the variant's whole server; requests as the baseline's
-neutral  the variant with guidance that is computed and changes nothing (value_scale 0)
-
-Neighbours differ in one thing, so that their difference is its price. A step that changes nothing is left out, and
-one that a swept factor does not reach runs once in a block.
+A load factor stands for a key of ``workload``, which no variant has: it applies to every variant, baseline and
+controls included, and says which load a server gets, not how it is set. A cell has a load part, its load point, and
+a server part.
 """
 
 import json
@@ -28,12 +21,12 @@ from typing import Any, Final
 from pydantic import create_model
 
 from benchctl.guided.params import EXPONENTIAL_MODES
-from benchctl.profile.engine_table import guiding_kinds, options_class, request_fields
-from benchctl.profile.errors import validate
+from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class, request_fields
+from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.model import MAX_VARIANTS, Control, Guidance, Profile, Sampling, Variant, VariantSettings
+from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings, Workload
 from benchctl.profile.sections import RequestOptions, variable_problem, variables_in
-from benchctl.profile.yaml import Problem, Steps, left_out, merged, replaced
+from benchctl.profile.yaml import LocatedError, Location, Problem, Steps, left_out, merged, replaced
 from benchctl.records.schema import Cell
 
 FACTOR_SETTINGS: Final = {
@@ -50,8 +43,15 @@ FACTOR_SETTINGS: Final = {
     "batch_size": "server.batch_size",
     "length": "server.length",
     "new_tokens": "server.new_tokens",
+    "max_concurrency": "workload.arrival.max_concurrency",
+    "request_rate": "workload.arrival.request_rate",
+    "input_len": "workload.input_len",
+    "output_len": "workload.output_len",
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
+
+LOAD_SETTINGS: Final = {path: factor for factor, path in FACTOR_SETTINGS.items() if path.startswith("workload.")}
+"""The keys of ``workload`` that a load factor can stand for, each with its short name."""
 
 FREE_SECTIONS: Final = (
     "extra_body",
@@ -76,11 +76,28 @@ def setting_of(factor: str) -> tuple[str, ...]:
     return tuple(FACTOR_SETTINGS.get(factor, factor).split("."))
 
 
+def is_load_factor(factor: str) -> bool:
+    """True for a factor that says which load a server gets."""
+    return setting_of(factor)[0] == "workload"
+
+
+def load_part(cell: Cell) -> Cell:
+    """The load point of a cell: its load factors, in their order."""
+    return {factor: value for factor, value in cell.items() if is_load_factor(factor)}
+
+
+def server_part(cell: Cell) -> Cell:
+    """The factors of a cell that say how its server is set and what requests ask for, in their order."""
+    return {factor: value for factor, value in cell.items() if not is_load_factor(factor)}
+
+
 def factors_of(profile: Profile, variant: str) -> tuple[str, ...]:
-    """The factors of the sweep that apply to a variant; none to a baseline that is not swept."""
+    """The factors of the sweep that apply to a variant: load factors, and others where it is swept."""
     is_fixed = variant == profile.baseline and not profile.sweep_baseline
     swept = False if is_fixed else profile.variants[variant].swept
-    return tuple(factor for factor in profile.sweep if swept is True or (swept and factor in swept))
+    return tuple(
+        factor for factor in profile.sweep if is_load_factor(factor) or swept is True or (swept and factor in swept)
+    )
 
 
 def cells_of(profile: Profile, variant: str) -> tuple[Cell, ...]:
@@ -96,6 +113,48 @@ def cells_of(profile: Profile, variant: str) -> tuple[Cell, ...]:
     return tuple(cell for i, cell in enumerate(cells) if cell not in cells[:i])
 
 
+def load_points(profile: Profile) -> tuple[Cell, ...]:
+    """The load points of a profile in the order of its cells; one empty cell without load factors."""
+    points = [load_part(cell) for cell in cells_of(profile, profile.baseline)]
+    return tuple(point for i, point in enumerate(points) if point not in points[:i])
+
+
+def under_load(profile: Profile, cell: Cell) -> Profile:
+    """The profile with the load of a cell, whose workload is then that of one load point; itself without one.
+
+    Whoever needs the workload of a run takes it from here. Raises ProfileError for values that no load can have.
+    """
+    point = load_part(cell)
+    if not point:
+        return profile
+    loaded, problems = _loaded(profile, point)
+    if loaded is None:
+        raise profile_error(
+            LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
+        )
+    return loaded
+
+
+def _loaded(profile: Profile, point: Cell) -> tuple[Profile | None, list[Problem]]:
+    """The profile under a load, or None and every problem, at paths below ``workload``; kept with the profile."""
+    key = json.dumps(point)
+    if key not in profile.loads_by_point:
+        values = profile.workload.model_dump(mode="json")
+        for factor, value in point.items():
+            values = replaced(values, setting_of(factor)[1:], value)
+        workload, problems = validate(values, Workload)
+        nulls = [setting_of(factor) for factor, value in point.items() if value is None]
+        problems = [(("workload", *path), problem) for path, problem in problems if not nulls]
+        problems += [(path, "is null, and a load has a number") for path in nulls]
+        if workload is not None and workload.prompts_per_slot is not None:
+            slots = workload.arrival.max_concurrency or workload.num_prompts
+            number = min(workload.num_prompts, workload.prompts_per_slot * slots)
+            workload = workload.model_copy(update={"num_prompts": number})
+        loaded = None if problems else profile.model_copy(update={"workload": workload})
+        profile.loads_by_point[key] = loaded, problems
+    return profile.loads_by_point[key]
+
+
 def factor_problem(factor: str, kind: str) -> str | None:
     """The reason why ``factor`` cannot be swept with an engine of this kind; None when it can."""
     sections = {
@@ -106,8 +165,11 @@ def factor_problem(factor: str, kind: str) -> str | None:
     }
     settings = ("model", *(f"{section}.{key}" for section, keys in sections.items() for key in keys))
     path = setting_of(factor)
-    if ".".join(path) in settings or _is_in_free_section(path):
+    loads = LOAD_SETTINGS if ENGINES[kind].serves_requests else {}
+    if ".".join(path) in (*settings, *loads) or _is_in_free_section(path):
         return None
+    if is_load_factor(factor) and loads:
+        return f"no load factor has this name; load factors are {', '.join(loads.values())}"
     hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
     hint = hint or "name one such as server.max_num_seqs or sampling.min_p"
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
@@ -132,7 +194,7 @@ def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[Varia
         "request": merged(profile.request.model_dump(mode="json"), own.request, null_removes=True),
         "guidance": own.guidance.model_dump(mode="json") if own.guidance else None,
     }
-    for factor, value in cell.items():
+    for factor, value in server_part(cell).items():
         setting = setting_of(factor)
         is_left_out = value is None and _is_in_free_section(setting)
         values = left_out(values, setting) if is_left_out else replaced(values, setting, value)
@@ -143,6 +205,8 @@ def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[Varia
         )
         problems += _guidance_problems(settings, kind, has_own_top_k=has_own_top_k)
         problems += _request_problems(settings, kind)
+    if point := load_part(cell):
+        problems += _loaded(profile, point)[1]
     profile.settings_by_arm[key] = (None if problems else settings), problems
     return profile.settings_by_arm[key]
 
@@ -262,87 +326,3 @@ def header_problems(settings: VariantSettings, *, is_to_send: bool, is_stored: b
 def is_same(left: object, right: object) -> bool:
     """Equal values of one type: ``1``, ``1.0`` and ``true`` are three values."""
     return type(left) is type(right) and left == right
-
-
-_MEANING: Final = {
-    "flags": "control: the baseline with the server options of {}, without its value model",
-    "idle": "control: the server of {}, with the requests of the baseline",
-    "neutral": "control: {} with guidance that is computed and changes nothing",
-}
-
-
-def with_controls(profile: Profile) -> tuple[Profile, list[Problem]]:
-    """The profile with the steps of every variant that has ``controls``; a second time gives the same profile."""
-    problems, variants = list[Problem](), dict[str, Variant]()
-    for name, variant in profile.variants.items():
-        if variant.controls and name == profile.baseline:
-            problem = "the baseline has no steps to itself; set controls on the variant that is studied"
-            problems.append((("variants", name, "controls"), problem))
-        elif variant.controls:
-            steps = _steps(profile, name)
-            clashes = [step for step, own in steps.items() if own.control is None]
-            problem = f"controls of {name!r} would make a variant of this name; rename this one"
-            problems += [(("variants", step), problem) for step in clashes]
-            # Those that a stored profile has stay where they are.
-            variants |= {step: own for step, own in steps.items() if step not in profile.variants}
-        variants[name] = variant
-    if len(variants) > MAX_VARIANTS:
-        problems.append((("variants",), f"has more than {MAX_VARIANTS} entries"))
-    return profile.model_copy(update={"variants": variants}), problems
-
-
-def _steps(profile: Profile, name: str) -> dict[str, Variant]:
-    """The steps to a variant that differ in some cell from the one before them, and from the variant itself.
-
-    A variant of the profile that has the name of a step is as it is there.
-    """
-    below, own = profile.variants[profile.baseline], profile.variants[name]
-    loading = options_class(profile.engine.kind).VALUE_MODEL_OPTIONS
-    flags = merged(below.server, {key: value for key, value in own.server.items() if key not in loading})
-    as_baseline = {"sampling": below.sampling, "request": below.request}
-    parts: dict[str, dict[str, Any]] = {
-        "flags": {"server": flags, "guidance": below.guidance, **as_baseline},
-        "idle": {"server": own.server, **as_baseline},
-    }
-    if own.guidance is not None:
-        neutral = own.guidance.model_copy(update={"value_scale": 0.0})
-        parts["neutral"] = {
-            "server": own.server,
-            "sampling": own.sampling,
-            "request": own.request,
-            "guidance": neutral,
-        }
-    factors, cells = factors_of(profile, name), cells_of(profile, name)
-
-    def settings_of(variant: Variant, reached: tuple[str, ...]) -> list[VariantSettings | None]:
-        unnamed = profile.model_copy(update={"variants": {"": variant}})
-        own_cells = ({factor: value for factor, value in cell.items() if factor in reached} for cell in cells)
-        return [resolved_settings(unnamed, "", cell)[0] for cell in own_cells]
-
-    steps, before, whole = dict[str, Variant](), settings_of(below, ()), settings_of(own, factors)
-    for rung, sections in parts.items():
-        reached = tuple(factor for factor in factors if _reaches(rung, setting_of(factor), loading))
-        step = Variant(
-            description=_MEANING[rung].format(name),
-            swept=len(reached) == len(profile.sweep) or (reached or False),
-            control=Control.model_validate({"of": name, "rung": rung}),
-            **sections,
-        )
-        step = profile.variants.get(f"{name}-{rung}", step)
-        settings = settings_of(step, reached)
-        if step.control is None or settings not in (before, whole):
-            steps[f"{name}-{rung}"], before = step, settings
-    return steps
-
-
-def _reaches(rung: str, setting: tuple[str, ...], loading: frozenset[str]) -> bool:
-    """True where a swept setting changes a step."""
-    if rung == "neutral":
-        return setting != ("guidance", "value_scale")
-    return setting[0] in {"model", "server"} and (rung == "idle" or setting[-1] not in loading)
-
-
-def ladder_of(profile: Profile, name: str) -> tuple[str, ...]:
-    """The baseline, the steps to a variant in their order, and the variant."""
-    steps = (step for step, variant in profile.variants.items() if variant.control and variant.control.of == name)
-    return (profile.baseline, *steps, name)

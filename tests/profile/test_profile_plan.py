@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchctl.errors import ProfileError
+from benchctl.profile.controls import ladder_of
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import (
@@ -22,7 +23,6 @@ from benchctl.profile.planning import (
     plan_runs,
     variant_settings,
 )
-from benchctl.profile.settings import ladder_of
 from benchctl.records.record import PlannedRun
 
 

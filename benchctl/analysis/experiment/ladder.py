@@ -8,9 +8,10 @@ from typing import Final
 from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, pair_in
+from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms
-from benchctl.profile.settings import factors_of, ladder_of
+from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
 from benchctl.records.schema import Cell
 

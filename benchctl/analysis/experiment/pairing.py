@@ -21,11 +21,12 @@ from benchctl.analysis.statistics.estimate import (
 from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.interop.foreign_readers import exists
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings, Workload
 from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.settings import load_part, load_points, server_part, under_load
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
-from benchctl.records.schema import ResultWarning
+from benchctl.records.schema import Cell, ResultWarning
 from benchctl.units import in_a_row
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
@@ -213,7 +214,7 @@ def match_cells(
 def baseline_pairs(experiment: Experiment, confidence: float = 0.95) -> tuple[ArmPair, ...]:
     """Every other arm against the baseline, as far as an unfinished or damaged directory has them.
 
-    A baseline that was swept itself is compared in the same cell, one that was not with every cell.
+    A baseline that was swept itself is compared in the same cell, one that was not with every cell of its load.
     """
     name = experiment.results.manifest.baseline
     baselines = [arm for arm in experiment.arms if arm.variant == name]
@@ -222,9 +223,16 @@ def baseline_pairs(experiment: Experiment, confidence: float = 0.95) -> tuple[Ar
         for arm in experiment.arms
         if arm.variant != name
         for baseline in baselines
-        if (cell_key(baseline.cell) == cell_key(arm.cell) or not baseline.cell)
-        and arm.runs.keys() & baseline.runs.keys()
+        if is_reference(baseline.cell, arm.cell) and arm.runs.keys() & baseline.runs.keys()
     )
+
+
+def is_reference(a: Cell, b: Cell) -> bool:
+    """True where an arm in cell ``a`` is what one in ``b`` is compared with: its load is the same, and its server
+    is in the same cell or was not swept.
+    """
+    has_same_load = cell_key(load_part(a)) == cell_key(load_part(b))
+    return has_same_load and (cell_key(a) == cell_key(b) or not server_part(a))
 
 
 def pair_in(experiment: Experiment, a: Arm, b: Arm, confidence: float) -> ArmPair:
@@ -261,9 +269,13 @@ def pairing_of(a: LoadedResults, b: LoadedResults) -> Pairing:
 
 
 def _is_pair(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]) -> bool:
+    """True for arms under the same load: in the same cell, or where one side has but one, or B but one unswept."""
+    if cell_key(load_part(left.cell)) != cell_key(load_part(right.cell)):
+        return False
     if cell_key(left.cell) == cell_key(right.cell):
         return True
-    return len(a_arms) == 1 or (len(b_arms) == 1 and not right.cell)
+    of_a, of_b = ({cell_key(server_part(arm.cell)) for arm in arms} for arms in (a_arms, b_arms))
+    return len(of_a) == 1 or (len(of_b) == 1 and not server_part(right.cell))
 
 
 _LOST_RECORDS: Final = frozenset(
@@ -308,17 +320,23 @@ def deciding_in_plan(
     """The metrics that will decide between some pair of arms of a profile that is yet to be measured, as
     ``deciding_between`` has them, on an engine of which ``has_steps`` tells where it records steps.
 
-    Loads are taken to have a steady window where enough requests will have ended before the last is sent: all but
-    two for each slot of a closed loop, and nine in ten of an open one.
+    A window counts where every load point has one.
     """
-    arrival, num_requests = profile.workload.arrival, profile.workload.num_prompts
-    num_ended = {True: 0.9 * num_requests, False: num_requests - 2 * (arrival.max_concurrency or num_requests)}
-    has_window = num_ended[arrival.is_open_loop] >= MIN_REQUESTS
+    has_window = all(_has_window(under_load(profile, point).workload) for point in load_points(profile))
     has_step_log = [(name, has_steps(variant_settings(profile, name, cell))) for name, cell in arms(profile)]
     baseline = any(steps for name, steps in has_step_log if name == profile.baseline)
     others = any(steps for name, steps in has_step_log if name != profile.baseline)
     recorded = [name for name in primary if name not in OF_STEPS or (baseline and others)]
     return _in_window(recorded, profile, lambda _name: has_window)
+
+
+def _has_window(workload: Workload) -> bool:
+    """True where enough requests of a load will have ended before the last is sent for a steady window: all but two
+    for each slot of a closed loop, and nine in ten of an open one.
+    """
+    arrival, num_requests = workload.arrival, workload.num_prompts
+    num_ended = {True: 0.9 * num_requests, False: num_requests - 2 * (arrival.max_concurrency or num_requests)}
+    return num_ended[arrival.is_open_loop] >= MIN_REQUESTS
 
 
 def unrecorded_text(unrecorded: Sequence[str], deciding: Sequence[str]) -> str:
