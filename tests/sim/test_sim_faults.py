@@ -1,4 +1,7 @@
-"""Planted faults of the simulator: pauses at new batch sizes, drift over a load, slow first steps, aftermath."""
+"""Planted faults of the simulator: pauses at new batch sizes, drift, slow starts, aftermath, launch scatter."""
+
+import math
+import statistics
 
 import pytest
 from support.servers.simulator import request_of
@@ -70,3 +73,13 @@ def test_a_server_without_faults_reports_none():
         name for name in SimConfig().server_info() if name.startswith(("drift", "slow", "first_use", "aftermath"))
     }
     assert SimConfig(drift=0.03).server_info().keys() - SimConfig().server_info().keys() == {"drift"}
+
+
+def test_the_launches_of_a_server_scatter_by_one_factor_of_all_its_steps():
+    without, factors = steps_of(LOADS), []
+    for seed in range(40):
+        scattered = steps_of(LOADS, launch_scatter=0.05, noise_seed=seed)
+        of_life = {round(late.dur_ns / step.dur_ns, 4) for late, step in zip(scattered, without, strict=True)}
+        assert max(of_life) - min(of_life) < 2e-4
+        factors.append(math.log(max(of_life)))
+    assert statistics.pstdev(factors) == pytest.approx(0.05, rel=0.25)

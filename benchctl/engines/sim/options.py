@@ -63,7 +63,14 @@ if TYPE_CHECKING:
 else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
-FAULTS: Final = ("first_use_pause_s", "drift", "slow_first_steps", "slow_first_factor", "aftermath")
+FAULTS: Final = (
+    "first_use_pause_s",
+    "drift",
+    "slow_first_steps",
+    "slow_first_factor",
+    "aftermath",
+    "launch_scatter",
+)
 """Options that plant a fault, to rehearse how it is found."""
 
 Rule: TypeAlias = tuple[bool, str]
@@ -146,6 +153,9 @@ class SimOptions(ServerOptions):
     aftermath: Annotated[float, Field(gt=-1, le=MOST)] = 0.0
     """Planted fault: the share by which steps take longer whose batch is smaller than the largest of the load
     before, as on a server that keeps what a large load has left."""
+    launch_scatter: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Planted scatter: standard deviation of the logarithm of a factor that all steps of one server have, as
+    launches of a real one differ."""
     tokens_per_chunk: TokenCount = 1
     """Tokens in one streamed event."""
     port: Port | None = None
