@@ -16,7 +16,7 @@ import msgspec
 import typer
 from pydantic.fields import FieldInfo
 
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.table import ACROSS_LOADS, METRICS
 from benchctl.cli.app import COMMANDS, load_command
 from benchctl.cluster.progress import Progress
 from benchctl.profile.bounds import MAX_SEED
@@ -89,7 +89,7 @@ def _cell(text: str) -> str:
 def metrics_reference() -> str:
     """Every metric with unit, formula, better direction and needs."""
     rows = []
-    for metric in METRICS.values():
+    for metric in (METRICS | ACROSS_LOADS).values():
         better = "-" if metric.direction == "none" else metric.direction
         rows.append(f"| `{metric.name}` | {metric.unit} | {_cell(metric.formula)} | {better} | {metric.needs} |")
     return _METRICS_INTRODUCTION + "\n".join(rows) + "\n"

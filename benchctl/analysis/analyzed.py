@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from benchctl.analysis.attribution.estimate import Split, logarithmic_mean
 from benchctl.analysis.bonus import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.cells import NodeResults, decompose_pair, nodes_of_variants
+from benchctl.analysis.experiment.capacity import ArmCapacity, arm_capacities
 from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
@@ -173,6 +174,8 @@ class AnalyzedExperiment:
     """Each variant against the baseline by node, where its blocks ran on more than one."""
     scatter: Mapping[str, Components]
     """Variance components of the primary metrics; empty where no server got several loads."""
+    capacities: tuple[ArmCapacity, ...]
+    """The capacity of each arm; empty where the profile asks for none."""
     precision: str | None
     """What the declared precision costs, in words; None where scatter or costs are unknown."""
     findings: tuple[Finding, ...]
@@ -274,6 +277,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs),
         scatter=scatter,
+        capacities=arm_capacities(experiment, pairs, confidence),
         precision=precision_of(experiment, scatter),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(

@@ -35,6 +35,7 @@ from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokeniz
 from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.sizes import capacity_sizes, needs_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import LoadsChoice, Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
 from benchctl.units import duration, folded, percentage
@@ -155,6 +156,50 @@ def measure_lengths(
         warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
         raise typer.Exit(exit_code_of(outcome.num_failed, 0))
     return results.path
+
+
+def measure_sizes(
+    profile: Profile,
+    origin: Origin,
+    *,
+    is_quiet: bool,
+    simulate: MeasureRun | None = None,
+    tokenizer: AbstractContextManager[Tokenizer] | None = None,
+) -> Profile:
+    """The profile with the sizes of its loads, from a pilot in a directory beside that of ``origin`` where it needs
+    one. Its capacities choose the sizes and count in nothing.
+    """
+    if not needs_sizes(profile):
+        return profile
+    if origin.is_elsewhere:
+        raise UsageError(
+            f"profile {profile.name}: a pilot finds the sizes of its loads, and its blocks are measured elsewhere; "
+            "name sizes in sweep, such as those that a run here finds"
+        )
+    pilot = pilot_profile(profile)
+    prepared = prepare_experiment(pilot, tokenizer=tokenizer)
+    create = create_experiment if simulate is None else create_simulation
+    results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
+    say(f"sizes of loads first: one server of each arm, results in {results.path}")
+    outcome = measure(results, pilot, prepared.requests, "Start again", is_quiet=is_quiet, simulate=simulate)
+    if outcome.num_failed:
+        warn(f"the sizes could not be measured, so {profile.name!r} was not begun")
+        raise typer.Exit(exit_code_of(outcome.num_failed, 0))
+    from benchctl.analysis.compare.result import EXIT_CODES
+    from benchctl.analysis.experiment.capacity import arm_capacities, censored_text
+    from benchctl.analysis.experiment.experiment import load_experiment
+
+    capacities = arm_capacities(load_experiment(results.path), (), 0.95)
+    levels = [each.level for each in capacities if each.level is not None]
+    for each in capacities:
+        if (text := censored_text(each.label, each.blocks)) is not None:
+            warn(f"{text}; set capacity.smallest and capacity.largest, the pilot is kept in {results.path}")
+    if not capacities or len(levels) < len(capacities):
+        raise typer.Exit(EXIT_CODES["inconclusive"])
+    sizes = capacity_sizes(profile, min(levels), max(levels))
+    about = ", ".join(f"{each.label} about {each.level or 0.0:.3g}" for each in capacities)
+    say(f"{about}: {len(sizes)} sizes from {sizes[0]:g} to {sizes[-1]:g}")
+    return with_sizes(profile, sizes)
 
 
 def measure(

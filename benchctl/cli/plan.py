@@ -24,6 +24,7 @@ from benchctl.profile.planning import (
     stopping_rule,
     variant_settings,
 )
+from benchctl.profile.sizes import capacity_metric, capacity_text
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
@@ -174,6 +175,8 @@ def print_plan(
     print_prediction(estimate)
     if len(arms(profile)) > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+    if capacity_metric(profile) is not None:
+        say(f"capacity: {capacity_text(profile)}")
     print_power(profile, noise)
 
 

@@ -33,6 +33,7 @@ from benchctl.profile.settings import (
     resolved_settings,
     setting_of,
 )
+from benchctl.profile.sizes import capacity_problems
 from benchctl.profile.yaml import (
     STORED,
     Document,
@@ -157,7 +158,7 @@ def _validated(
         engine = profile.engine.model_copy(update={"options": options.model_dump(mode="json")})
         profile = profile.model_copy(update={"engine": engine})
     if not problems:
-        errors += tree.errors(profile_problems(profile))
+        errors += tree.errors([*profile_problems(profile), *capacity_problems(profile)])
         errors += [] if is_stored else tree.errors(own_variable_problems(profile))
     problems = [*sweep_problems(profile)]
     if not (errors or problems) and any(variant.controls for variant in profile.variants.values()):

@@ -35,6 +35,7 @@ from benchctl.profile.choices import (
 )
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.sections import (
+    CapacitySearch,
     ClusterSettings,
     ComparisonRules,
     LoadOptions,
@@ -389,6 +390,9 @@ class Profile(Section):
     """Rule for ending earlier; null: the number of blocks is fixed."""
     slo: Slo | None = None
     """Objective of every request, which ``goodput`` and ``slo_attained_frac`` count; null: none."""
+    capacity: CapacitySearch | None = None
+    """With ``capacity_concurrency`` or ``capacity_rate`` in primary_metrics: a pilot finds the sizes of the loads;
+    null: those of ``sweep``."""
     stop: StopMode = "forced"
     """End of an output: ``forced`` at its planned length (equal work), ``natural`` where the model ends it,
     ``replay-natural`` where the baseline's model ended it (equal work, none of it past the end)."""

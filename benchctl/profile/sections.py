@@ -24,7 +24,7 @@ from benchctl.profile.choices import (
     TokenCount,
     check_rules,
 )
-from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, fraction
+from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, fraction, percentage
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -233,6 +233,24 @@ SLO_METRICS: Final = ("goodput", "slo_attained_frac", "slo_ratio")
 """Metrics that are known only of requests with an objective; each has a ``steady_`` form."""
 
 
+CAPACITIES: Final = {"capacity_concurrency": "max_concurrency", "capacity_rate": "request_rate"}
+"""Metrics of all loads of an arm, and the key of an arrival that each is the largest value of."""
+
+
+class CapacitySearch(Section):
+    """A pilot that finds the sizes of loads around the capacities, where ``sweep`` names none."""
+
+    smallest: float = Field(default=4, gt=0, le=1e6)
+    """Size of its first load, in requests at once or requests/s; each further one is twice as large."""
+    largest: float = Field(default=256, gt=0, le=1e6)
+    """Its loads are at most that large."""
+
+    @model_validator(mode="after")
+    def _spans(self) -> "CapacitySearch":
+        check_rules((4 * self.smallest > self.largest, "spans less than 4 times; a capacity lies between sizes"))
+        return self
+
+
 class Slo(Section):
     """The objective of requests (SLO): limits of their latencies, and the share that must keep them."""
 
@@ -256,6 +274,12 @@ class Slo(Section):
         """The limits that are set, by latency."""
         limits = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
         return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
+    def in_words(self) -> str:
+        """``95% keep ttft <= 200 ms and tpot <= 50 ms``."""
+        limits = " and ".join(f"{name} <= {limit:g} ms" for name, limit in self.limits_ms.items())
+        return f"{percentage(self.share)} keep {limits}"
 
 
 class Stopping(Section):

@@ -22,6 +22,7 @@ from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.capacity_tables import capacity_document
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.table import csv_bytes
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
@@ -327,7 +328,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``summary.json``: every run, every cell over its blocks, findings and all warnings.
 
     ``machines`` are those that measured the runs. ``bonus`` is there for experiments that compare ways of backfill,
-    ``nodes`` where blocks ran on more than one.
+    ``nodes`` where blocks ran on more than one, ``capacities`` where the profile asks for one.
     """
     manifest = analysis.results.manifest
     cells = [
@@ -357,6 +358,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
         **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
+        **({"capacities": [*map(capacity_document, analysis.capacities)]} if analysis.capacities else {}),
         **({"scatter": _scatter_document(analysis)} if analysis.scatter else {}),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchctl.analysis.compare.capacity import capacity_cell, compare_capacity, compared_capacities
 from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
 from benchctl.analysis.compare.judge import judge_named
 from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together, roles_of
@@ -29,7 +30,7 @@ from benchctl.analysis.experiment.pairing import (
 from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import arm_drafts, other_cores
-from benchctl.analysis.metrics.table import CLIENT_TIMED, STEADY, deciding_metrics
+from benchctl.analysis.metrics.table import ACROSS_LOADS, CLIENT_TIMED, STEADY, deciding_metrics
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
@@ -176,23 +177,36 @@ def compare_experiments(
     rules, misfits = _rules_of(pairs[0], options)
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points)
-    deciding_in = [named if options.metrics else deciding_between(named, pair) for pair in pairs]
+    across, of_run = (
+        [name for name in named if (name in ACROSS_LOADS) is is_across] for is_across in (True, False)
+    )
+    deciding_in = [of_run if options.metrics else deciding_between(of_run, pair) for pair in pairs]
     compared = [_compare_metrics(pair, deciding, rules) for pair, deciding in zip(pairs, deciding_in, strict=True)]
-    judged = judge_together(compared, confidence)
+    capacities = [capacity for name in across for capacity in compared_capacities(pairs, name)]
+    of_capacities = [[compare_capacity(capacity, rules)] for capacity in capacities]
+    judged = judge_together([*compared, *of_capacities], confidence)
     cells = [
         _cell(
             pair,
             metrics,
             allow_failed=options.allow_failed,
-            unrecorded=undecided(named, deciding),
+            unrecorded=undecided(of_run, deciding),
             decomposition=decompose_pair(pair, model),
             **answers_of_cell,
         )
-        for pair, deciding, metrics, answers_of_cell in zip(pairs, deciding_in, judged, answers, strict=True)
+        for pair, deciding, metrics, answers_of_cell in zip(
+            pairs, deciding_in, judged[: len(pairs)], answers, strict=True
+        )
     ]
     nodes = results_by_node(
         (pair, [metric.metric.name for metric in cell.deciding]) for pair, cell in zip(pairs, cells, strict=True)
     )
+    if capacities:  # a load decides only by metrics of its own
+        of_pairs = dict(zip(pairs, cells, strict=True))
+        cells = [
+            *(capacity_cell(each, m, of_pairs) for each, m in zip(capacities, judged[len(pairs) :], strict=True)),
+            *(cell for cell in cells if cell.deciding or cell.is_quality_deciding),
+        ]
     sentence, names = None if nodes is None else node_sentence(nodes), side_names(a_side, b_side)
     return Comparison(
         a_name=names[0],

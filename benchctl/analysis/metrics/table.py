@@ -288,17 +288,29 @@ POSITION_ADJUSTED: Final = frozenset(
 """Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""
 
 
+_KEEPS = "keeps the objective of slo, where the isotonic fit of ln slo_ratio over ln size is 0, of one block"
+_BRACKET = "loads that keep the objective of slo, and larger ones that do not"
+ACROSS_LOADS: Final = {
+    metric.name: metric
+    for metric in (
+        Metric("capacity_concurrency", "requests", f"largest concurrency that {_KEEPS}", "higher", needs=_BRACKET),
+        Metric("capacity_rate", "requests/s", f"largest request rate that {_KEEPS}", "higher", needs=_BRACKET),
+    )
+}
+"""Metrics of all loads of an arm in one block; no run alone has one."""
+
+
 def deciding_metrics(names: tuple[str, ...]) -> tuple[str, ...]:
     """The metrics that make the verdict, each once.
 
     Raises UsageError for one that is unknown or has no better direction.
     """
-    current = tuple(dict.fromkeys(names))
+    current, metrics = tuple(dict.fromkeys(names)), METRICS | ACROSS_LOADS
     for name in current:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
+        if name not in metrics:
+            hint = did_you_mean(name, metrics) or f"metrics are {', '.join(metrics)}"
             raise UsageError(f"no metric is called {name!r}; {hint}")
-        if METRICS[name].direction == "none" and not METRICS[name].is_exact:
+        if metrics[name].direction == "none" and not metrics[name].is_exact:
             raise UsageError(
                 f"{name} cannot decide a comparison: neither more nor less of it is better. "
                 "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"

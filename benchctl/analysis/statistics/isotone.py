@@ -23,7 +23,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(sizes: Sequence[float], log_ratios: Sequence[float], breaks_from: float | None = None) -> Crossing:
-    """Where y = ln(latency / limit) crosses 0 over x = ln(size).
+    """The crossing of 0 by y = ln(latency / limit) over x = ln(size).
 
     Isotonic least squares with equal weights (pool adjacent violators; Barlow et al. 1972). A pool stands as one
     point at its mean x, so that the line through the pools rises strictly and crosses once:
@@ -35,29 +35,29 @@ def crossing(sizes: Sequence[float], log_ratios: Sequence[float], breaks_from: f
         breaks_from: the smallest size that breaks without a latency of its own, such as an overloaded one; sizes
             from there on are ignored.
     """
-    kept = [i for i, size in enumerate(sizes) if breaks_from is None or size < breaks_from]
-    if not kept:
+    below = [i for i, size in enumerate(sizes) if breaks_from is None or size < breaks_from]
+    if not below:
         return Crossing(None, breaks=breaks_from)
     from scipy.optimize import isotonic_regression  # noqa: PLC0415 - 0.3 s, and few experiments have a capacity
 
-    x = np.log([sizes[i] for i in kept])
-    fit = isotonic_regression([log_ratios[i] for i in kept])
+    x = np.log([sizes[i] for i in below])
+    fit = isotonic_regression([log_ratios[i] for i in below])
     pools = fit.blocks
     centres = np.add.reduceat(x, pools[:-1]) / np.diff(pools)
     levels = fit.x[pools[:-1]]
     num_holding = int(np.sum(levels <= 0))
     if num_holding == 0:
-        return Crossing(None, breaks=sizes[kept[0]])
-    last = sizes[kept[-1]]
+        return Crossing(None, breaks=sizes[below[0]])
+    last = sizes[below[-1]]
     if num_holding == len(levels):
         size = None if breaks_from is None else math.sqrt(last * breaks_from)
         return Crossing(size, holds=last, breaks=breaks_from, is_between=size is not None)
-    below, above = num_holding - 1, num_holding
-    slope = float((levels[above] - levels[below]) / (centres[above] - centres[below]))
-    size = math.exp(float(centres[below] - levels[below] / slope))
+    last_holding, above = num_holding - 1, num_holding
+    slope = float((levels[above] - levels[last_holding]) / (centres[above] - centres[last_holding]))
+    size = math.exp(float(centres[last_holding] - levels[last_holding] / slope))
     return Crossing(
         size,
-        holds=max((sizes[i] for i in kept if sizes[i] <= size), default=None),
-        breaks=min((sizes[i] for i in kept if sizes[i] > size), default=breaks_from),
+        holds=max((sizes[i] for i in below if sizes[i] <= size), default=None),
+        breaks=min((sizes[i] for i in below if sizes[i] > size), default=breaks_from),
         elasticity=slope,
     )

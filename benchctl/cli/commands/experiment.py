@@ -24,6 +24,7 @@ from benchctl.cli.conduct import (
     check_experiment,
     measure,
     measure_lengths,
+    measure_sizes,
     prepare_experiment,
     reporting_alone,
     to_stderr,
@@ -45,6 +46,7 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
+from benchctl.profile.sizes import needs_sizes, pilot_profile, sizes_to_plan, with_sizes
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
 from benchctl.records.stores import NOISE
@@ -135,6 +137,12 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed, and where the blocks
     would be measured.
     """
+    if needs_sizes(profile):
+        pilot = pilot_profile(profile)
+        say(f"first the sizes of the loads, by one server of each arm, in a result directory of {pilot.name!r}:")
+        print_plan(pilot, prepare_experiment(pilot).requests, None, options.step_time_model)
+        profile = with_sizes(profile, sizes_to_plan(profile))
+        say(f"then {profile.name!r}, with sizes around the capacities there, such as these:")
     first = lengths_profile(profile) if needs_lengths(profile) else profile
     prepared = prepare_experiment(first)
     sha256 = prepared.sha256 if first is profile else None
@@ -187,6 +195,7 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
         directory=options.output,
         is_elsewhere=options.is_elsewhere,
     )
+    profile = measure_sizes(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
     _check_load(profile, prepared.requests, options.output or options.output_dir, options)

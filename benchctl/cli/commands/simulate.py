@@ -15,7 +15,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
+from benchctl.cli.conduct import (
+    check_experiment,
+    measure,
+    measure_lengths,
+    measure_sizes,
+    prepare_experiment,
+    to_stderr,
+)
 from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import (
     RESULTS,
@@ -159,6 +166,7 @@ def _simulate(
 ) -> None:
     """Simulate every run, and tell the outcome; as JSON in the form of ``show --json``, with the directory."""
     with to_stderr(when=as_json):
+        profile = measure_sizes(profile, origin, is_quiet=is_quiet, simulate=simulate_run)
         lengths_from = measure_lengths(profile, origin, is_quiet=is_quiet, simulate=simulate_run)
         prepared = prepare_experiment(profile, lengths_from)
         # first, because a model without draws is an error of usage

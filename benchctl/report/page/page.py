@@ -30,6 +30,7 @@ from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.interop.foreign_readers import ForeignRun
 from benchctl.profile.engine_table import is_virtual
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.capacity_tables import capacity_lines, capacity_table
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
@@ -235,6 +236,11 @@ def _page(
             {"name": directory_name(analysis), "times": passes_table(analysis), "launches": launch_table(analysis)}
             for analysis in analyses
             if analysis.passes
+        ],
+        "capacities": [
+            {"name": directory_name(analysis), "table": table, "lines": capacity_lines(analysis)}
+            for analysis in analyses
+            if (table := capacity_table(analysis)) is not None
         ],
         "scatter": [
             {"name": directory_name(analysis), "table": table, "lines": scatter_lines(analysis)}

@@ -1,0 +1,57 @@
+"""The capacities of two arms as a cell of a comparison, which decides in place of their loads."""
+
+from collections.abc import Mapping, Sequence
+
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.experiment.capacity import CapacityPair, capacity_pairs
+from benchctl.analysis.experiment.pairing import ArmPair
+from benchctl.analysis.statistics.estimate import UNORDERED
+from benchctl.errors import UsageError
+from benchctl.profile.sections import CAPACITIES
+
+
+def compared_capacities(pairs: Sequence[ArmPair], name: str) -> tuple[CapacityPair, ...]:
+    """The arms whose capacities are compared. Raises UsageError where their loads have no sizes or no objective."""
+    capacities = capacity_pairs(pairs, name)
+    if not capacities or any(side.profile.slo is None for side in pairs[0].sides):
+        raise UsageError(
+            f"{name} needs loads of several sizes and an objective: measure with slo and sweep.{CAPACITIES[name]}, "
+            "or let other metrics decide (--metrics)"
+        )
+    return capacities
+
+
+def compare_capacity(capacity: CapacityPair, rules: Rules) -> MetricComparison:
+    """The capacities of two arms; blocks without one leave them undecided: the others are no fair sample."""
+    censored, ratio = capacity.censored, capacity.ratio
+    metric = compare_metric(
+        capacity.metric,
+        "deciding",
+        capacity.values,
+        rules,
+        ratio,
+        limits=(censored,) if censored is not None and ratio is None else (),
+        unreliable=censored,
+    )
+    assert metric is not None  # noqa: S101 - only exploratory metrics are left out
+    return metric
+
+
+def capacity_cell(
+    capacity: CapacityPair, metrics: tuple[MetricComparison, ...], cells: Mapping[ArmPair, CellComparison]
+) -> CellComparison:
+    """The capacities of two arms, with the errors of their loads. Requests that failed are none: they broke the
+    objective.
+    """
+    (a_label, b_label), own = capacity.labels, [cells[pair] for pair in capacity.pairs if pair.blocks]
+    errors = [error for cell in own for error in cell.errors if not error.startswith("INCOMPLETE")]
+    return CellComparison(
+        label=b_label,
+        a_label=a_label,
+        b_label=b_label,
+        num_blocks=min(map(len, capacity.capacities)),
+        metrics=metrics,
+        errors=tuple(errors) if own else ("no block has a usable run on both sides",),
+        design=UNORDERED if capacity.ratio is None else capacity.ratio.design,
+    )
