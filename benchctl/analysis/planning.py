@@ -53,7 +53,8 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.files import display_path
 from benchctl.profile.load import engine_sha256
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning import ALPHA, arms, is_repeated_baseline, stopping_rule
+from benchctl.profile.planning import ALPHA, arms, is_repeated_baseline, servers, stopping_rule
+from benchctl.profile.settings import is_load_factor, load_points
 from benchctl.records.record import LoadsChoice
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores import MetricNoise, NoiseFloor
@@ -235,7 +236,7 @@ def precision_text(
     if profile is not None:
         declared = None if profile.stopping is None else profile.stopping.precision
         frac = profile.comparison.threshold if declared is None else declared
-        estimator, num_arms = profile.comparison.estimator, len(arms(profile))
+        estimator, num_arms = profile.comparison.estimator, len(servers(profile))
     width, of_block = ROBUST_WIDTH if estimator == "robust" else 1.0, costs.of_block(num_arms)
     designs = [
         (math.inf if design is None else design.seconds, name, design)
@@ -266,6 +267,7 @@ def repeated_baseline(profile: Profile) -> Profile:
     """
     again = "again" if profile.baseline != "again" else "again-2"
     baseline = profile.variants[profile.baseline]
+    points = load_points(profile) if profile.cells else ()
     return profile.model_copy(
         update={
             "name": f"{profile.name}-aa",
@@ -273,8 +275,8 @@ def repeated_baseline(profile: Profile) -> Profile:
             "blocks": max(profile.blocks, 8),
             "stopping": None,
             "variants": {profile.baseline: baseline, again: baseline},
-            "sweep": {},
-            "cells": (),
+            "sweep": {factor: values for factor, values in profile.sweep.items() if is_load_factor(factor)},
+            "cells": tuple(point for point in points if point),
             "sweep_baseline": False,
             "allowed_differences": (),
             "comparison": profile.comparison.model_copy(update={"estimator": DEFAULT_ESTIMATOR}),

@@ -34,7 +34,7 @@ from benchctl.measure.run import Listener, measure_run
 from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokenizer_for
 from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import arms, servers, variant_settings
 from benchctl.profile.sizes import capacity_sizes, needs_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import LoadsChoice, Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
@@ -217,7 +217,7 @@ def measure(
     pending = pending_runs(results, profile)
     warn_of_repeats(results, pending)
     do_run = simulate or measure_run
-    progress = experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet)
+    progress = experiment_progress(len(pending), len(servers(profile)), is_quiet=is_quiet)
     with advising(next_step), progress as listener:
         if not results.is_divided:
             return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)

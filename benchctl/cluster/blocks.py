@@ -22,7 +22,7 @@ from benchctl.measure.measured_run import ignore, utc_now
 from benchctl.measure.run import Listener, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms
+from benchctl.profile.planning import servers
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
@@ -197,7 +197,7 @@ def run_free_blocks(
                 takes_over=takes_over,
             )
             total.update(asdict(outcome))
-            if outcome.num_failed == len(arms(profile)):  # the other blocks would fail as well
+            if outcome.num_failed == len(servers(profile)):  # the other blocks would fail as well
                 break
         except OwnedError as error:
             num_owned += 1

@@ -34,7 +34,7 @@ from benchctl.measure.run import Listener, RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import PILOT_BLOCKS, arms, variant_settings
+from benchctl.profile.planning import PILOT_BLOCKS, arms, servers, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
@@ -208,7 +208,7 @@ def _run_pending(
             listener.on_run_end(planned, record)
             num_refused = sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values())
             num_failed = failed_in_block[planned.block] if requests else 0  # passes do not share a server
-            if len(arms(profile)) in (num_refused, num_failed):  # the other blocks would fail as well
+            if len(servers(profile)) in (num_refused, num_failed):  # the other blocks would fail as well
                 break
         else:
             _take_looks(results, profile, results.manifest().blocks, failed, listener)

@@ -80,7 +80,7 @@ def noise_on_file(
     nothing, and for an A/A experiment, which measures it. ``gpus`` defaults to those of this machine, ``begins_at``
     to now; without ``request_set_sha256`` the workload is not compared.
     """
-    if len(arms(profile)) == 1 or is_repeated_baseline(profile):
+    if len(profile.variants) == 1 or is_repeated_baseline(profile):
         return None, ()
     key = _key_here(profile, gpu_inventory() if gpus is None else gpus)
     entries = NOISE.entries(key.name)

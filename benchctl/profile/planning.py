@@ -19,9 +19,16 @@ from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.looks import look_alpha
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.settings import cells_of, factor_problem, resolved_settings
+from benchctl.profile.settings import (
+    cells_of,
+    factor_problem,
+    is_load_factor,
+    load_points,
+    resolved_settings,
+    server_part,
+)
 from benchctl.profile.yaml import LocatedError, Location
-from benchctl.records.directory import arm_label, run_directory_name
+from benchctl.records.directory import arm_label, cell_name, run_directory_name
 from benchctl.records.record import Plan, PlannedRun, StoppingRecord
 from benchctl.records.schema import SCHEMA_VERSION, Cell
 
@@ -134,6 +141,12 @@ def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
     return _imbalance([[block.get(i) for i in range(length)] for block in blocks.values()], baselines)
 
 
+def ladder_imbalance_of(runs: Iterable[PlannedRun]) -> Imbalance:
+    """The imbalance of the orders in which the servers of each block get their load points; 0 for one."""
+    ladders = {run.block: [cell_name(point) for point in run.ladder] for run in runs}
+    return _imbalance([*ladders.values()], set())
+
+
 def _imbalance(orders: Sequence[Sequence[A | None]], baselines: set[A]) -> Imbalance:
     """The imbalance of orders of one length, in which None stands for a run that is missing."""
     positions: Counter[tuple[A, int]] = Counter()
@@ -172,6 +185,14 @@ def arms(profile: Profile) -> tuple[Arm, ...]:
     return tuple((name, cell) for name in names for cell in cells_of(profile, name))
 
 
+def servers(profile: Profile) -> tuple[Arm, ...]:
+    """The arms for which a block starts a server: all, or, with a ladder of loads, each without its load."""
+    if profile.per_server == "fresh":
+        return arms(profile)
+    of_servers = ((variant, server_part(cell)) for variant, cell in arms(profile))
+    return tuple({arm_label(*arm): arm for arm in of_servers}.values())
+
+
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:
     """The settings of one run, all overrides applied and checked.
 
@@ -194,9 +215,10 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
 def plan_runs(profile: Profile) -> Plan:
     """All runs in the order of execution: complete blocks, whose orders are as balanced as their number allows.
 
-    ``balance`` makes the orders; the stream ``"{seed}:plan"`` decides what is random in them.
+    The stream ``"{seed}:plan"`` decides what is random in them, ``"{seed}:ladder"`` in the orders of load points.
     """
-    return Plan(schema_version=SCHEMA_VERSION, runs=_runs_of(profile, _planned_orders(profile, profile.blocks)))
+    orders = _continued((), len(servers(profile)), profile.blocks, f"{profile.seed}:plan", set())
+    return Plan(schema_version=SCHEMA_VERSION, runs=_runs_of(profile, orders, _ladders(profile, profile.blocks)))
 
 
 def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
@@ -206,33 +228,48 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
     among themselves as their number allows, and, of many such orders, those that are most balanced with the old.
     ``plan`` holds whole blocks of the profile's arms.
     """
-    contenders = arms(profile)
+    contenders = servers(profile)
     indices = {arm_label(*arm): i for i, arm in enumerate(contenders)}
     labels = [arm_label(run.variant, run.cell) for run in plan.runs]
     num_arms, num_old = len(contenders), len(plan.runs) // len(contenders)
     old = [tuple(indices[label] for label in labels[i * num_arms : (i + 1) * num_arms]) for i in range(num_old)]
     of_baseline = {i for i, (variant, _) in enumerate(contenders) if variant == profile.baseline}
-    as_one = _planned_orders(profile, num_blocks)
-    if as_one[:num_old] == old:
-        new = as_one[num_old:]
-    else:
-        # Orders among which the blocks that are added to a plan are chosen
-        streams = (random.Random(f"{profile.seed}:plan:{num_old}:{i}") for i in range(40))  # noqa: S311
-        new = min(
-            (balanced_orders(num_arms, num_blocks - num_old, stream) for stream in streams),
-            key=lambda orders: _imbalance([*old, *orders], of_baseline),
-        )
-    return Plan(schema_version=SCHEMA_VERSION, runs=(*plan.runs, *_runs_of(profile, new, first_block=num_old)))
+    new = _continued(old, num_arms, num_blocks, f"{profile.seed}:plan", of_baseline)
+    ladders = _ladders(profile, num_blocks, [run.ladder for run in plan.runs[::num_arms]])
+    runs = _runs_of(profile, new, ladders, first_block=num_old)
+    return Plan(schema_version=SCHEMA_VERSION, runs=(*plan.runs, *runs))
 
 
-def _planned_orders(profile: Profile, num_blocks: int) -> list[Order]:
-    stream = random.Random(f"{profile.seed}:plan")  # noqa: S311  # no secret
-    return balanced_orders(len(arms(profile)), num_blocks, stream)
+def _continued(
+    old: Sequence[Order], num_arms: int, num_blocks: int, stream: str, of_baseline: set[int]
+) -> list[Order]:
+    """The orders of the blocks behind ``old`` ones, up to ``num_blocks``; ``stream`` names that of one plan."""
+    as_one = balanced_orders(num_arms, num_blocks, random.Random(stream))  # noqa: S311  # no secret
+    if as_one[: len(old)] == [*old]:
+        return as_one[len(old) :]
+    # Orders among which the blocks that are added to a plan are chosen
+    streams = (random.Random(f"{stream}:{len(old)}:{i}") for i in range(40))  # noqa: S311
+    return min(
+        (balanced_orders(num_arms, num_blocks - len(old), each) for each in streams),
+        key=lambda orders: _imbalance([*old, *orders], of_baseline),
+    )
 
 
-def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) -> tuple[PlannedRun, ...]:
-    """The runs of consecutive blocks, from ``first_block`` on."""
-    contenders = arms(profile)
+def _ladders(profile: Profile, num_blocks: int, old: Sequence[tuple[Cell, ...]] = ()) -> list[tuple[Cell, ...]]:
+    """The load points of the servers of each block behind ``old`` ones, in order; none where a server gets one."""
+    if profile.per_server == "fresh":
+        return [()] * (num_blocks - len(old))
+    points = load_points(profile)
+    old_orders = [tuple(map(points.index, ladder)) for ladder in old]
+    orders = _continued(old_orders, len(points), num_blocks, f"{profile.seed}:ladder", set())
+    return [tuple(points[i] for i in order) for order in orders]
+
+
+def _runs_of(
+    profile: Profile, orders: Sequence[Order], ladders: Sequence[tuple[Cell, ...]], first_block: int = 0
+) -> tuple[PlannedRun, ...]:
+    """The runs of consecutive blocks, from ``first_block`` on, each with the load points of its block."""
+    contenders = servers(profile)
     planned = [
         (block, position, *contenders[arm])
         for block, order in enumerate(orders, start=first_block)
@@ -246,6 +283,7 @@ def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) ->
             position=position,
             variant=variant,
             cell=cell,
+            ladder=ladders[block - first_block],
         )
         for index, (block, position, variant, cell) in enumerate(planned, start=first_block * len(contenders))
     )
@@ -294,8 +332,7 @@ def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
 
 def is_repeated_baseline(profile: Profile) -> bool:
     """True for an A/A experiment: every variant is the baseline under another name."""
-    planned = arms(profile)
-    if len(planned) == 1 or profile.sweep:
+    if len(profile.variants) == 1 or not all(map(is_load_factor, profile.sweep)):
         return False
-    settings = [variant_settings(profile, name, {}).model_dump(exclude={"variant"}) for name, _ in planned]
+    settings = [variant_settings(profile, name, {}).model_dump(exclude={"variant"}) for name in profile.variants]
     return all(of_arm == settings[0] for of_arm in settings)

@@ -2,10 +2,20 @@
 
 import pytest
 
+from benchctl.analysis.planning import repeated_baseline
 from benchctl.errors import ProfileError
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.load import load_profile, profile_from_plain, profile_sha256
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import (
+    arms,
+    cycle_length,
+    extend_plan,
+    is_repeated_baseline,
+    ladder_imbalance_of,
+    plan_runs,
+    servers,
+    variant_settings,
+)
 from benchctl.profile.settings import is_load_factor, load_part, load_points, server_part, under_load
 
 SLOTS = [{"max_concurrency": slots} for slots in (1, 8, 64)]
@@ -180,3 +190,60 @@ def test_an_engine_that_serves_no_requests_has_no_load_factors():
     workload = {"dataset": "none", "num_warmups": 0, "arrival": {"kind": "burst"}}
     with pytest.raises(ProfileError, match=r"sweep\.max_concurrency: no factor or setting has this name"):
         curve(engine={"kind": "micro", "options": {"device": "cpu"}}, workload=workload, variants={"baseline": {}})
+
+
+def ladder(num_points=3, **changes):
+    sweep = {"max_concurrency": [2**i for i in range(num_points)]}
+    return curve(per_server="ladder", sweep=sweep, **changes)
+
+
+def test_a_ladder_starts_one_server_for_each_arm_in_a_block_and_gives_all_of_a_block_one_order():
+    profile = ladder(blocks=6)
+    assert servers(profile) == (("baseline", {}), ("small-batch", {}))
+    plan = plan_runs(profile)
+    assert [(run.block, run.position) for run in plan.runs] == [(block, i) for block in range(6) for i in (0, 1)]
+    assert all(run.cell == {} for run in plan.runs)
+    orders = {run.block: [point["max_concurrency"] for point in run.ladder] for run in plan.runs}
+    assert all(len({str(run.ladder) for run in plan.runs if run.block == block}) == 1 for block in orders)
+    assert ladder_imbalance_of(plan.runs).is_balanced
+    assert sorted(map(sorted, orders.values())) == [[1, 2, 4]] * 6
+    assert all([*orders.values()].count(order) == 1 for order in orders.values())
+    assert not ladder_imbalance_of(plan_runs(ladder(blocks=4)).runs).is_balanced
+
+
+def test_a_swept_server_gets_its_own_ladder():
+    profile = curve(per_server="ladder", sweep={"top_k": [2, 3], "max_concurrency": [1, 8]})
+    assert servers(profile) == (("baseline", {}), ("small-batch", {"top_k": 2}), ("small-batch", {"top_k": 3}))
+    assert {run.run_id.split("-", 2)[2] for run in plan_runs(profile).runs} == {
+        "baseline", "small-batch-top_k2", "small-batch-top_k3"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_points", [2, 3, 4])
+@pytest.mark.parametrize(("num_old", "num_blocks"), [(6, 12), (8, 12), (7, 9)])
+def test_an_extension_keeps_old_orders_of_loads_and_balances_the_new_with_them(num_points, num_old, num_blocks):
+    profile = ladder(num_points, blocks=num_old)
+    plan = plan_runs(profile)
+    longer = extend_plan(plan, profile, num_blocks)
+    assert longer.runs[: len(plan.runs)] == plan.runs
+    assert len(longer.runs) == 2 * num_blocks
+    assert all(len(run.ladder) == num_points for run in longer.runs)
+    if num_blocks % cycle_length(num_points) == 0 == num_old % cycle_length(num_points):
+        assert ladder_imbalance_of(longer.runs).is_balanced
+
+
+def test_servers_that_get_one_load_have_no_ladder():
+    assert servers(curve()) == arms(curve())
+    assert not any(run.ladder for run in plan_runs(curve()).runs)
+
+
+def test_the_repeated_baseline_of_a_curve_is_its_baseline_twice_under_every_load():
+    again = repeated_baseline(ladder())
+    assert is_repeated_baseline(again)
+    assert load_points(again) == load_points(ladder())
+    assert servers(again) == (("baseline", {}), ("again", {}))
+    assert not is_repeated_baseline(ladder())
+    assert not is_repeated_baseline(curve(variants={"baseline": {}}))
+    cells = [{"max_concurrency": 8, "top_k": k} for k in (1, 2)]
+    listed = curve(sweep={"top_k": [1, 2], "max_concurrency": [8]}, cells=cells)
+    assert repeated_baseline(listed).cells == ({"max_concurrency": 8},)

@@ -35,7 +35,7 @@ from benchctl.measure.machine import shortfalls
 from benchctl.measure.server.process import number_ranges
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, plan_runs
+from benchctl.profile.planning import plan_runs, servers
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.units import count_of, duration
@@ -91,7 +91,7 @@ def check_slurm(profile: Profile, *, is_plan: bool) -> None:
 def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, is_plan: bool) -> None:
     """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn."""
     limit_s, estimate = profile.cluster.time_s, estimate_plan(profile, requests)
-    labels = [arm_label(variant, cell) for variant, cell in arms(profile)]
+    labels = [arm_label(variant, cell) for variant, cell in servers(profile)]
     needed_s = sum(estimate.run_s.get(label, 0.0) for label in labels)
     if limit_s is not None and needed_s > limit_s:
         limit = f"cluster.time is {profile.cluster.time}, {limit_s:.0f} s"

@@ -45,7 +45,6 @@ from benchctl.measure.on_file import earlier_noise, noise_on_file
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms
 from benchctl.profile.sizes import needs_sizes, pilot_profile, sizes_to_plan, with_sizes
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
@@ -199,7 +198,7 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
     _check_load(profile, prepared.requests, options.output or options.output_dir, options)
-    compares = len(arms(profile)) > 1  # where nothing is compared, it has no power
+    compares = len(profile.variants) > 1  # where nothing is compared, it has no power
     earlier = earlier_noise(profile, options.output_dir) if compares else None  # before the new one is the latest
     results = create_experiment(profile, prepared, origin)
     say(f"results in {results.path}")
