@@ -16,6 +16,7 @@ from benchctl.analysis.attribution.estimate import Split, logarithmic_mean
 from benchctl.analysis.bonus import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.cells import NodeResults, decompose_pair, nodes_of_variants
 from benchctl.analysis.experiment.capacity import ArmCapacity, arm_capacities
+from benchctl.analysis.experiment.carry_over import carry_over_of, carry_over_warnings
 from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
@@ -34,6 +35,7 @@ from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.planning import precision_of
+from benchctl.analysis.statistics.carry_over import CarryOver
 from benchctl.analysis.statistics.components import Components
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
@@ -176,6 +178,8 @@ class AnalyzedExperiment:
     """Variance components of the primary metrics; empty where no server got several loads."""
     capacities: tuple[ArmCapacity, ...]
     """The capacity of each arm; empty where the profile asks for none."""
+    carry_over: Mapping[str, CarryOver]
+    """By metric, and by ratio of a metric; empty where no server got several load points."""
     precision: str | None
     """What the declared precision costs, in words; None where scatter or costs are unknown."""
     findings: tuple[Finding, ...]
@@ -265,6 +269,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     pairs, scatter = baseline_pairs(experiment, confidence), scatter_by_metric(experiment)
     cells = summarise_cells(runs, experiment, pairs)
     rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
+    effects = carry_over_of(experiment)
     passes, launches = summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else (None, ())
     return AnalyzedExperiment(
         experiment=experiment,
@@ -278,6 +283,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         nodes=nodes_of_variants(pairs),
         scatter=scatter,
         capacities=arm_capacities(experiment, pairs, confidence),
+        carry_over=effects,
         precision=precision_of(experiment, scatter),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
@@ -285,6 +291,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
             *manifest.warnings,
             *experiment.warnings,
             *experiment.block_warnings,
+            *carry_over_warnings(effects),
             *(warning for paired in pairs for warning in paired.prompt_differences()),
         ),
         damage=tuple(dict.fromkeys(damage)),

@@ -10,10 +10,12 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.compare.noise_words import NOISY_SCATTER_FRAC
+from benchctl.analysis.experiment.pairing import deciding_between
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
 from benchctl.analysis.metrics.run import arm_drafts
-from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.records.directory import arm_order
+from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, estimate_paired
+from benchctl.profile.settings import load_part
+from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.units import count_of, s_from_ns
 
 
@@ -42,17 +44,23 @@ def collect_findings(
     """All findings, in a fixed order. ``runs`` includes suspect ones, which ``cells`` may leave out."""
     greedy = {cell.label: finding for cell in cells if (finding := _greedy_path(cell)) is not None}
     active = [row for row in rows if row.label not in greedy]
-    by_variant = [list(group) for _, group in groupby(active, key=lambda row: row.variant)]
+    active.sort(key=_load_of)
+    under_one_load = [list(group) for _, group in groupby(active, key=lambda row: (_load_of(row), row.variant))]
     ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
     findings = (
         *greedy.values(),
-        *(_factor_effect(group) for group in by_variant),
-        *(_unexplained(group, cells) for group in by_variant),
+        *(_factor_effect(group) for group in under_one_load),
+        *(_unexplained(group, cells) for group in under_one_load),
+        *_curves(rows),
         _baseline_noise(cells, baseline, greedy),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
         *(_drafts_in_vain(list(group), cells) for _, group in groupby(ordered, key=lambda run: run.label)),
     )
     return tuple(finding for finding in findings if finding is not None)
+
+
+def _load_of(row: SweepRow) -> str:
+    return cell_name(load_part(row.cell))
 
 
 def _greedy_path(cell: CellSummary) -> Finding | None:
@@ -88,20 +96,16 @@ def _greedy_path(cell: CellSummary) -> Finding | None:
 
 
 def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
-    """Dependence of a variant's overhead on the one factor that its cells differ in.
+    """Dependence of a variant's overhead, under one load, on the one factor that its cells differ in.
 
-    Per block the slope of ln(wall ratio) over the factor by least squares; the baseline of the block shifts all
-    its points equally, so its noise does not affect the slope. Then a Student-t interval over blocks.
+    The baseline of a block shifts all its points equally, so its noise does not affect the slope.
     """
     factor = _numeric_factor(rows)
     walls = [row.ratios["wall"] for row in rows if "wall" in row.ratios]
     if factor is None or len(walls) < len(rows):
         return None
-    logs = [dict(zip(wall.design.blocks, wall.adjusted_log_ratios, strict=True)) for wall in walls]
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
-    blocks = sorted(set.intersection(*map(set, logs)))
-    slopes = [float(np.polyfit(values, [of_row[block] for of_row in logs], 1)[0]) for block in blocks]
-    slope = estimate_paired(slopes, estimator="mean") if slopes else None
+    slope = _slope_over(values, walls)
     if slope is None or slope.log_interval is None:
         return None
     low, high = slope.log_interval
@@ -112,8 +116,9 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
         return None
     of_range = [math.expm1(log_ratio * (last - first)) for log_ratio in (slope.log_ratio, low, high)]
     trend = "is flat in" if is_flat else "grows with" if low > 0 else "shrinks with"
+    arm = arm_label(rows[0].variant, load_part(rows[0].cell))
     sentence = (
-        f"The overhead of {rows[0].variant} {trend} {factor} from {first:g} to {last:g}: the wall ratio changes by "
+        f"The overhead of {arm} {trend} {factor} from {first:g} to {last:g}: the wall ratio changes by "
         f"{of_range[0]:+.1%} [{of_range[1]:+.1%}, {of_range[2]:+.1%}] over the range"
     )
     sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%})" if is_flat else ""
@@ -124,6 +129,62 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
         sentence += f", the FLOPs of the published rule by {growth:+.0%} over the range"
         numbers["published_flops_growth_frac"] = growth
     return Finding(code="flat" if is_flat else "not-flat", sentence=sentence + ".", numbers=numbers)
+
+
+def _slope_over(values: Sequence[float], ratios: Sequence[SideRatio]) -> RatioEstimate | None:
+    """The slope of the log-ratio over these values: by least squares in each block, then with a Student-t interval
+    over blocks; None where no block has all ratios.
+    """
+    logs = [dict(zip(ratio.design.blocks, ratio.adjusted_log_ratios, strict=True)) for ratio in ratios]
+    blocks = sorted(set.intersection(*map(set, logs)))
+    slopes = [float(np.polyfit(values, [of_value[block] for of_value in logs], 1)[0]) for block in blocks]
+    return estimate_paired(slopes, estimator="mean") if slopes else None
+
+
+def _curves(rows: Sequence[SweepRow]) -> Iterator[Finding | None]:
+    """For each variant and server setting, where over the first load factor its difference sits."""
+    factors = dict.fromkeys(factor for row in rows for factor in load_part(row.cell))
+    swept = next((factor for factor in factors if len({row.cell.get(factor) for row in rows}) > 1), None)
+    curves: dict[str, list[SweepRow]] = {}
+    for row in rows if swept else ():
+        curves.setdefault(arm_label(row.variant, {k: v for k, v in row.cell.items() if k != swept}), []).append(row)
+    return (_of_curve(swept, label, curve) for label, curve in curves.items() if swept and len(curve) > 1)
+
+
+def _of_curve(factor: str, arm: str, rows: Sequence[SweepRow]) -> Finding | None:
+    """The points of a curve whose ratio differs from 1, by intervals that all hold together, and its trend over the
+    doublings of the load; of the first primary metric that all points know.
+    """
+    profile = rows[0].pair.sides[0].profile_or_none
+    names = () if profile is None else deciding_between(profile.primary_metrics, rows[0].pair)
+    by_name = {name: [ratio for row in rows if (ratio := row.pair.ratio(name)) is not None] for name in names}
+    name = next((name for name, ratios in by_name.items() if len(ratios) == len(rows)), None)
+    if name is None:
+        return None
+    values, level = [float(str(row.cell[factor])) for row in rows], 1 - (1 - rows[0].pair.confidence) / len(rows)
+    intervals = [ratio.estimate.interval_at(level) for ratio in by_name[name]]
+    clear = [value for value, each in zip(values, intervals, strict=True) if each and not each[0] <= 0 <= each[1]]
+    if not clear:
+        return None
+    slope = _slope_over([math.log2(value) for value in values], by_name[name])
+    low, high = (slope and slope.log_interval) or (0.0, 0.0)
+    trend = "rises" if low > 0 else "falls" if high < 0 else None
+    points = [
+        f"{math.expm1(ratio.estimate.log_ratio):+.1%} [{math.expm1(each[0]):+.1%}, {math.expm1(each[1]):+.1%}] at "
+        f"{value:g}"
+        for value, ratio, each in zip(values, by_name[name], intervals, strict=True)
+        if each
+    ]
+    return Finding(
+        code="place-on-curve",
+        sentence=(
+            f"The change of {name} from {rows[0].pair.a.variant} to {arm} sits at {factor}="
+            f"{', '.join(f'{value:g}' for value in clear)}: {', '.join(points)}"
+            f"{f'; it {trend} with {factor}' if trend else ''}."
+        ),
+        numbers={f"ratio_at_{value:g}": r.estimate.ratio for value, r in zip(values, by_name[name], strict=True)}
+        | {"log_per_doubling_ci_low": low, "log_per_doubling_ci_high": high},
+    )
 
 
 def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:

@@ -177,6 +177,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = RUN_WARNINGS | {
             "The ratio itself drifts from block to block, so one number does not describe it.",
             "Look at the single blocks, find what changed, and measure again.",
         ),
+        "ladder-carry-over": warning(
+            "Values or ratios of several loads on one server depend on the loads that came before them.",
+            "Measure with per_server: fresh, where each load gets a server of its own.",
+        ),
         "greedy-answers-differ": warning(
             "Draft tokens changed greedy answers more often than the baseline changes its own from block to block.",
             "Look at the answers: 'benchctl report' shows where they part. Verification must keep the tokens that "
@@ -297,6 +301,7 @@ FINDINGS: Final[dict[str, str]] = {
     "greedy-path": "All steps of a guided cell were greedy, so the value model never ran.",
     "flat": "The overhead of a variant does not depend on the swept factor.",
     "not-flat": "The overhead of a variant grows or shrinks with the swept factor.",
+    "place-on-curve": "A variant differs from the baseline under some of the loads of a curve.",
     "speculation-never-drafted": "A server that is configured to draft tokens never did.",
     "speculation-cannot-win": "A sequence gains no more than one token per step from its drafts.",
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",

@@ -360,6 +360,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
         **({"capacities": [*map(capacity_document, analysis.capacities)]} if analysis.capacities else {}),
         **({"scatter": _scatter_document(analysis)} if analysis.scatter else {}),
+        **({"carry_over": msgspec.to_builtins(analysis.carry_over)} if analysis.carry_over else {}),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
             for finding in analysis.findings

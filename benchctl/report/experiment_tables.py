@@ -13,6 +13,7 @@ from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
 from benchctl.analysis.metrics.latency import known_values
+from benchctl.analysis.statistics.carry_over import TERMS
 from benchctl.analysis.validity.answers import planned_hit_frac
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
@@ -380,6 +381,24 @@ def scatter_table(analysis: AnalyzedExperiment) -> Table | None:
         {"metric": name} | {part: getattr(each, part) for part in parts} for name, each in analysis.scatter.items()
     ]
     title = "Scatter in %, with 95 % intervals: between servers of a block, between loads of a server"
+    return Table(title, columns, tuple(rows)) if rows else None
+
+
+def carry_over_table(analysis: AnalyzedExperiment) -> Table | None:
+    """The carry-over of metrics and ratios; None where no server got several load points."""
+    columns = (
+        Column("metric", "metric", is_left=True),
+        *(Column(term, term.replace("_", " "), in_percent) for term in reversed(TERMS)),
+        Column("p_value", "p", p_value),
+    )
+    rows = [
+        {"metric": name, **each.effects} | ({} if each.p_value is None else {"p_value": each.p_value})
+        for name, each in analysis.carry_over.items()
+    ]
+    title = (
+        "Carry-over between the loads of a server in %, with 95 % intervals: in its first load, after a larger one "
+        "against after a smaller one, and with each further load"
+    )
     return Table(title, columns, tuple(rows)) if rows else None
 
 

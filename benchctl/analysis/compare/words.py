@@ -10,7 +10,9 @@ import numpy as np
 
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.experiment.carry_over import carry_over_of, carry_over_warnings
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
+from benchctl.analysis.statistics.estimate import SURPRISING_P
 from benchctl.analysis.validity.checks import prefix_warnings
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.analysis.validity.machines import ABSENT, machine_warnings
@@ -18,9 +20,6 @@ from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.schema import ResultWarning
 from benchctl.units import count_of, percentage, percentage_change
-
-SURPRISING_P: Final = 0.01
-"""Effects of the order are reported where their p-value, over all tests, is below it."""
 
 WarningKind: TypeAlias = tuple[str, str]
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -35,6 +34,7 @@ def warning_kind(warning: ResultWarning) -> WarningKind:
 def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair]) -> tuple[ResultWarning, ...]:
     """Warnings of the experiments, of their pairing and their machines, of failed checks and of the runs."""
     experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
+    sides = {side.path: side for pair in pairs for side in pair.sides}
     runs = {
         id(run): (side, run)
         for pair in pairs
@@ -55,6 +55,7 @@ def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[Arm
             ),
             *(each for side, run in runs.values() for each in (*_run_warnings(run), *side.unsteadiness(run))),
             *(warning for pair in pairs for warning in pair.prompt_differences()),
+            *(each for side in sides.values() for each in carry_over_warnings(carry_over_of(side))),
             *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
         ]
     )

@@ -13,7 +13,8 @@ differently, do no harm. The largest |t| over all terms and metrics counts (P. H
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.steptime.speculation_law import Estimate
 
-TERMS: Final = ("per load", "after larger", "first")
+TERMS: Final = ("per_load", "after_larger", "first")
 """What each load adds to the next one of its server; a load after a larger one against the same load after a
 smaller one; and the first load of a server against the same load later. Where orders do not tell all apart, the
 earlier ones stay: of two loads, which one came first."""
@@ -33,7 +34,8 @@ _MIN_EXCHANGES: Final = 200
 """With fewer, hardly any p-value can be below 0.01."""
 
 
-class CarryOver(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryOver:
     """Effects on the logarithm of one metric."""
 
     effects: Mapping[str, Estimate]
@@ -59,15 +61,15 @@ def carry_over(
     levels = np.array([[key[:2] == s for s in servers] + [key[1:] == p for p in loads] for key in keys], np.float64)
     remainder = np.eye(len(keys)) - levels @ np.linalg.pinv(levels)
     terms = np.tensordot(remainder, _drawn_terms(keys, orders, sizes), 1)  # keys, draws, terms
-    told: list[int] = []
+    estimable: list[int] = []
     for i in range(len(TERMS)):
-        if np.linalg.matrix_rank(terms[:, 0, [*told, i]], tol=1e-6) > len(told):
-            told.append(i)
-    df = round(float(np.trace(remainder))) - len(told)
-    if not told or df < 1:
+        if np.linalg.matrix_rank(terms[:, 0, [*estimable, i]], tol=1e-6) > len(estimable):
+            estimable.append(i)
+    df = round(float(np.trace(remainder))) - len(estimable)
+    if not estimable or df < 1:
         return {}
     values = remainder @ np.array([[table[key] for table in tables.values()] for key in keys])
-    terms = terms[:, :, told]
+    terms = terms[:, :, estimable]
     inverse = np.linalg.pinv(np.einsum("kdt,kdu->dtu", terms, terms), hermitian=True, rcond=1e-9)
     products = np.einsum("kdt,km->dtm", terms, values)
     effects = inverse @ products  # draws, terms, metrics
@@ -81,9 +83,9 @@ def carry_over(
         name: CarryOver(
             effects={
                 TERMS[i]: Estimate(*(float(effects[0, j, m] + end) for end in (0, -half[j, m], half[j, m])))
-                for j, i in enumerate(told)
+                for j, i in enumerate(estimable)
             },
-            clearest=TERMS[told[int(t[0, :, m].argmax())]],
+            clearest=TERMS[estimable[int(t[0, :, m].argmax())]],
             p_value=float(p_values[m]) if terms.shape[1] > 1 else None,
         )
         for m, name in enumerate(tables)
@@ -102,9 +104,9 @@ def _drawn_terms(
     draws[1:] = np.random.default_rng(0).permuted(draws[1:], axis=1)
     of_blocks = np.zeros((len(blocks), len(sizes), len(TERMS)))
     for i, block in enumerate(blocks):
-        places = [sizes.index(load) for load in orders[block]]
-        for place, (before, load) in enumerate(zip([None, *places], places, strict=False)):
+        loads = [sizes.index(load) for load in orders[block]]
+        for position, (before, load) in enumerate(zip([None, *loads], loads, strict=False)):
             larger = 0.0 if before is None else math.copysign(0.5, before - load)
-            of_blocks[i, load] = place, larger, before is None
+            of_blocks[i, load] = position, larger, before is None
     of_key = draws[:, [blocks.index(block) for block, _, _ in keys]].T
     return np.asarray(of_blocks[of_key, np.array([[sizes.index(load)] for _, _, load in keys])])

@@ -29,6 +29,8 @@ MIN_INTERVAL_BLOCKS: Final = 3
 """Fewer give no interval: the t quantile of two blocks is 12.7, so that theirs says nothing."""
 MIN_UNPAIRED_BLOCKS: Final = 4
 """On each side; with three, the Mann-Whitney test cannot reach p < 0.05."""
+SURPRISING_P: Final = 0.01
+"""Effects of the order of runs or loads are reported where their p-value, over all tests, is below it."""
 
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""

@@ -111,6 +111,7 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
         ("drafts", acceptance_table({label: each for label, each in drafts.items() if each is not None}), []),
         ("ladder", experiment_tables.ladder_table(analysis), []),
         ("scatter", experiment_tables.scatter_table(analysis), experiment_tables.scatter_lines(analysis)),
+        ("carry-over", experiment_tables.carry_over_table(analysis), []),
         ("nodes", experiment_tables.nodes_table(analysis.nodes), []),
         ("time per step", experiment_tables.breakdown_table(analysis), []),
     ]

@@ -34,7 +34,7 @@ from benchctl.report.capacity_tables import capacity_lines, capacity_table
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
-from benchctl.report.experiment_tables import scatter_lines, scatter_table
+from benchctl.report.experiment_tables import carry_over_table, scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
     bonus_values,
@@ -243,9 +243,13 @@ def _page(
             if (table := capacity_table(analysis)) is not None
         ],
         "scatter": [
-            {"name": directory_name(analysis), "table": table, "lines": scatter_lines(analysis)}
+            {"name": directory_name(analysis), "of": of, "table": table, "lines": lines}
             for analysis in analyses
-            if (table := scatter_table(analysis)) is not None
+            for of, table, lines in (
+                ("scatter", scatter_table(analysis), scatter_lines(analysis)),
+                ("carry-over", carry_over_table(analysis), list[str]()),
+            )
+            if table is not None
         ],
         "charts": [chart for chart in charts if chart.section != "latency"],
         "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],

@@ -31,9 +31,9 @@ def made(
     for block, order in orders.items():
         for server in "ab":
             level = float(rng.normal(0, 0.14))
-            for place, load in enumerate(order):
-                is_after_larger = place > 0 and int(order[place - 1]) > int(load)
-                effect = first * (place == 0) + after_larger * is_after_larger + per_load * place
+            for position, load in enumerate(order):
+                is_after_larger = position > 0 and int(order[position - 1]) > int(load)
+                effect = first * (position == 0) + after_larger * is_after_larger + per_load * position
                 shared = rng.normal(0, noise)
                 for table in tables.values():
                     scatter = noise * (3 if load == "1" else 1)
@@ -53,7 +53,7 @@ def holds(effect: Estimate, value: float) -> bool:
 
 @pytest.mark.parametrize(
     ("planted", "name"),
-    [({"first": 0.03}, "first"), ({"after_larger": -0.03}, "after larger"), ({"per_load": 0.01}, "per load")],
+    [({"first": 0.03}, "first"), ({"after_larger": -0.03}, "after_larger"), ({"per_load": 0.01}, "per_load")],
 )
 def test_a_planted_term_is_named_and_its_size_is_in_the_interval(planted: dict[str, float], name: str) -> None:
     held = 0
@@ -73,8 +73,8 @@ def test_without_carry_over_one_experiment_in_a_hundred_raises_an_alarm() -> Non
 def test_two_loads_tell_the_first_from_the_second_and_nothing_else() -> None:
     # whether a load came after a larger one is then the load itself
     effect = carry_over(*made(1, 2, blocks=12, per_load=0.1))["step"]
-    assert list(effect.effects) == ["per load"]
-    assert effect.effects["per load"].value == pytest.approx(0.1, abs=0.03)
+    assert list(effect.effects) == ["per_load"]
+    assert effect.effects["per_load"].value == pytest.approx(0.1, abs=0.03)
     assert effect.p_value is not None
     assert effect.p_value < 0.01
 
@@ -83,7 +83,7 @@ def test_two_loads_tell_the_first_from_the_second_and_nothing_else() -> None:
 def test_effects_of_too_few_blocks_or_orders_are_estimated_and_not_tested(num_loads: int, blocks: int) -> None:
     effect = carry_over(*made(2, num_loads, blocks=blocks, per_load=0.1))["wall"]
     assert effect.p_value is None
-    assert effect.effects["per load"].value == pytest.approx(0.1, abs=0.03)
+    assert effect.effects["per_load"].value == pytest.approx(0.1, abs=0.03)
 
 
 def test_loads_that_are_missing_are_left_out_and_still_come_before_others() -> None:
@@ -91,7 +91,7 @@ def test_loads_that_are_missing_are_left_out_and_still_come_before_others() -> N
     for block in (1, 4, 6):
         del tables["wall"][block, "a", orders[block][1]]
     effect = carry_over(tables, orders, sizes)["wall"]
-    assert effect.effects["after larger"].value == pytest.approx(0.05, abs=0.01)
+    assert effect.effects["after_larger"].value == pytest.approx(0.05, abs=0.01)
     assert effect.p_value is not None
     assert effect.p_value < 0.01
 
