@@ -31,7 +31,7 @@ from benchctl.records.writers import Owner, boot_id, living_owner, owned_block, 
 from benchctl.units import count_of
 from benchctl.untrusted.files import inside, is_there, make_folder, move_entry
 
-_COPIED = ("profile.yaml", "requests.jsonl", *FILE_MEASUREMENTS)
+_COPIED = ("profile.yaml", *FILE_MEASUREMENTS)
 
 
 def this_owner() -> Owner:
@@ -87,7 +87,7 @@ def begin_block(results: ResultDirectory, block: int) -> ResultDirectory:
     unfinished = ResultDirectory(of_block.path.with_name(f".{of_block.path.name}.{os.getpid()}.partial"))
     try:
         make_folder(unfinished.path, within=results.path)
-        for name in _COPIED:
+        for name in (*_COPIED, *results.manifest().request_files):
             if is_there(results.path / name, within=results.path):
                 shutil.copyfile(inside(results.path / name, results.path), unfinished.path / name)
         unfinished.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=block_runs(results, block)))

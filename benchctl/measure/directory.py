@@ -72,6 +72,8 @@ def create_results(
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
         results.write_prepared_requests(prepared.content)
+        for each, listed in zip(prepared.others, manifest.request_sets[1:], strict=True):
+            results.write_prepared_requests(each.content, listed.file)
         results.write_plan(plan_runs(profile))
         if noise is not None:
             write_json_atomic(path / NOISE.file, noise)
@@ -171,7 +173,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     manifest = results.manifest()
     if manifest.imported is not None:
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
-    profile_path, requests_path = path / "profile.yaml", path / "requests.jsonl"
+    profile_path = path / "profile.yaml"
     stored = stored_profile(results.profile_yaml(), str(profile_path), is_to_send=True)
     if profile is not None and profile_sha256(
         profile.model_copy(update={"blocks": stored.blocks})
@@ -183,8 +185,10 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         )
     if profile_sha256(stored) != manifest.profile_sha256:
         raise _altered(profile_path)
-    if digest_of(requests_path, within=path).sha256 != manifest.request_set_sha256:
-        raise _altered(requests_path)
+    hashes = [each.sha256 for each in manifest.request_sets] or [manifest.request_set_sha256]
+    for file, sha256 in zip(manifest.request_files, hashes, strict=True):
+        if digest_of(path / file, within=path).sha256 != sha256:
+            raise _altered(path / file)
     results.begun_runs(results.plan())  # refuses a run whose directory is a link, before anything is measured
     digests, plan_path = read_digests(path), path / "plan.json"
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none

@@ -109,6 +109,7 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
         profile=profile.name,
         profile_sha256=profile_sha256(profile),
         request_set_sha256=prepared.sha256,
+        request_sets=prepared.listed,
         dataset=prepared.dataset,
         seed=profile.seed,
         blocks=profile.blocks,

@@ -184,9 +184,9 @@ class ResultDirectory:
             return RequestSets(tuple((each.cell, tuple(self.prepared_requests(each.file))) for each in listed))
         return RequestSets.single(self.prepared_requests())
 
-    def write_prepared_requests(self, content: bytes) -> None:
-        """Store the request set exactly as its sha256 was taken."""
-        write_bytes_atomic(self.path / "requests.jsonl", content, within=self.path)
+    def write_prepared_requests(self, content: bytes, file: str = "requests.jsonl") -> None:
+        """Store a request set exactly as its sha256 was taken."""
+        write_bytes_atomic(self.path / file, content, within=self.path)
 
     def profile_yaml(self) -> str:
         """The resolved profile as written; ``profile.load.parse_profile`` reads it."""

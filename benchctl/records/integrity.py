@@ -30,8 +30,9 @@ from benchctl.untrusted.files import DECODING_ERRORS, OutsideError, entry_names,
 DIGESTS_FILE: Final = "digests.json"
 DERIVED_FILE: Final = "derived.json"
 """Digests of what the last report wrote. No number is taken from these files."""
-_WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
-"""Files of the experiment that are written before the first run; the plan again when blocks are added."""
+_WHOLE_FILES: Final = ("profile.yaml", "plan.json")
+"""Files of the experiment that are written before the first run, as request sets are; the plan again when blocks
+are added."""
 FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
 """Measurements that were on file when the experiment began; without a digest they were put there later."""
 _REMEDY: Final = "restore the file from a copy"
@@ -128,11 +129,12 @@ def _digests_of(results: ResultDirectory) -> DirectoryDigests:
     if digests is not None:
         return digests
     on_file = (name for name in FILE_MEASUREMENTS if is_there(results.path / name, within=results.path))
+    names = (*_WHOLE_FILES, *results.manifest().request_files, *on_file)
     return DirectoryDigests(
         schema_version=SCHEMA_VERSION,
         benchctl_version=benchctl.__version__,
         manifest_sha256=manifest_sha256(results.path),
-        files={name: digest_of(results.path / name, within=results.path) for name in (*_WHOLE_FILES, *on_file)},
+        files={name: digest_of(results.path / name, within=results.path) for name in names},
     )
 
 

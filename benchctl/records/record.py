@@ -226,6 +226,11 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
         return any(warning.code == "simulated" for warning in self.warnings)
 
     @property
+    def request_files(self) -> tuple[str, ...]:
+        """Names of the files with its request sets."""
+        return tuple(each.file for each in self.request_sets) or ("requests.jsonl",)
+
+    @property
     def directory_name(self) -> str:
         """Name of its result directory where nobody chose another: ``<utc>-<hash8>``."""
         utc = self.created_at.replace("-", "").replace(":", "")

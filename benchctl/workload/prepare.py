@@ -11,7 +11,7 @@ real use; a shorter one cuts answers. Measured lengths avoid both, and every var
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from itertools import chain, count, islice, repeat
@@ -26,12 +26,14 @@ from benchctl.profile.arrival import Arrival, arrival_offsets_ns, trace_offsets_
 from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile, Workload
 from benchctl.profile.planning import variant_settings
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.profile.settings import load_points, setting_of, under_load
+from benchctl.records.directory import ResultDirectory, cell_name, open_results
 from benchctl.records.files import encode
 from benchctl.records.finish_reasons import is_cut, may_be_whole
 from benchctl.records.loads import counting
-from benchctl.records.record import PreparedRequest, RequestRecord
-from benchctl.records.schema import ResultWarning
+from benchctl.records.record import PreparedRequest, RequestRecord, RequestSet
+from benchctl.records.request_sets import RequestSets
+from benchctl.records.schema import Cell, ResultWarning
 from benchctl.workload.datasets.base import (
     DATA_DIRECTORY_VARIABLE,
     Dataset,
@@ -73,6 +75,9 @@ def lengths_profile(profile: Profile) -> Profile:
             "stop": "natural",
             "variants": {profile.baseline: profile.variants[profile.baseline]},
             "sweep": {},
+            "cells": (),
+            "per_server": "fresh",
+            "workload": profile.workload.model_copy(update={"prompts_per_slot": None}),
         }
     )
 
@@ -196,6 +201,22 @@ class PreparedSet:
     warnings: tuple[ResultWarning, ...] = ()
     lengths_from: str | None = None
     """Result directory in which the natural lengths were measured."""
+    cell: Cell = field(default_factory=dict)
+    """Load factors in which it differs from ``others``."""
+    others: "tuple[PreparedSet, ...]" = ()
+    """The sets of further load points."""
+
+    @property
+    def sets(self) -> RequestSets:
+        """This set and the others in memory."""
+        return RequestSets(tuple((each.cell, each.requests) for each in (self, *self.others)))
+
+    @property
+    def listed(self) -> tuple[RequestSet, ...]:
+        """This set and the others as a manifest lists them; empty where there are none."""
+        files = ("requests.jsonl", *(f"requests-{i}.jsonl" for i in range(2, len(self.others) + 2)))
+        each = zip((self, *self.others), files, strict=True) if self.others else ()
+        return tuple(RequestSet(cell=one.cell, file=file, sha256=one.sha256) for one, file in each)
 
     @cached_property
     def requests(self) -> tuple[PreparedRequest, ...]:
@@ -260,7 +281,8 @@ def prepare_requests(
     lengths_from: Path | None = None,
     tokenizer: Tokenizer = _ESTIMATE,
 ) -> PreparedSet:
-    """Prepare the request set of a profile; ``directory`` replaces the data directory.
+    """Prepare the request sets of a profile, one for all load points that send the same requests at the same times;
+    ``directory`` replaces the data directory.
 
     ``tokenizer`` counts the prompts as the server will. ``lengths_from`` is where natural lengths are read when the
     profile itself does not name a result directory. Raises DatasetError when the dataset cannot be had or is
@@ -273,7 +295,25 @@ def prepare_requests(
             f"stop is replay-natural, but {LENGTHS_KEY} names no result directory with the lengths of the answers; "
             "measure them with stop: natural, or let 'benchctl run' do it"
         )
-    dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory(), tokenizer)
+    in_all = {"max_concurrency"} if profile.workload.prompts_per_slot is None else set()
+    cells = dict[str, tuple[Cell, Cell]]()
+    for point in load_points(profile):
+        cell = {factor: value for factor, value in point.items() if setting_of(factor)[-1] not in in_all}
+        cells.setdefault(cell_name(cell), (cell, point))
+    first, *others = (
+        replace(
+            _prepare_set(under_load(profile, point), directory or data_directory(), lengths_from, tokenizer),
+            cell=cell if len(cells) > 1 else {},
+        )
+        for cell, point in cells.values()
+    )
+    warnings = dict.fromkeys(chain(first.warnings, *(each.warnings for each in others)))
+    return replace(first, warnings=tuple(warnings), others=tuple(others))
+
+
+def _prepare_set(profile: Profile, directory: Path, lengths_from: Path | None, tokenizer: Tokenizer) -> PreparedSet:
+    """The request set of one load point."""
+    dataset, prompts, warnings = _choose_prompts(profile, directory, tokenizer)
     if profile.workload.arrival.kind == "trace":
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
     requests: Iterable[PreparedRequest] = _requests(profile, prompts, tokenizer)
