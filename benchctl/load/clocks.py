@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Self
 
@@ -97,7 +98,10 @@ class _Setting(ctypes.Structure):
 
 
 class Alarm:
-    """Wakes one waiting task at a time. Use as a context manager, inside an event loop."""
+    """Wakes one waiting task at a time, and calls ``on_ring``. Use as a context manager, inside an event loop."""
+
+    def __init__(self, on_ring: Callable[[], None] = lambda: None) -> None:
+        self._on_ring = on_ring
 
     def __enter__(self) -> Self:
         self._rung = asyncio.Event()
@@ -118,11 +122,16 @@ class Alarm:
         await asyncio.sleep(0)
         while due_ns > time.monotonic_ns():
             self._rung.clear()
-            setting = _Setting(0, 0, *divmod(due_ns, NS_PER_S))
-            self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(setting), None)
+            self.set(due_ns)
             await self._rung.wait()
+
+    def set(self, due_ns: int) -> None:
+        """Ring once at ``due_ns`` of the monotonic clock, instead of any time that was set before."""
+        setting = _Setting(0, 0, *divmod(due_ns, NS_PER_S))
+        self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(setting), None)
 
     def _ring(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._file, 8)
         self._rung.set()
+        self._on_ring()

@@ -66,6 +66,10 @@ class Exchange:
     done_ns: int = 0
     connecting_ns: int = 0
     """Time at which the opening of a connection of its own began."""
+    later: tuple[Call, ...] = ()
+    """The turns behind it in its conversation, which are sent one after the other."""
+    said: tuple[str, ...] = ()
+    """The answers to the turns before it."""
     slot_freed: tuple[int, bytes] | None = None
     """The read that freed its slot, if it waited for one: its time and the kernel's timestamp."""
     last_arrival_ns: int = 0
@@ -213,6 +217,7 @@ class Exchange:
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
             natural_tokens=request.natural_tokens,
+            turn=request.turn,
             error=None if error is None else self._without_secrets(error),
         )
 

@@ -6,9 +6,13 @@ of less than a millisecond between which the sockets are read. The first request
 any is launched, so that they leave together. In an open loop, each request is sent at its planned time, whatever
 the server does: a timer of the kernel launches it, or the receiver while it reads, because reading may take longer
 than a timer can wait. Every request that was sent leaves exactly one record, whatever happens.
+
+A slot is a user: one whose conversation has later turns keeps it while they think. The next turn is made of the
+decoded answer, so that it cannot be sent before it; an alarm starts it when it is due.
 """
 
 import asyncio
+import heapq
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -27,6 +31,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
+from benchctl.workload.turns import grouped, unsent_turn, with_answers
 
 LEAD_NS: Final = 100 * NS_PER_MS
 """How long before it is due a request of an open loop gets its connection, so that it is open by then."""
@@ -116,7 +121,8 @@ class Load:
         rate_per_s = arrival.launch_rate_limit
         self._limit = None if rate_per_s is None else LaunchLimit(rate_per_s * time_scale)
         self.summary = LoadSummary()
-        self._calls: Iterator[Call] = iter(())
+        self._calls: Iterator[tuple[Call, ...]] = iter(())
+        """The turns of a conversation together, others alone."""
         self._is_exhausted = False
         """True when no call is left to prepare."""
         self._prepared: deque[Exchange] = deque()
@@ -126,7 +132,11 @@ class Load:
         """Requests of an open loop that have their connections and are not due yet."""
         self._waiting: deque[Exchange] = deque()
         """Requests of an open loop that are due and have no slot."""
+        self._turns: list[tuple[int, int, Exchange]] = []
+        """Heap of later turns by the time at which they are due."""
+        self._has_turns = False
         self._in_slots: set[Exchange] = set()
+        """Requests that are open; of a user who thinks the turn before, and then the next."""
         self._empty_slots: deque[SlotFreed] = deque()
         """Slots that became free while no request was prepared."""
         self._does_refill = False
@@ -150,7 +160,7 @@ class Load:
         is cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those that were
         not sent leave no record.
         """
-        self._calls, self._is_exhausted = iter(calls), False
+        self._calls, self._is_exhausted = grouped(calls), False
         self._client.on_ready = self._has_changed.set
         loop = asyncio.get_running_loop()
         handler = loop.get_exception_handler()
@@ -159,9 +169,10 @@ class Load:
         for helper in helpers:
             helper.add_done_callback(self._take_task_error)
         try:
-            with self._limit or nullcontext():
-                await self._send_all(begin)
-            await self._until(lambda: not (self._in_slots or self._ended or self._is_recording))
+            with Alarm(self._start_turns) as self._turn_alarm:
+                with self._limit or nullcontext():
+                    await self._send_all(begin)
+                await self._until(lambda: not (self._in_slots or self._ended or self._is_recording))
         finally:
             await self._cancel_remaining()
             for helper in helpers:
@@ -284,12 +295,41 @@ class Load:
     def _on_end(self, exchange: Exchange) -> None:
         """Send the next request when one has ended, which is decoded later. Called while sockets are read."""
         had_slot = exchange in self._in_slots
-        self._in_slots.discard(exchange)
-        if had_slot and not self._is_cancelled:
-            self._fill_slot(exchange)
+        if not exchange.later:  # else the slot is kept for the next turn
+            self._in_slots.discard(exchange)
+            if had_slot and not self._is_cancelled:
+                self._fill_slot(exchange)
         if exchange.has_left:
             self._ended.append(exchange)
         self._has_changed.set()
+
+    def _follow(self, ended: Exchange, record: RequestRecord) -> None:
+        """Plan the turn behind one that has ended; behind one that failed, its conversation is over."""
+        had_slot = ended in self._in_slots
+        self._in_slots.discard(ended)
+        if self._is_cancelled:
+            return
+        if record.error is not None:
+            for call in ended.later:
+                self._keep(unsent_turn(call.request, record))
+            if had_slot:
+                self._fill_slot(ended)
+            return
+        said, call = (*ended.said, record.choices[0].text), ended.later[0]
+        exchange = self._client.begin(with_answers(call, said), self._on_end)
+        exchange.later, exchange.said = ended.later[1:], said
+        exchange.scheduled_ns = ended.done_ns + round(call.request.think_ns / self._time_scale)
+        self._in_slots.add(exchange)
+        heapq.heappush(self._turns, (exchange.scheduled_ns, call.request.index, exchange))
+        self._start_turns()
+
+    def _start_turns(self) -> None:
+        """Start the turns that are due, and set the alarm to the next."""
+        now_ns = time.monotonic_ns()
+        while self._turns and self._turns[0][0] <= now_ns:
+            self._start(heapq.heappop(self._turns)[2])
+        if self._turns:
+            self._turn_alarm.set(self._turns[0][0])
 
     def _fill_slot(self, ended: Exchange) -> None:
         is_whole = ended.failure is None and bool(ended.reads)
@@ -313,11 +353,13 @@ class Load:
         return exchange
 
     def _prepare_one(self) -> None:
-        call = next(self._calls, None)
-        if call is None:
+        calls = next(self._calls, None)
+        if calls is None:
             self._is_exhausted = True
             return
-        exchange = self._client.begin(call, self._on_end)
+        exchange = self._client.begin(calls[0], self._on_end)
+        if len(calls) > 1:
+            exchange.later, self._has_turns = calls[1:], True
         self._num_prepared_bytes += len(exchange.wire)
         self._prepared.append(exchange)
 
@@ -355,8 +397,8 @@ class Load:
             await asyncio.sleep(0)
 
     def _wave_left_ns(self) -> int:
-        """Time for which preparing and recording should wait, for others that end soon."""
-        if not (self._ended and self._in_slots):
+        """Time for which preparing and recording should wait, for others that end soon; users do not wait."""
+        if not (self._ended and self._in_slots) or self._has_turns:
             return 0
         has_stock = self._is_exhausted or 2 * len(self._prepared) >= self._most_prepared
         end_ns = self._ended[0].done_ns + _FEW_DELAY_NS
@@ -378,16 +420,22 @@ class Load:
         self._is_recording = True
         try:
             record = await exchange.record()
-            self.summary.count(record)
-            self._on_record(record)
+            self._keep(record)
+            if exchange.later:
+                self._follow(exchange, record)
         except Exception as error:  # noqa: BLE001 - any error; the other requests are recorded as far as possible
             self._fail(error)
         finally:
             self._is_recording = False
 
+    def _keep(self, record: RequestRecord) -> None:
+        self.summary.count(record)
+        self._on_record(record)
+
     async def _cancel_remaining(self) -> None:
         """End the requests that are still in flight, each with its record."""
         self._is_cancelled = True
+        self._turns.clear()
         # Not asyncio.timeout, which Python 3.11.2 turns into a cancellation in a task that was cancelled before.
         finishing = asyncio.ensure_future(self._wait(lambda: not self._in_slots))
         # How long requests in flight may still end by themselves when the load is cancelled

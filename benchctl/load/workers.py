@@ -1,10 +1,10 @@
 """A load that is split over several processes of this host, for servers that one process cannot keep up with.
 
-Request i goes to worker i mod N, and each worker drives its share as a load of its own, with its share of the slots
-and of the launch rate. There is one schedule: every worker prepares its first requests and reports it, then all get
-the same start time, on the clock that the processes of a host share. All requests are handed out before that:
-during the load the workers are sent nothing. Each writes its records to a file of its own, so that nothing holds up
-its loop, and the load takes them from there as they come.
+Request i goes to worker i mod N, a conversation as a whole, and each worker drives its share as a load of its own,
+with its share of the slots and of the launch rate. There is one schedule: every worker prepares its first requests
+and reports it, then all get the same start time, on the clock that the processes of a host share. All requests are
+handed out before that: during the load the workers are sent nothing. Each writes its records to a file of its own,
+so that nothing holds up its loop, and the load takes them from there as they come.
 
 A worker that ends too early ends the load; a worker that outlives the load is ended.
 """
@@ -40,6 +40,7 @@ from benchctl.records.files import encode
 from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
+from benchctl.workload.turns import grouped
 
 LOOK_S: Final = 0.1
 _MAX_SILENT_LOOKS: Final = 300
@@ -283,12 +284,13 @@ class WorkerLoad:
             await self._end_all()
 
     def _hand_out(self, calls: Iterable[Call]) -> None:
-        for i, call in enumerate(calls):
+        for i, turns in enumerate(grouped(calls)):
             worker = self._workers[i % len(self._workers)]
-            worker.num_calls += 1
-            # The body contains the prompt already.
-            request = msgspec.structs.replace(call.request, prompt=None, messages=None, answer=None)
-            worker.send(msgspec.structs.replace(call, request=request))
+            worker.num_calls += len(turns)
+            for call in turns:
+                # The body contains the prompt already.
+                request = msgspec.structs.replace(call.request, prompt=None, messages=None, answer=None)
+                worker.send(msgspec.structs.replace(call, request=request))
         for worker in self._workers:
             worker.send(None)
 

@@ -59,6 +59,7 @@ from benchctl.records.writers import sole_writer
 from benchctl.untrusted.http import fetch_json, recordable
 from benchctl.workload.opening import Burst, num_discarded, opening_of
 from benchctl.workload.prepare import PreparedSet
+from benchctl.workload.turns import with_answers_in
 
 if TYPE_CHECKING:
     from benchctl.analysis.metrics.run import LoadFigures
@@ -220,7 +221,8 @@ class ServerUnderTest:
     def _calls(self, requests: Iterable[PreparedRequest], num_warmups: int | None) -> Iterator[Call]:
         """``requests`` in the engine's dialect, each made when it is needed; None: all of them are warm-up."""
         for number, request in enumerate(requests):
-            call = self._run.engine.request_call(request, self.settings)
+            marked = with_answers_in(request) if request.turn else request
+            call = self._run.engine.request_call(marked, self.settings)
             is_warmup = num_warmups is None or number < num_warmups
             yield msgspec.structs.replace(call, is_warmup=True) if is_warmup else call
 
@@ -336,10 +338,11 @@ def load_server(
     results: ResultDirectory,
     profile: Profile,
     on_progress: Callable[[int], None],
+    limits_ms: Mapping[str, float] | None = None,
 ) -> "tuple[RunRecord, LoadFigures]":
     """Send the load that is prepared in ``results`` and judge it: its record, and what its requests come to.
 
-    ``on_progress`` is called with the number of requests that
+    Goodput counts the requests within ``limits_ms``. ``on_progress`` is called with the number of requests that
     have ended. A load of which nothing completed is a record with state ``failed``. Raises KeyboardInterrupt on
     SIGINT or SIGTERM; the records then say so.
     """
@@ -358,7 +361,7 @@ def load_server(
                 record_run(results, run.record.run_id)
     from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
 
-    return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, profile.slo)
+    return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, limits_ms or {})
 
 
 async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callable[[int], None]) -> None:

@@ -4,10 +4,11 @@ The requests of a phase are at hand, or are announced with their arrivals by a c
 times are then exact whatever the network does, and the same load gives the same steps, byte for byte.
 """
 
+import heapq
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence as Items
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence as Items
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -22,10 +23,11 @@ from benchctl.sim.steps import NEVER_NS
 class SimLoad:
     """One phase of load: requests, when they arrive, and a limit on concurrency.
 
-    ``requests`` may make each request when it is asked for: a load of a million needs no million objects.
+    ``requests`` may make each request when it is asked for, once and in the order in which they enter: a load of a
+    million needs no million objects. It gives None for one that the server refuses.
     """
 
-    requests: Items[Request] = ()
+    requests: Items[Request | None] = ()
     announced: Items[str] = ()
     """Names of requests that come in later, in place of ``requests``."""
     arrival_ns: Items[int] | None = None
@@ -34,6 +36,8 @@ class SimLoad:
     is_warmup: bool = False
     num_warmups: int = 0
     """Requests at the beginning of a measured phase that are warm-up; so are its steps before any other enters."""
+    thinks_ns: Mapping[int, int] = field(default_factory=dict)
+    """Of each later turn of a conversation the time from the end of the request before it until it is due."""
 
     def __post_init__(self) -> None:
         if self.arrival_ns is not None and len(self.arrival_ns) != self.num_requests:
@@ -51,6 +55,9 @@ class Phase:
 
     With a limit C on concurrency a request enters when fewer than C are open: the k-th one not before the (k -
     C)-th end. A request that is due and has not come in holds the others back.
+
+    A conversation is open from the entry of its first turn to the end of its last, and so the limit is one of
+    conversations: a later turn enters when it is due. Behind a turn that is lost no other comes.
     """
 
     def __init__(self, load: SimLoad) -> None:
@@ -62,27 +69,38 @@ class Phase:
         self.load = load
         self.offsets_ns: Items[int] = load.arrival_ns if load.arrival_ns is not None else bytes(load.num_requests)
         self.order: Items[int] = range(load.num_requests)
-        """Indices of the requests in the order in which they enter."""
+        """Indices of the requests, without later turns, in the order in which they enter."""
+        if load.thinks_ns:
+            self.order = array("q", (index for index in self.order if index not in load.thinks_ns))
         if any(later < earlier for earlier, later in pairwise(self.offsets_ns)):
             self.order = array("q", sorted(self.order, key=self.offsets_ns.__getitem__))
         self._start_ns = 0
         self._num_entered = 0
+        """Those of ``order``."""
+        self._due: list[tuple[int, int]] = []
+        """Heap of later turns whose time is known, with their indices."""
+        self._num_left = load.num_requests
+        """Requests that have not ended."""
         self._ended_ns = array("q")
-        self._open: set[str] = set()
-        """Requests that have entered and not ended."""
+        """Ends of conversations, and of requests outside of any."""
+        self._open: dict[str, int] = {}
+        """Requests that have entered and not ended, with their indices."""
         self._waiting = {name: index for index, name in enumerate(load.announced)}
         """Index of each announced request that has not entered."""
         self._come_in: dict[int, Request | None] = {}
         """Those of them that have come in; None for a refused one, which ends as it enters."""
+        self._next = 0
+        """Index of the next request that is due."""
 
     @property
     def is_over(self) -> bool:
-        return self._num_entered == self.load.num_requests and not self._open
+        return self._num_entered == len(self.order) and not (self._open or self._due)
 
     @property
     def progress(self) -> float:
         """Share of the requests of a load that have ended; 0 in a warm-up."""
-        return 0.0 if self.is_warmup else len(self._ended_ns) / max(self.load.num_requests, 1)
+        num_requests = self.load.num_requests
+        return 0.0 if self.is_warmup else (num_requests - self._num_left) / max(num_requests, 1)
 
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns
@@ -101,52 +119,70 @@ class Phase:
         """The next request, if it waits for no end and has not come in."""
         if self.next_entry_ns is None or not self.load.announced:
             return None
-        index = self.order[self._num_entered]
-        return None if index in self._come_in else self.load.announced[index]
+        return None if self._next in self._come_in else self.load.announced[self._next]
 
     def enter(self, now_ns: int) -> tuple[Request, Entry] | None:
         """Let the next request in, which is due and there; None for a refused one, which has ended with that."""
-        index, planned_ns = self.order[self._num_entered], self.next_entry_ns or 0
+        index, planned_ns = self._next, self.next_entry_ns or 0
         limit, slot_free_ns = self.load.max_concurrency, None
-        if limit is not None and self._num_entered >= limit:
-            free_ns = self._ended_ns[self._num_entered - limit]
-            slot_free_ns = free_ns if free_ns > planned_ns else None
+        if index in self.load.thinks_ns:
+            heapq.heappop(self._due)
+        else:
+            if limit is not None and self._num_entered >= limit:
+                free_ns = self._ended_ns[self._num_entered - limit]
+                slot_free_ns = free_ns if free_ns > planned_ns else None
+            self._num_entered += 1
         if self.load.announced:
             del self._waiting[self.load.announced[index]]
             request = self._come_in.pop(index)
         else:
             request = self.load.requests[index]
-        self._num_entered += 1
         self.is_measured = self.is_measured or not (self.is_warmup or index < self.load.num_warmups)
         if request is None:
-            self._ended_ns.append(now_ns)
-        else:
-            self._open.add(request.request_id)
+            self._end(index, now_ns, is_lost=True)
+            return None
+        self._open[request.request_id] = index
         self._find_next()
-        return None if request is None else (request, Entry(index, planned_ns, slot_free_ns))
+        return request, Entry(index, planned_ns, slot_free_ns)
 
-    def end(self, name: str, now_ns: int) -> None:
-        """Note the end of a request; one that has come in and not entered will end as it enters."""
+    def end(self, name: str, now_ns: int, *, is_lost: bool = False) -> None:
+        """Note the end of a request; one that has come in and not entered will end as it enters.
+
+        One ``is_lost`` that is dropped before its answer is complete.
+        """
         if name in self._open:
-            self._open.remove(name)
-            self._ended_ns.append(now_ns)
-            self._find_next()
+            self._end(self._open.pop(name), now_ns, is_lost=is_lost)
         elif self._waiting.get(name) in self._come_in:
             self._come_in[self._waiting[name]] = None
 
+    def _end(self, index: int, now_ns: int, *, is_lost: bool) -> None:
+        think_ns, self._num_left = self.load.thinks_ns.get(index + 1), self._num_left - 1
+        if think_ns is None or is_lost:
+            self._ended_ns.append(now_ns)
+            while is_lost and (index := index + 1) in self.load.thinks_ns:
+                self._num_left -= 1
+        elif not self.load.announced or self.load.announced[index + 1] in self._waiting:
+            heapq.heappush(self._due, (now_ns + think_ns, index + 1))
+        self._find_next()
+
     def give_up(self) -> list[Request]:
         """Leave the schedule: the requests that have come in and not entered, in order."""
-        left = [self._come_in.get(index) for index in self.order[self._num_entered :]]
-        self._num_entered = self.load.num_requests
+        order = (*self.order[self._num_entered :], *(index for _, index in sorted(self._due)))
+        left = [self._come_in.get(index) for index in order]
+        self._num_entered = len(self.order)
+        self._due.clear()
         self._waiting.clear()
         self._find_next()
         return [request for request in left if request is not None]
 
     def _find_next(self) -> None:
         limit, self.next_entry_ns = self.load.max_concurrency, None
-        has_slot = limit is None or len(self._open) < limit
+        has_slot = limit is None or self._num_entered - len(self._ended_ns) < limit
         if has_slot and self._num_entered < len(self.order):
-            self.next_entry_ns = self._start_ns + self.offsets_ns[self.order[self._num_entered]]
+            self._next = self.order[self._num_entered]
+            self.next_entry_ns = self._start_ns + self.offsets_ns[self._next]
+        if self._due and (self.next_entry_ns is None or self._due[0][0] < self.next_entry_ns):
+            self.next_entry_ns, self._next = self._due[0]
 
 
 class Core:
@@ -189,7 +225,7 @@ class Core:
         """Drop a request whose client has disconnected."""
         self.engine.abort(request_id)
         for phase in self._phases():
-            phase.end(request_id, self.engine.now_ns)
+            phase.end(request_id, self.engine.now_ns, is_lost=True)
 
     def missing(self) -> str | None:
         """The announced request that holds the core back, or None."""

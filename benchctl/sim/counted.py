@@ -53,7 +53,8 @@ class CountedRun:
     def run(self, phase: "Phase") -> bool:
         """Run a whole phase; False where counts do not suffice, or memory runs out."""
         requests, limit, model = phase.load.requests, phase.load.max_concurrency, self._engine.cost_model
-        if not isinstance(requests, CountedRequests) or not requests.have_tokens or phase.load.num_warmups:
+        has_more = bool(phase.load.num_warmups or phase.load.thinks_ns)
+        if not isinstance(requests, CountedRequests) or not requests.have_tokens or has_more:
             return False
         rows, sampling = self._guided, requests.sampling
         law = None if rows is None else rows.law_of(requests.guidance, sampling)

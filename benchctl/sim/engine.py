@@ -363,6 +363,7 @@ class SimulatedEngine:
         closed = []
         for seq in finished:
             seq.last_token_ns = self.now_ns
+            self.block_manager.publish_answer(seq)
             self.scheduler.finish(seq)
             request_id = seq.request.request_id
             self._open[request_id].remove(seq)

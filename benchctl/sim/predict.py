@@ -34,6 +34,7 @@ from benchctl.steptime.queueing import PredictedLoad, RequestSize, ServerLimits,
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import GIGA, NS_PER_S, TERA, percentage, percentage_change, s_from_ns
 from benchctl.workload.opening import Burst, opening_of
+from benchctl.workload.turns import thinks_before
 
 
 def profile_draft_warnings(profile: Profile) -> tuple[ResultWarning, ...]:
@@ -116,7 +117,10 @@ def predict_run(
     sent, num_warmups = (*opening[0], *requests), opening[1]
     if times is None:
         config = config_of(settings).model_copy(update={"noise": "none"})
-        core_requests = tuple(core_request(request, settings, config) for request in sent)
+        core_requests = tuple(
+            _emulated_request(request, settings) if request.turn else core_request(request, settings, config)
+            for request in sent
+        )
     else:
         config = emulated_config(settings, times)
         core_requests = tuple(_emulated_request(request, settings) for request in sent)
@@ -125,6 +129,7 @@ def predict_run(
         arrival_ns=launch_offsets_ns((request.arrival_ns for request in sent), arrival.launch_rate_limit),
         max_concurrency=arrival.max_concurrency,
         num_warmups=num_warmups,
+        thinks_ns=thinks_before(sent),
     )
     simulation, rate = simulate(config, [load]), _offered_rate(requests, arrival)
     steps, ended = simulation.step_columns(), simulation.requests
@@ -201,7 +206,7 @@ def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
 
 
 def _emulated_request(request: PreparedRequest, settings: VariantSettings) -> Request:
-    """The request as a server sees it: with the tokens counted beforehand, none of them shared with another."""
+    """The request as a server sees it: with the tokens counted beforehand, and those shared that the plan says."""
     sampling = settings.sampling
     return Request(
         request_id=request.request_id,

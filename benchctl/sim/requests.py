@@ -3,8 +3,8 @@
 import hashlib
 import heapq
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence as Items
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence as Items
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,22 +41,31 @@ class Prompt:
     digest: str
     asks_for_box: bool
     block_hashes: Items[Hashable]
+    further_hashes: Callable[[Iterable[str]], Items[Hashable]] | None = field(default=None, compare=False)
+    """Those of the full blocks that it has more with these tokens behind it; None of a prompt without text."""
 
     @classmethod
     def of(cls, pieces: Items[str], block_size: int, *, salt: str | None = None) -> "Prompt":
         """The prompt of these tokens; one with a ``salt`` shares blocks with those of the same salt alone."""
         chain = hashlib.blake2b(digest_size=16)
-        hashes = []
-        for start in range(0, len(pieces) - block_size + 1, block_size):
-            chain.update("\0".join(pieces[start : start + block_size]).encode() + b"\1")
-            hashes.append(chain.digest())
-        chain.update("\0".join(pieces[len(hashes) * block_size :]).encode())
+        hashes = _further_blocks(chain, pieces, block_size, salt)
+        before, last = chain.copy(), pieces[len(hashes) * block_size :]
+        chain.update("\0".join(last).encode())
         return cls(
             num_tokens=len(pieces),
             digest=chain.hexdigest(),
             asks_for_box="\\boxed" in "".join(pieces),
-            block_hashes=tuple(hashes) if salt is None else tuple((salt, block) for block in hashes),
+            block_hashes=hashes,
+            further_hashes=lambda further: _further_blocks(before.copy(), [*last, *further], block_size, salt),
         )
+
+
+def _further_blocks(chain: Any, pieces: Items[str], block_size: int, salt: str | None) -> tuple[Hashable, ...]:
+    hashes: list[bytes] = []
+    for start in range(0, len(pieces) - block_size + 1, block_size):
+        chain.update("\0".join(pieces[start : start + block_size]).encode() + b"\1")
+        hashes.append(chain.digest())
+    return tuple(hashes) if salt is None else tuple((salt, block) for block in hashes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

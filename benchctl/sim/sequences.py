@@ -138,7 +138,8 @@ class BlockManager:
     Full blocks of a prompt are identified by the hash of everything up to their end. The samples of one request
     always share them; with ``enable_prefix_caching`` all requests do, and a block without
     a holder keeps its content until it is needed, the longest unused first. All other blocks are alike and counted,
-    not named, so that no work grows with the size of the memory. Generated tokens are never shared.
+    not named, so that no work grows with the size of the memory. Generated tokens are shared when their sequence
+    has ended, with requests that go on from its answer.
 
     Invariant: free blocks + blocks in use = ``num_blocks``; a block in use has a holder.
     """
@@ -201,6 +202,15 @@ class BlockManager:
         hashes = seq.request.prompt.block_hashes
         for index in range(len(seq.block_keys), min(num_computed // self.block_size, len(hashes))):
             seq.block_keys.append(self._identify(self._key(seq, hashes[index])))
+
+    def publish_answer(self, seq: Sequence) -> None:
+        """Let requests that go on from the answer of an ended sequence share its blocks; its last token was never
+        computed.
+        """
+        further_hashes = seq.request.prompt.further_hashes
+        if self._shares_across_requests and further_hashes is not None:
+            for block_hash in further_hashes(map(seq.answer.token_text, range(seq.num_output - 1))):
+                seq.block_keys.append(self._identify(self._key(seq, block_hash)))
 
     def take(self, count: int) -> None:
         """Give out ``count`` blocks, the longest unused first; there must be as many."""

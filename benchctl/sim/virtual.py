@@ -1,8 +1,9 @@
 """A simulated server in virtual time that takes the requests of a profile: no process, no HTTP, no waiting."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence as Items
-from itertools import accumulate, chain
-from typing import Final
+from itertools import accumulate, chain, takewhile
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +21,7 @@ from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes
 from benchctl.sim.sequences import Sequence, SequenceStatus
+from benchctl.workload.turns import thinks_before, unsent_turn, with_answers_in
 
 _BAD_REQUEST: Final = 400
 _AT_ONCE: Final = Arrival(kind="burst")
@@ -87,21 +89,23 @@ class VirtualServer:
         """
         num_warmups = len(requests) if schedule is None else num_warmups
         arrival, num_opening = schedule or _AT_ONCE, num_warmups
-        servable: list[tuple[PreparedRequest, Request]] = []
+        servable: list[tuple[PreparedRequest, Request | None]] = []
         for number, prepared in enumerate(requests):
             try:
-                servable.append((prepared, self.check_servable(prepared)))
+                servable.append((prepared, self.check_servable(prepared) if prepared.turn is None else None))
             except UsageError as error:
                 is_warmup = number < num_warmups
                 num_opening -= is_warmup
                 yield _refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
         offsets_ns = launch_offsets_ns((prepared.arrival_ns for prepared, _ in servable), arrival.launch_rate_limit)
+        entering = _Entering(self, servable, num_opening)
         load = SimLoad(
-            requests=[request for _, request in servable],
+            requests=entering,
             arrival_ns=offsets_ns,
             max_concurrency=arrival.max_concurrency,
             is_warmup=schedule is None,
             num_warmups=num_opening,
+            thinks_ns=thinks_before(prepared for prepared, _ in servable),
         )
         for choices in self._serve(load):
             first = choices[0].sequence
@@ -110,7 +114,7 @@ class VirtualServer:
             # Only an open loop plans a send for a time without a slot, and before the limit held it back.
             sent_ns = planned_ns if slot_free_ns is None else slot_free_ns
             held_ns = offsets_ns[index] - prepared.arrival_ns
-            yield RequestRecord(
+            record = RequestRecord(
                 request_id=prepared.request_id,
                 index=prepared.index,
                 is_warmup=index < num_opening,
@@ -124,7 +128,12 @@ class VirtualServer:
                 completion_tokens=sum(choice.num_sent for choice in choices),
                 cached_tokens=first.num_cached if self.config.has_cache else None,
                 natural_tokens=prepared.natural_tokens,
+                turn=prepared.turn,
             )
+            if prepared.turn is not None:
+                entering.said[prepared.session].append(record.choices[0].text)
+            yield record
+        yield from entering.lost
 
     def _serve(self, load: SimLoad) -> Iterator[list["_Choice"]]:
         """Serve one phase to its end; yields the choices of each request as it ends."""
@@ -141,6 +150,35 @@ class VirtualServer:
                 choice.advance(core.engine.now_ns, tokens_per_chunk)
             for request_id in output.finished_requests:
                 yield [choice for _, choice in sorted(choices.pop(request_id).items())]
+
+
+class _Entering(Items[Request | None]):
+    """The requests of a load as they enter: a turn of a conversation is made of what was said before it."""
+
+    def __init__(
+        self, server: VirtualServer, servable: Items[tuple[PreparedRequest, Request | None]], num_warmups: int
+    ) -> None:
+        self.said: Final = defaultdict[str | None, list[str]](list)
+        """The answers of each conversation."""
+        self.lost: Final[list[RequestRecord]] = []
+        """Records of refused turns, and of those behind them."""
+        self._server, self._servable, self._num_warmups = server, servable, num_warmups
+
+    def __len__(self) -> int:
+        return len(self._servable)
+
+    def __getitem__(self, index: Any) -> Any:
+        prepared, request = self._servable[index]
+        if prepared.turn is None:
+            return request
+        try:
+            return self._server.check_servable(with_answers_in(prepared, self.said[prepared.session]))
+        except UsageError as error:
+            is_warmup = index < self._num_warmups
+            refusal = _refusal_record(prepared, error, self._server.now_ns, is_warmup=is_warmup)
+            later = takewhile(lambda each: each[0].turn, self._servable[index + 1 :])
+            self.lost.extend((refusal, *(unsent_turn(turn, refusal) for turn, _ in later)))
+            return None
 
 
 class _Choice:
@@ -192,6 +230,7 @@ def _refusal_record(
         done_ns=planned_ns,
         status=_BAD_REQUEST,
         natural_tokens=prepared.natural_tokens,
+        turn=prepared.turn,
         error=RequestError(kind="http-status", message=str(reason), status=_BAD_REQUEST),
     )
 

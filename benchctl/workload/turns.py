@@ -7,15 +7,15 @@ that is sent a mark stands for it, which the client replaces: engines and proces
 answers, and the hash of the set is that of the plan. The turns of a conversation are neighbours in the set.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import count, groupby, repeat
 from typing import Final
 
 from msgspec.structs import replace
 
 from benchctl.profile.model import ThinkRange, Turns
-from benchctl.records.record import Call, Message, PreparedRequest
+from benchctl.records.files import encode
+from benchctl.records.record import Call, Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 from benchctl.workload.datasets.base import Prompt
 from benchctl.workload.seeded import lognormal, named_stream
@@ -68,12 +68,15 @@ def thinks_before(requests: Iterable[PreparedRequest]) -> dict[int, int]:
     return {i: request.think_ns for i, request in enumerate(requests) if request.turn}
 
 
-def with_marks(request: PreparedRequest) -> PreparedRequest:
-    """A later turn with a mark in place of each answer that the server will give."""
+def with_answers_in(request: PreparedRequest, answers: Iterable[str] = repeat(_MARK)) -> PreparedRequest:
+    """A turn with these in place of the server's answers before it, which are empty; else with their marks."""
+    texts = iter(answers)
     return replace(
         request,
         messages=tuple(
-            replace(message, content=_MARK) if message.role == "assistant" and not message.content else message
+            replace(message, content=next(texts))
+            if message.role == "assistant" and not message.content
+            else message
             for message in request.messages or ()
         ),
     )
@@ -82,18 +85,27 @@ def with_marks(request: PreparedRequest) -> PreparedRequest:
 def with_answers(call: Call, answers: Sequence[str]) -> Call:
     """The call of a later turn with the server's answers to the turns before it in place of the marks."""
     first, *others = call.body.split(_MARK.encode())
-    # ASCII holds surrogates without a partner, too, which UTF-8 cannot
-    filled = (json.dumps(answer)[1:-1].encode() + part for answer, part in zip(answers, others, strict=False))
+    filled = (encode(answer)[1:-1] + part for answer, part in zip(answers, others, strict=False))
     return replace(call, body=first + b"".join(filled))
+
+
+def unsent_turn(turn: PreparedRequest, failed: RequestRecord) -> RequestRecord:
+    """The record of a turn that is not sent, because one before it has failed."""
+    end_ns = failed.done_ns or failed.scheduled_ns
+    return RequestRecord(
+        request_id=turn.request_id,
+        index=turn.index,
+        is_warmup=failed.is_warmup,
+        scheduled_ns=end_ns,
+        done_ns=end_ns,
+        natural_tokens=turn.natural_tokens,
+        turn=turn.turn,
+        error=RequestError(kind="turn-unsent", message=f"{failed.request_id}, a turn before it, failed"),
+    )
 
 
 def grouped(calls: Iterable[Call]) -> Iterator[tuple[Call, ...]]:
     """The turns of each conversation together, all other calls alone."""
-    group: list[Call] = []
-    for call in calls:
-        if group and not call.request.turn:
-            yield tuple(group)
-            group = []
-        group.append(call)
-    if group:
-        yield tuple(group)
+    numbers = count()  # one for each call outside of a conversation, so that no two are equal
+    groups = groupby(calls, key=lambda call: next(numbers) if call.request.turn is None else call.request.session)
+    return (tuple(turns) for _, turns in groups)

@@ -110,7 +110,9 @@ class SimEngine(Engine):
         """Tell the server what comes next and when, so that its virtual arrivals are exact."""
         body = {
             "requests": [
-                {"request_id": request.request_id, "arrival_ns": request.arrival_ns} for request in requests
+                {"request_id": request.request_id, "arrival_ns": request.arrival_ns}
+                | ({"think_ns": request.think_ns} if request.turn else {})
+                for request in requests
             ],
             "max_concurrency": max_concurrency,
             "is_warmup": is_warmup,

@@ -71,6 +71,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 class ArrivalBody(msgspec.Struct, frozen=True):
     request_id: str
     arrival_ns: Annotated[int, Meta(ge=0)]
+    think_ns: Annotated[int, Meta(ge=0)] | None = None
+    """Of a later turn of a conversation: it is due so long after the end of the request before it."""
 
 
 class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,6 +133,9 @@ class Server:
             max_concurrency=body.max_concurrency,
             is_warmup=body.is_warmup,
             num_warmups=body.num_warmups,
+            thinks_ns={
+                i: entry.think_ns for i, entry in enumerate(body.requests) if i and entry.think_ns is not None
+            },
         )
         self._driver.announce(Phase(load))
         return _json({"announced": len(names)})
