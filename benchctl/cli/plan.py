@@ -158,7 +158,7 @@ def print_plan(
     step_time_model: Path | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
-    from benchctl.report.experiment_tables import prefixes_text, prompt_lengths_text
+    from benchctl.report.experiment_tables import conversations_text, prefixes_text, prompt_lengths_text
 
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
@@ -170,7 +170,7 @@ def print_plan(
         f"{count_of(len(requests), 'request')} each{times}; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
-        prefixes = prefixes_text(requests, profile.workload.prefix)
+        prefixes = prefixes_text(requests, profile.workload.prefix) or conversations_text(requests)
         say(f"prompts of {lengths}{'' if prefixes is None else f'; {prefixes}'}")
     print_prediction(estimate)
     if len(arms(profile)) > 1:

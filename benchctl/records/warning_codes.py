@@ -150,6 +150,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = RUN_WARNINGS | {
             "More requests were in flight than the closed loop allows (Little's law).",
             "Report it with the result directory: one of the times is wrong.",
         ),
+        "check-prefix-cache": warning(
+            "The prefix cache had another share of the prompts of conversations than they can have.",
+            "Raise the memory of its cache, lower the load, and let nobody else use the server.",
+        ),
         "suspect-counted": warning(
             "Suspect runs count because of --allow-suspect; the verdict is only as good as they are.",
             "Measure these runs again, and compare without --allow-suspect.",
@@ -286,6 +290,7 @@ CHECKS: Final[dict[str, str]] = {
     "step-tokens": "The output tokens of all steps equal usage.",
     "counters": "The growth of the server's token counter equals usage.",
     "prefix-cache": "No prompt token came from a prefix cache, or the planned ones, unless the profile allows it.",
+    "turns": "Each turn was sent after the answer before it and the time that its user thinks.",
     "draft-counters": "The growth of the server's counters of drafts equals the sums over steps, also by position.",
     "accepted-drafts": "No more draft tokens were accepted than drafted, nor at a position than at the one before.",
     "speculation": "Tokens were drafted where the options of the server say so, and nowhere else.",

@@ -1,6 +1,7 @@
 """Tables of an analyzed experiment, and the notes that they number. ms and % exist from here on, not before."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -31,6 +32,7 @@ from benchctl.units import (
     percentage,
     percentage_change,
     range_of,
+    s_from_ns,
     shortened_inside,
     three_digits,
     whole,
@@ -58,23 +60,35 @@ def prefixes_text(requests: Sequence[PreparedRequest], prefix: SharedPrefix | No
     return f"prefixes of {lengths} tokens in {count_of(groups, 'group')}: planned prefix hits {planned:.2f}"
 
 
+def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
+    """``12 conversations of 3 to 5 turns, whose users think 1.9 s on average; planned prefix hits 0.71``."""
+    thinks_ns = [request.think_ns for request in requests if request.turn]
+    if not thinks_ns:
+        return None
+    turns = Counter(request.session for request in requests)
+    return (
+        f"{count_of(len(turns), 'conversation')} of {range_of([*turns.values()])} turns, whose users think "
+        f"{three_digits(s_from_ns(fmean(thinks_ns)))} s on average; planned prefix hits "
+        f"{planned_hit_frac(requests):.2f}"
+    )
+
+
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
     """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    prefix, requests = (
-        None if analysis.profile is None else analysis.profile.workload.prefix,
-        analysis.results.requests,
-    )
-    measured: dict[float, list[str]] = {}
-    for cell in analysis.cells if prefix is not None else ():
+    workload = None if analysis.profile is None else analysis.profile.workload
+    requests, measured = analysis.results.requests, dict[float, list[str]]()
+    for cell in analysis.cells if workload is not None and workload.plans_hits else ():
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
         planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
-    if prefix is None or not measured:
+    if workload is None or not measured:
         return None
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = count_of(min(prefix.groups, len(requests)), "group")
-    return f"{of_arms}; cache renewed and prefixes of {primed} primed before each load"
+    primed = ""
+    if workload.prefix is not None:
+        primed = f" and prefixes of {count_of(min(workload.prefix.groups, len(requests)), 'group')} primed"
+    return f"{of_arms}; cache renewed{primed} before each load"
 
 
 def counted_by(source: str, engine: str) -> str:
@@ -95,8 +109,6 @@ _RUN_COLUMNS: Final = {
     "ttft_ms": "TTFT ms",
     "tpot_ms": "TPOT ms",
 }
-_SLO_COLUMNS: Final = {"goodput": "goodput req/s", "slo_attained_frac": "within SLO"}
-"""Where requests have an objective."""
 _PASS_COLUMNS: Final = {
     "wall_s": "wall s",
     "step_ms": "mean ms",
@@ -189,14 +201,10 @@ def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     return by_severity(met.values())
 
 
-def _request_columns(analysis: AnalyzedExperiment) -> dict[str, str]:
-    return {**_RUN_COLUMNS, **{name: text for name, text in _SLO_COLUMNS.items() if name not in analysis.lacks}}
-
-
 def runs_table(analysis: AnalyzedExperiment) -> Table:
     """Every planned run: its state, its main numbers, the numbers of its footnotes."""
     numbers = {warning_kind(note): number for number, note in enumerate(footnotes(analysis), start=1)}
-    names = {**_request_columns(analysis), "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
+    names = {**_RUN_COLUMNS, "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
     begun = {run.record.run_id: run for run in analysis.runs}
     rows: list[dict[str, Any]] = [
         {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
@@ -231,7 +239,6 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
     if analysis.passes is not None or not cells:
         return None
-    names = _request_columns(analysis)
     title = (
         "Cells, centre ± scatter over blocks (mean and standard deviation of the logarithms, weighted by the "
         f"estimator {analysis.experiment.estimator})"
@@ -239,14 +246,14 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     columns = (
         Column("label", "cell", is_left=True),
         Column("blocks", "blocks", is_left=True),
-        *(Column(name, heading, _spread, is_extra=name in _EXTRA) for name, heading in names.items()),
+        *(Column(name, heading, _spread, is_extra=name in _EXTRA) for name, heading in _RUN_COLUMNS.items()),
         Column("num_failed", "failed", lambda failed: whole(failed.centre * failed.n)),
     )
     rows = (
         {"label": cell.label, "blocks": f"infeasible ({cell.infeasible})"}
         if cell.infeasible
         else {"label": cell.label, "blocks": blocks_that_count(cell)}
-        | {name: cell.spreads.get(name) for name in (*names, "num_failed")}
+        | {name: cell.spreads.get(name) for name in (*_RUN_COLUMNS, "num_failed")}
         for cell in cells
     )
     return Table(title, columns, tuple(rows))

@@ -104,7 +104,7 @@ def _divergence(runs: Iterable[tuple[LoadedRun, LoadedRun]]) -> Divergence:
     loads = (pair for a_run, b_run in runs for pair in zip(a_run.loads, b_run.loads, strict=False))
     for a_run, b_run in loads:
         b_records = {record.request_id: record for record in measured(b_run.requests)}
-        for a in measured(a_run.requests):
+        for a in (each for each in measured(a_run.requests) if not each.turn):  # later turns go on from answers
             b = b_records.get(a.request_id)
             shared: set[int] = set()
             if b is not None and is_completed(a) and is_completed(b):

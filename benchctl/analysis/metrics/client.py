@@ -137,7 +137,8 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
     Also None in results of older versions, which do not record when slots became free.
     """
     slots = arrival.max_concurrency
-    if arrival.is_open_loop or slots is None or arrival.launch_rate_limit is not None:
+    are_users = any(request.turn is not None for request in requests)  # who think while their slots are empty
+    if arrival.is_open_loop or slots is None or arrival.launch_rate_limit is not None or are_users:
         return None
     has_slot_times = any(request.slot_free_ns is not None for request in requests)
     if not requests or (not has_slot_times and len(requests) > slots):

@@ -142,17 +142,23 @@ def check_prefix_cache(
     return Check(name, ok=False, detail="; ".join([*counts, remedy]), is_fatal=True)
 
 
-_HITS_TOLERANCE: Final = 0.02
+HITS_TOLERANCE: Final = 0.02
 """Share of all prompt tokens by which hits may differ from their plan."""
 
 
 def planned_hit_frac(prepared: Sequence[PreparedRequest], settings: VariantSettings | None = None) -> float | None:
     """Share of the prompt tokens that a server of these settings finds in its cache by plan; None without one."""
-    shared = sum(each.shared_tokens for each in prepared if each.turn is None)
+    shared = sum(each.shared_tokens for each in prepared)
     if not shared:
         return None
     has_cache = settings is None or getattr(settings.server, "enable_prefix_caching", True)
     return shared / sum(each.prompt_tokens for each in prepared) if has_cache else 0.0
+
+
+def block_tokens(record: RunRecord) -> int:
+    """Tokens that the server's cache finds together; 1 where it does not say."""
+    config = record.effective_config
+    return config.get("server.block_size") or config.get("server.page_size") or 1
 
 
 def check_planned_hits(
@@ -171,12 +177,11 @@ def check_planned_hits(
     if hits is None:
         return Check(name, None, f"planned {planned:.2f}; neither counters nor usage record hits in a prefix cache")
     detail = f"planned {planned:.2f}, measured {hits:.2f}"
-    if abs(hits - planned) <= _HITS_TOLERANCE:
+    if abs(hits - planned) <= HITS_TOLERANCE:
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
         return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
-    config = record.effective_config
-    block = config.get("server.block_size") or config.get("server.page_size") or 1
+    block = block_tokens(record)
     in_blocks = sum(each.shared_tokens // block for each in prepared) * block
     expected = in_blocks / sum(each.prompt_tokens for each in prepared)
     remedy = "more than the prefixes was in the cache: the server does not know cache_salt, or others use it"
@@ -185,7 +190,7 @@ def check_planned_hits(
             f"its cache may be too small for prefixes of {max(each.shared_tokens for each in prepared)} tokens "
             "beside the load: raise its memory, or lower workload.prefix.groups or the load"
         )
-    if abs(hits - expected) <= _HITS_TOLERANCE:
+    if abs(hits - expected) <= HITS_TOLERANCE:
         remedy = (
             f"the server finds whole blocks of {block} tokens, by which {expected:.2f} are expected: set "
             f"workload.prefix.block: {block}"
@@ -364,7 +369,8 @@ def prompt_warnings(
     for request in prepared:
         first = first or request
         planned_of.append(request.prompt_tokens)
-    completed = [r for r in measured(records) if is_completed(r) and r.index < len(planned_of)]
+    # of later turns nobody can plan how long the answers before them are
+    completed = [r for r in measured(records) if is_completed(r) and r.index < len(planned_of) and not r.turn]
     checked = [(r.prompt_tokens, planned_of[r.index]) for r in completed if r.prompt_tokens is not None]
     num_beyond = sum(
         abs(counted - planned) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * planned) for counted, planned in checked
@@ -398,7 +404,7 @@ def differing_counts(
             record.request_id: record.prompt_tokens
             for run in reversed(runs)
             for record in measured(run.requests)
-            if record.prompt_tokens is not None and is_completed(record)
+            if record.prompt_tokens is not None and is_completed(record) and not record.turn
         }
         for runs in (a_runs, b_runs)
     )

@@ -33,7 +33,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.capacity_tables import capacity_lines, capacity_table
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
-from benchctl.report.documents import comparison_document, definitions
+from benchctl.report.documents import DEFINITIONS, comparison_document
 from benchctl.report.experiment_tables import carry_over_table, scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
@@ -290,7 +290,7 @@ def data_document(
             for chart in charts
             if chart.spec
         ],
-        "definitions": definitions(*analyses),
+        "definitions": DEFINITIONS,
     }
 
 
