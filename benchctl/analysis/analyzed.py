@@ -18,6 +18,7 @@ from benchctl.analysis.compare.cells import NodeResults, decompose_pair, nodes_o
 from benchctl.analysis.experiment.capacity import ArmCapacity, arm_capacities
 from benchctl.analysis.experiment.carry_over import carry_over_of, carry_over_warnings
 from benchctl.analysis.experiment.columns import Value
+from benchctl.analysis.experiment.curves import Curve, curves_of
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
 from benchctl.analysis.experiment.looks import looked_confidence
@@ -166,6 +167,8 @@ class AnalyzedExperiment:
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
     ladders: tuple[Ladder, ...]
+    curves: tuple[Curve, ...]
+    """Of each arm over its load; empty where no load was swept."""
     passes: tuple[PassTimes, ...] | None
     """The forward passes, each point in each mode; None for an experiment of requests."""
     launches: tuple[LaunchCost, ...]
@@ -277,6 +280,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         cells=cells,
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
+        curves=curves_of(cells, confidence, experiment.estimator),
         passes=passes,
         launches=launches,
         bonus=bonus_of(experiment),

@@ -24,6 +24,7 @@ from benchctl.records.writers import current_manifest
 from benchctl.report.capacity_tables import CAPACITY_COLUMNS, capacity_rows
 from benchctl.report.charts.figure import Chart, chart_bytes, note_of, on_paper, why_not_drawn
 from benchctl.report.charts.vega import load_vega, vega_bytes
+from benchctl.report.curve_tables import curve_rows
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page, draw_charts
 from benchctl.report.page.plots import draw_forest
@@ -138,6 +139,8 @@ def _contents(
     if analysis.capacities:
         rows = (row for arm in analysis.capacities for row in capacity_rows(arm))
         yield "capacity.csv", csv_bytes(CAPACITY_COLUMNS, rows)
+    if points := [row for curve in analysis.curves for row in curve_rows(curve)]:
+        yield "curves.csv", csv_bytes(list(points[0]), points)
     yield "summary.json", document_bytes(summary_document(analysis) | {"verdict": verdict.word})
     yield "sweep_summary.json", document_bytes(sweep_document(analysis))
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival

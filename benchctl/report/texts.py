@@ -1,4 +1,4 @@
-"""The texts beside the tables of an experiment: backfill, findings, where the time went, and notes."""
+"""The texts beside the tables of an experiment: knees, backfill, findings, where the time went, and notes."""
 
 from collections.abc import Iterable, Iterator
 from math import ceil
@@ -7,6 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.words import warning_kind
 from benchctl.profile.planning import several_loads_hint
+from benchctl.report.curve_tables import knee_lines
 from benchctl.report.experiment_tables import footnotes
 from benchctl.units import SECONDS_PER_MINUTE, first_of, s_from_ns
 
@@ -14,6 +15,7 @@ from benchctl.units import SECONDS_PER_MINUTE, first_of, s_from_ns
 def texts_of(analysis: AnalyzedExperiment) -> list[tuple[str, str, list[str]]]:
     """The name, the title and the lines of each text, the notes last; a text without lines says nothing."""
     texts = [
+        ("knees", "Knee of each curve: the load with the most throughput / latency", knee_lines(analysis)),
         *(("backfill", *each) for each in _bonus_notes(analysis)),
         ("findings", "What follows", [f"{each.sentence} [{each.code}]" for each in analysis.findings]),
         ("durations", "Where the time went", time_lines(analysis)),

@@ -86,7 +86,9 @@ class Chart:
     has_log_switch: bool = False
     """The x axis can be made logarithmic."""
     section: str = "measurements"
-    """Where on the page it is: ``latency``, ``measurements``, or ``machine``, which is folded; or nowhere."""
+    """Where on the page it is: ``load``, ``latency``, ``measurements``, or ``machine``, which is folded; or
+    nowhere.
+    """
     file: str = ""
     """The name of its picture among the files of a report; empty where it is not one of them."""
     is_simulated: bool = False

@@ -31,8 +31,9 @@ from benchctl.interop.foreign_readers import ForeignRun
 from benchctl.profile.engine_table import is_virtual
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.capacity_tables import capacity_lines, capacity_table
-from benchctl.report.charts import ratios, requests, steps
+from benchctl.report.charts import curves, ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
+from benchctl.report.curve_tables import curves_table, knee_lines
 from benchctl.report.documents import DEFINITIONS, comparison_document
 from benchctl.report.experiment_tables import carry_over_table, scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document
@@ -192,7 +193,7 @@ def draw_charts(analysis: AnalyzedExperiment, comparisons: Sequence[Comparison] 
     variants with its baseline outliers are not marked, and the baseline's own scatter replaces the noise.
     """
     subject = Subject(analysis, comparisons)
-    drawn = (draw(subject) for module in (ratios, steps, requests) for draw in module.CHARTS)
+    drawn = (draw(subject) for module in (curves, ratios, steps, requests) for draw in module.CHARTS)
     is_simulated = is_virtual(analysis.results.manifest.engine)
     return tuple(replace(chart, is_simulated=is_simulated) for chart in drawn if chart is not None)
 
@@ -251,7 +252,13 @@ def _page(
             )
             if table is not None
         ],
-        "charts": [chart for chart in charts if chart.section != "latency"],
+        "charts": [chart for chart in charts if chart.section not in {"latency", "load"}],
+        "load_charts": [chart for chart in charts if chart.section == "load"],
+        "curves": [
+            {"name": directory_name(analysis), "table": table, "lines": knee_lines(analysis)}
+            for analysis in analyses
+            if (table := curves_table(analysis)) is not None
+        ],
         "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],
         "percentiles": [
             {"table": table, "name": directory_name(analysis) if len(analyses) > 1 else ""}

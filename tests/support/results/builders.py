@@ -220,7 +220,7 @@ def write_results(
                     cell=cell,
                 )
             )
-            _write_run(
+            write_run(
                 results, planned[-1], requests, factors[variant], loads=loads_in_warmup and variant == "guided"
             )
     results.write_plan(Plan(schema_version=3, runs=tuple(planned)))
@@ -244,7 +244,7 @@ def rewrite_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
     path.write_bytes(b"".join(encode(record) + b"\n" for record in changed))
 
 
-def _write_run(
+def write_run(
     results: ResultDirectory,
     planned: PlannedRun,
     requests: Sequence[PreparedRequest],
