@@ -34,7 +34,7 @@ from benchctl.analysis.experiment.summary import (
 from benchctl.analysis.findings import Finding, collect_findings
 from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured
-from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.metrics.table import LATENCIES, OF_SLO
 from benchctl.analysis.planning import precision_of
 from benchctl.analysis.statistics.carry_over import CarryOver
 from benchctl.analysis.statistics.components import Components
@@ -197,6 +197,11 @@ class AnalyzedExperiment:
     def profile(self) -> Profile | None:
         """None where it cannot be read."""
         return self.experiment.profile_or_none
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Metrics that it does not have, because requests have no objective."""
+        return OF_SLO if self.profile is None or self.profile.slo is None else frozenset()
 
     @property
     def floor_peaks(self) -> str | None:

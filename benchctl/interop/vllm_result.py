@@ -65,7 +65,6 @@ def vllm_figures(
     arrival: Arrival | None,
     *,
     num_requests: int,
-    request_goodput: float | None = None,
 ) -> dict[str, Any]:
     """Arrival, counts, throughput, and {mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail with too few requests
     is null. ``metrics`` are those of a run and the standard deviations of its latencies.
@@ -80,7 +79,7 @@ def vllm_figures(
         "total_input_tokens": metrics["prompt_tokens"],
         "total_output_tokens": metrics["output_tokens"],
         "request_throughput": metrics["request_throughput"],
-        "request_goodput": request_goodput,
+        "request_goodput": metrics.get("goodput"),
         "output_throughput": metrics["output_throughput"],
         "total_token_throughput": total_throughput(metrics),
         **{

@@ -52,7 +52,7 @@ class Objective:
 
     def holds(self, metrics: Mapping[str, float | None]) -> bool:
         """True if the metric keeps the limit. Raises UsageError where the load leaves it unknown."""
-        value = metrics[self.metric]
+        value = metrics.get(self.metric)
         if value is None:
             raise UsageError(
                 f"--slo {self.metric}: unknown for this load (needs {METRICS[self.metric].needs}; a p99 needs 299 "
@@ -218,7 +218,7 @@ def metrics_of_life(
         times=times,
     )
     run = LoadedRun(record=record, requests=records, columns=columns_from(steps))
-    return run_metrics(run, profile.workload.arrival)
+    return run_metrics(run, profile.workload.arrival, profile.slo)
 
 
 def _mean(values: list[float | None]) -> float | None:

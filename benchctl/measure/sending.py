@@ -338,11 +338,10 @@ def load_server(
     results: ResultDirectory,
     profile: Profile,
     on_progress: Callable[[int], None],
-    limits_ms: Mapping[str, float] | None = None,
 ) -> "tuple[RunRecord, LoadFigures]":
     """Send the load that is prepared in ``results`` and judge it: its record, and what its requests come to.
 
-    Goodput counts the requests within ``limits_ms``. ``on_progress`` is called with the number of requests that
+    ``on_progress`` is called with the number of requests that
     have ended. A load of which nothing completed is a record with state ``failed``. Raises KeyboardInterrupt on
     SIGINT or SIGTERM; the records then say so.
     """
@@ -361,7 +360,7 @@ def load_server(
                 record_run(results, run.record.run_id)
     from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
 
-    return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, limits_ms or {})
+    return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, profile.slo)
 
 
 async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callable[[int], None]) -> None:

@@ -46,7 +46,7 @@ SHOWN_EXPLORATORY: Final = frozenset(
 )
 """Exploratory metrics of the short table, in the terminal and on the page; the document has them all."""
 
-SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
+SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length", "goodput", "slo_attained_frac"})
 """Exploratory metrics of the short table that have a row where either side has a value."""
 
 MOST_ROWS: Final = 16

@@ -17,7 +17,7 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.summary import RunSummary, flops_bridge
 from benchctl.analysis.metrics.run import ArmDrafts
-from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.metrics.table import METRICS, OF_SLO
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
@@ -28,8 +28,11 @@ from benchctl.report.model_documents import verdicts_document
 from benchctl.report.table import csv_bytes
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 
-DEFINITIONS: Final = {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()}
-"""Formula and unit of every metric."""
+
+def definitions(*analyses: AnalyzedExperiment) -> dict[str, str]:
+    """Formula and unit of every metric that some of the experiments may have."""
+    lacking = OF_SLO.intersection(*(each.lacks for each in analyses))
+    return {name: f"{each.formula} [{each.unit}]" for name, each in METRICS.items() if name not in lacking}
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
@@ -371,7 +374,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
             [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
         ),
         "damage": list(analysis.damage),
-        "definitions": DEFINITIONS,
+        "definitions": definitions(analysis),
     }
 
 

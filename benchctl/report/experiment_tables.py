@@ -109,6 +109,8 @@ _RUN_COLUMNS: Final = {
     "ttft_ms": "TTFT ms",
     "tpot_ms": "TPOT ms",
 }
+_SLO_COLUMNS: Final = {"goodput": "goodput req/s", "slo_attained_frac": "within SLO"}
+"""Where requests have an objective."""
 _PASS_COLUMNS: Final = {
     "wall_s": "wall s",
     "step_ms": "mean ms",
@@ -201,10 +203,14 @@ def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     return by_severity(met.values())
 
 
+def _request_columns(analysis: AnalyzedExperiment) -> dict[str, str]:
+    return {**_RUN_COLUMNS, **{name: text for name, text in _SLO_COLUMNS.items() if name not in analysis.lacks}}
+
+
 def runs_table(analysis: AnalyzedExperiment) -> Table:
     """Every planned run: its state, its main numbers, the numbers of its footnotes."""
     numbers = {warning_kind(note): number for number, note in enumerate(footnotes(analysis), start=1)}
-    names = {**_RUN_COLUMNS, "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
+    names = {**_request_columns(analysis), "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
     begun = {run.record.run_id: run for run in analysis.runs}
     rows: list[dict[str, Any]] = [
         {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
@@ -239,6 +245,7 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
     if analysis.passes is not None or not cells:
         return None
+    names = _request_columns(analysis)
     title = (
         "Cells, centre ± scatter over blocks (mean and standard deviation of the logarithms, weighted by the "
         f"estimator {analysis.experiment.estimator})"
@@ -246,14 +253,14 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     columns = (
         Column("label", "cell", is_left=True),
         Column("blocks", "blocks", is_left=True),
-        *(Column(name, heading, _spread, is_extra=name in _EXTRA) for name, heading in _RUN_COLUMNS.items()),
+        *(Column(name, heading, _spread, is_extra=name in _EXTRA) for name, heading in names.items()),
         Column("num_failed", "failed", lambda failed: whole(failed.centre * failed.n)),
     )
     rows = (
         {"label": cell.label, "blocks": f"infeasible ({cell.infeasible})"}
         if cell.infeasible
         else {"label": cell.label, "blocks": blocks_that_count(cell)}
-        | {name: cell.spreads.get(name) for name in (*_RUN_COLUMNS, "num_failed")}
+        | {name: cell.spreads.get(name) for name in (*names, "num_failed")}
         for cell in cells
     )
     return Table(title, columns, tuple(rows))

@@ -132,7 +132,8 @@ def _contents(
     analysis: AnalyzedExperiment, verdict: PageVerdict, charts: Sequence[Chart]
 ) -> Iterator[tuple[str, bytes]]:
     """Every file of a report but its pictures, by its path in the directory."""
-    yield "summary.csv", csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs))
+    columns = [column for column in SUMMARY_COLUMNS if column not in analysis.lacks]
+    yield "summary.csv", csv_bytes(columns, (run.values for run in analysis.runs))
     yield "sweep_summary.csv", csv_bytes(SWEEP_COLUMNS, analysis.sweep_values())
     if analysis.nodes:
         yield "nodes_summary.csv", csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))

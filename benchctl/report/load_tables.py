@@ -25,7 +25,6 @@ def load_result(figures: "LoadFigures", record: RunRecord, manifest: Manifest, a
     The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
     ``benchctl report`` writes them here as well.
     """
-    goodput = figures.goodput
     return {
         "date": record.started_at or manifest.created_at,
         "backend": record.effective_config.get("server.dialect"),
@@ -36,14 +35,17 @@ def load_result(figures: "LoadFigures", record: RunRecord, manifest: Manifest, a
             figures.metrics,
             arrival,
             num_requests=figures.num_requests,
-            request_goodput=None if goodput is None else goodput.request_goodput,
         ),
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
         "state": record.state,
-        "goodput": None
-        if goodput is None
-        else {"limits_ms": dict(goodput.limits_ms), "num_good": goodput.num_good, "share": goodput.share},
+        "goodput": {
+            "limits_ms": dict(figures.limits_ms),
+            "num_good": figures.num_good,
+            "share": figures.metrics["slo_attained_frac"],
+        }
+        if figures.limits_ms
+        else None,
         "stop": manifest.stop,
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
@@ -84,11 +86,13 @@ def _rest(figures: "LoadFigures") -> Iterator[tuple[str, str]]:
     """The requests within the limits, where there are limits; the share of the load that reached the server; of a
     closed loop also the delay before slots were refilled.
     """
-    goodput, load, metrics = figures.goodput, figures.offered, figures.metrics
-    if goodput is not None:
-        limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in goodput.limits_ms.items())
-        good = f"{goodput.num_good} of {goodput.num_requests} requests ({_share(goodput.share)})"
-        yield "goodput", f"{good}: {limits}; {four_digits(goodput.request_goodput)} requests/s"
+    load, metrics = figures.offered, figures.metrics
+    if figures.limits_ms:
+        limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in figures.limits_ms.items())
+        good = (
+            f"{whole(figures.num_good)} of {figures.num_requests} requests ({_share(metrics['slo_attained_frac'])})"
+        )
+        yield "goodput", f"{good}: {limits}; {four_digits(metrics['goodput'])} requests/s"
     if load is None:
         yield "load", "all at once"
         return

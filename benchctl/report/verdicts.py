@@ -15,7 +15,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_experiment
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, first_verdict
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.metrics.table import METRICS, Metric
+from benchctl.analysis.metrics.table import METRICS, OF_SLO, Metric
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError
 from benchctl.report.table import table_of
 from benchctl.units import count_of, in_a_row, percentage
@@ -270,18 +270,15 @@ _METHODS: Final = {
 
 def definition_values(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """Words, metrics with their formulas, and the methods that the estimates of the comparisons used."""
-    methods = {
-        metric.estimate.method
-        for comparison in comparisons
-        for cell in comparison.cells
-        for metric in cell.metrics
-        if metric.estimate is not None
-    }
+    compared = [metric for comparison in comparisons for cell in comparison.cells for metric in cell.metrics]
+    methods = {metric.estimate.method for metric in compared if metric.estimate is not None}
+    lacking = OF_SLO.difference(metric.metric.name for metric in compared)
+    defined = (metric for name, metric in METRICS.items() if name not in lacking)
     headings = ("metric", "unit", "formula", "better", "needs")
     return {
         "words": _WORDS,
         "metrics": table_of(
-            headings, ((m.name, m.unit, m.formula, m.direction, m.needs) for m in METRICS.values()), left=headings
+            headings, ((m.name, m.unit, m.formula, m.direction, m.needs) for m in defined), left=headings
         ),
         "methods": [text for method, text in _METHODS.items() if method in methods],
     }

@@ -30,7 +30,7 @@ from benchctl.analysis.experiment.pairing import (
 from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.run import arm_drafts, other_cores
-from benchctl.analysis.metrics.table import ACROSS_LOADS, CLIENT_TIMED, STEADY, deciding_metrics
+from benchctl.analysis.metrics.table import ACROSS_LOADS, CLIENT_TIMED, OF_SLO, STEADY, deciding_metrics
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
@@ -45,6 +45,7 @@ from benchctl.analysis.validity.machines import gpu_names_text, machines_of, oth
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import is_virtual
+from benchctl.profile.sections import Slo
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.records.warning_codes import by_severity
@@ -73,6 +74,8 @@ def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
             f"tokens reached the client in bursts in {number} of {num_runs} runs, so it decides nothing; free "
             "processors and measure again, or let other metrics decide (--metrics)"
         )
+    if name in OF_SLO and not any(value for side in pair.values(name) for value in side):
+        unreliable = "no request of any run keeps all limits of slo, so it tells nothing; raise them"
     return {"limits": tuple(limits), "unreliable": unreliable}
 
 
@@ -331,6 +334,12 @@ def _errors_of(
             yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
 
 
+def _objective_differences(a: Slo | None, b: Slo | None) -> Iterator[Difference]:
+    """The objectives of two experiments, where both have one and they are not the same."""
+    if a is not None and b is not None and a != b:
+        yield Difference("slo", a.model_dump_json(exclude_none=True), b.model_dump_json(exclude_none=True))
+
+
 def _require_comparable(
     sides: tuple[Experiment, Experiment], pairs: Sequence[ArmPair], options: CompareOptions
 ) -> tuple[tuple[ResultWarning, ...], tuple[Difference, ...]]:
@@ -343,6 +352,7 @@ def _require_comparable(
     declared = {pair.label: _declared_between(pair) for pair in pairs}
     differences = (
         *experiment_differences(a.results, b.results),
+        *_objective_differences(a.profile.slo, b.profile.slo),
         *setting_differences(
             runs_of_cells,
             declared,

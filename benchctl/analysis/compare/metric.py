@@ -185,10 +185,10 @@ class MetricComparison:
         a, b = _comparable_values(self.a_blocks, self.b_blocks, is_paired=self.rules.is_paired)
         if not a or not b:
             return "unknown", f"needs {self.metric.needs}"
-        if self.ratio is None:
-            return ("equal", None) if len({*a, *b}) == 1 else ("inconclusive", "a value of zero has no ratio")
         if self.unreliable is not None:
             return "inconclusive", self.unreliable
+        if self.ratio is None:
+            return ("equal", None) if len({*a, *b}) == 1 else ("inconclusive", "a value of zero has no ratio")
         if self.rules.is_paired and self.role == "exploratory" and a == b:  # any number of blocks shows that
             return "equal", None
         confidence = self.judged_confidence or self.rules.confidence

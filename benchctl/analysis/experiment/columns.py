@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.latency import (
 )
 from benchctl.analysis.metrics.loads import mean_metrics
 from benchctl.analysis.metrics.run import num_guided_steps
-from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
+from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, OF_SLO, POSITION_ADJUSTED
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
 from benchctl.records.columns import StepColumns
@@ -69,11 +69,12 @@ def summary_row(
     settings: VariantSettings | None,
     flops: RunFlops | None,
 ) -> dict[str, Value]:
-    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown.
+    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown. Those of an objective
+    are left out where ``metrics`` lack them.
 
     ``few_requests`` names the percentiles in ``tails``, those of too few requests, such as ``p95 p99``.
     """
-    return dict.fromkeys(SUMMARY_COLUMNS) | {
+    return dict.fromkeys(column for column in SUMMARY_COLUMNS if column in metrics or column not in OF_SLO) | {
         **_identity(run, settings),
         **_output_columns(run),
         **_step_columns(run.columns),

@@ -189,7 +189,11 @@ class Experiment:
             known_tails = {name: value for name, value in tails.items() if value is not None}
             return mean_metrics([metrics for metrics, _ in of_loads]), known_tails
         profile = self.profile_or_none
-        return metrics_and_tails(run, None if profile is None else profile.workload.arrival)
+        return (
+            metrics_and_tails(run)
+            if profile is None
+            else metrics_and_tails(run, profile.workload.arrival, profile.slo)
+        )
 
     @_derive_once
     def row(self, run: LoadedRun) -> Mapping[str, Value]:
@@ -204,7 +208,7 @@ class Experiment:
         ``of_few``: with percentiles of too few requests, which are only shown.
         """
         is_metric = column in METRICS and not of_few
-        return self.counted_metrics(run)[column] if is_metric else self.counted_columns(run)[column]
+        return (self.counted_metrics(run) if is_metric else self.counted_columns(run)).get(column)
 
     @_derive_once
     def counted_columns(self, run: LoadedRun) -> Metrics:

@@ -294,7 +294,7 @@ def deciding_between(primary: Sequence[str], pair: ArmPair) -> tuple[str, ...]:
     return _in_window(
         [name for name in primary if name not in unrecorded],
         a.profile_or_none,
-        lambda name: bool(runs) and all(side.metrics(run)[name] is not None for side, run in runs),
+        lambda name: bool(runs) and all(side.metrics(run).get(name) is not None for side, run in runs),
     )
 
 

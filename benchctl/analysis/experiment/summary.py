@@ -102,7 +102,7 @@ class RunSummary:
 
     def counted(self, column: str) -> float | None:
         """The value of a numeric column; None if it rests on client times that do not count."""
-        return self.experiment.counted_columns(self.run)[column]
+        return self.experiment.counted_columns(self.run).get(column)
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
@@ -212,7 +212,7 @@ def summarise_cells(
         columns = [
             column
             for column in SUMMARY_COLUMNS
-            if column not in LABEL_COLUMNS and any(of_run[column] is not None for of_run in numbers)
+            if column not in LABEL_COLUMNS and any(of_run.get(column) is not None for of_run in numbers)
         ]
         spread_of = partial(_spread_of, usable=usable, experiment=experiment, paired=paired)
         cells.append(

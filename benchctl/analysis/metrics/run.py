@@ -1,15 +1,13 @@
 """The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
 
-Those of GPU and host are from samples that were taken between the first send and the last output. The figures of a
-single load add goodput, counted as in ``vllm bench serve``. Drafted and accepted tokens are counted in all and by
-position, of a run and of an arm.
+Those of GPU and host are from samples that were taken between the first send and the last output. Drafted and
+accepted tokens are counted in all and by position, of a run and of an arm.
 """
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise, zip_longest
 from statistics import fmean, stdev
 from typing import Final
@@ -17,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.arrivals import uncertain_metrics
-from benchctl.analysis.metrics.chunks import Answer, chunks_of, latencies_ns
+from benchctl.analysis.metrics.chunks import Chunks, chunks_of, latencies_ns
 from benchctl.analysis.metrics.client import OfferedLoad, busy_cores, client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
@@ -41,13 +39,15 @@ from benchctl.analysis.metrics.server_counters import (
     measure_growth_by_position,
     prefix_hit_frac,
 )
-from benchctl.analysis.metrics.steady import steady_metrics
-from benchctl.analysis.metrics.table import METRICS, STEADY
+from benchctl.analysis.metrics.slo import request_ratios, slo_metrics
+from benchctl.analysis.metrics.steady import Window, steady_metrics, steady_window
+from benchctl.analysis.metrics.table import METRICS, OF_SLO, STEADY
 from benchctl.analysis.statistics.intervals import Interval, t_quantile
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.choices import ServerOptions
+from benchctl.profile.sections import SLO_METRICS, Slo
 from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord, RunRecord
@@ -98,16 +98,17 @@ def gpu_metrics(
     }
 
 
-def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
+def run_metrics(run: LoadedRun, arrival: Arrival | None = None, slo: Slo | None = None) -> dict[str, float | None]:
     """Every metric of ``METRICS`` for one run; None if its records do not contain it, or between bounds only.
 
-    ``arrival`` is the schedule of the load; metrics that need it are unknown without.
+    ``arrival`` is the schedule of the load; metrics that need it are unknown without. Those of ``OF_SLO`` are there
+    with ``slo``, the objective of its requests.
     """
-    return metrics_and_tails(run, arrival)[0]
+    return metrics_and_tails(run, arrival, slo)[0]
 
 
 def metrics_and_tails(
-    run: LoadedRun, arrival: Arrival | None = None
+    run: LoadedRun, arrival: Arrival | None = None, slo: Slo | None = None
 ) -> tuple[dict[str, float | None], dict[str, float]]:
     """The metrics of a run, and percentiles of latencies that too few requests bear out: of these requests alone,
     near the slowest of them.
@@ -116,7 +117,7 @@ def metrics_and_tails(
     """
     requests = measured(run.requests)
     chunks = chunks_of(requests)
-    answered = chunks.completed
+    window, answered = steady_window(chunks), chunks.completed
     completed = answered.requests
     span, factor = load_window_ns(run), run.record.clock_factor
     num_enough = smallest_sample(max(PERCENTS)) if run.record.is_virtual else 0
@@ -129,7 +130,7 @@ def metrics_and_tails(
         **client_metrics(chunks, run.client, arrival, of_load(run)),
         **latencies,
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
-        **steady_metrics(run, chunks),
+        **steady_metrics(run, chunks, window),
         **run_drafts(run).metrics,
         **gpu_metrics(
             run.gpu,
@@ -141,10 +142,27 @@ def metrics_and_tails(
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
         ),
     }
+    if slo is not None:
+        metrics |= _objective_metrics(chunks, window, slo, factor, metrics["wall_s"])
     uncertain = uncertain_metrics(run, answered)
+    if slo is not None and any(name.endswith(tuple(f"{each}_ms" for each in slo.limits_ms)) for name in uncertain):
+        uncertain |= dict.fromkeys(SLO_METRICS, (0.0, math.inf))
     metrics |= dict.fromkeys((*tails, *uncertain, *(STEADY[name] for name in uncertain if name in STEADY)))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
-    return {name: metrics[name] for name in METRICS}, tails
+    return {name: metrics[name] for name in METRICS if name in metrics}, tails
+
+
+def _objective_metrics(
+    chunks: Chunks, window: Window | None, slo: Slo, factor: float, wall_s: float | None
+) -> dict[str, float | None]:
+    """``OF_SLO``; in the window of the requests that were sent in it, and of those without a time of their send."""
+    ratios = request_ratios(chunks, slo.limits_ms, factor)
+    metrics = slo_metrics(ratios, slo.share, wall_s)
+    if window is None:
+        return dict.fromkeys(OF_SLO) | metrics
+    in_window = np.append(ratios[window.sent], ratios[chunks.sent_ns < 0])
+    steady = slo_metrics(in_window, slo.share, quotient(len(in_window), window.sends_per_s(factor)))
+    return metrics | {STEADY[name]: value for name, value in steady.items()}
 
 
 def other_cores(runs: Iterable[LoadedRun], host: HostInfo) -> tuple[float, int] | None:
@@ -262,33 +280,6 @@ def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goodput:
-    """Requests that kept every limit, of all that were sent or should have been, failed ones included."""
-
-    limits_ms: Mapping[str, float]
-    num_good: int
-    num_requests: int
-    share: float | None
-    request_goodput: float | None
-    """Requests within the limits per second."""
-
-
-def is_good(record: RequestRecord, answer: Answer, limits_ms: Mapping[str, float]) -> bool:
-    """True for a completed request whose every limited duration is known and within its limit."""
-    if not is_completed(record):
-        return False
-    durations: dict[str, Sequence[float]] = {
-        "ttft": known_values([answer.ttft_ns]),
-        "tpot": answer.tpots_ns,
-        "e2el": known_values([answer.e2el_ns]),
-    }
-    return all(
-        (durations[name] or name == "tpot") and all(ms_from_ns(value) <= limit for value in durations[name])
-        for name, limit in limits_ms.items()
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
     """The outcome of one load, without its warm-up. Tokens and durations are those of completed requests."""
 
@@ -298,35 +289,31 @@ class LoadFigures:
     num_completed: int
     errors: Mapping[str, int]
     """Failed requests by kind of error."""
-    goodput: Goodput | None
-    """Requests within the limits, where some were set."""
+    limits_ms: Mapping[str, float]
+    """Limits of each request; with any, the metrics have ``OF_SLO``."""
     offered: OfferedLoad | None
 
+    @property
+    def num_good(self) -> int | None:
+        """Requests that kept all limits; None without limits, and where late reads leave it open."""
+        share = self.metrics.get("slo_attained_frac")
+        return None if share is None else round(share * self.num_requests)
 
-def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float]) -> LoadFigures:
-    """The figures of the load of ``run``; goodput counts the requests within ``limits_ms``."""
-    requests, metrics = measured(run.requests), run_metrics(run, arrival)
+
+def load_figures(run: LoadedRun, arrival: Arrival, slo: Slo | None = None) -> LoadFigures:
+    """The figures of the load of ``run``; goodput counts the requests that kept the limits of ``slo``."""
+    requests, metrics = measured(run.requests), run_metrics(run, arrival, slo)
     completed = [request for request in requests if is_completed(request)]
     metrics["send_lag_ms"] = ms_or_none(mean_of_known(map(send_lag_ns, requests)))
     for latency, durations_ns in latencies_ns(completed).items():
         metrics[f"std_{latency}_ms"] = ms_or_none(standard_deviation(durations_ns))
         metrics[f"max_{latency}_ms"] = ms_or_none(max(durations_ns, default=None))
-    goodput = None
-    if limits_ms:
-        num_good = sum(map(partial(is_good, limits_ms=limits_ms), requests, chunks_of(requests).answers))
-        goodput = Goodput(
-            limits_ms=limits_ms,
-            num_good=num_good,
-            num_requests=len(requests),
-            share=quotient(num_good, len(requests)),
-            request_goodput=quotient(num_good, metrics["wall_s"]),
-        )
     return LoadFigures(
         metrics=metrics,
         num_requests=len(requests),
         num_completed=len(completed),
         errors=Counter(request.error.kind for request in requests if request.error is not None),
-        goodput=goodput,
+        limits_ms={} if slo is None else slo.limits_ms,
         offered=offered_load(requests, arrival, slot_occupancy(of_load(run), arrival)),
     )
 

@@ -29,6 +29,7 @@ from benchctl.analysis.metrics.latency import (
 )
 from benchctl.analysis.metrics.table import STEADY
 from benchctl.analysis.statistics.trend import BATCH, mser5
+from benchctl.profile.sections import SLO_METRICS
 from benchctl.records.columns import Flags, Floats, Integers, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import s_from_ns
@@ -45,6 +46,8 @@ class Window(NamedTuple):
 
     requests: Integers
     """Positions of its completed requests among those of the load, in the order in which they were sent."""
+    sent: Integers
+    """The same of all its requests."""
     first: int
     """Requests that were sent before the window."""
     end: int
@@ -57,6 +60,10 @@ class Window(NamedTuple):
     """... of the window ..."""
     end_ns: int
     """... and send of the last one of the load, on the client's clock."""
+
+    def sends_per_s(self, factor: float) -> float | None:
+        """Requests that were sent per second from its first one on, with times multiplied by ``factor``."""
+        return quotient(self.num_sent - 1 - self.first, s_from_ns(self.end_ns - self.begin_ns) * factor)
 
     def steps(self, run: LoadedRun) -> Flags:
         """The steps of the load that began in the window; the first one began with the first send."""
@@ -90,12 +97,15 @@ def steady_window(chunks: Chunks) -> Window | None:
     filled = [np.where(np.isnan(each), np.nanmedian(each), each) for each in series if not np.isnan(each).all()]
     first = max((mser5(values, stride) for values in filled), default=0)
     completed = np.array([i for i in order[first:end].tolist() if is_completed(requests[i])], np.int64)
-    return Window(completed, first, end, len(order), int(sent_ns[order[0]]), int(sent_ns[order[first]]), last_ns)
+    times_ns = int(sent_ns[order[0]]), int(sent_ns[order[first]]), last_ns
+    return Window(completed, order[first:end], first, end, len(order), *times_ns)
 
 
-def steady_metrics(run: LoadedRun, chunks: Chunks) -> dict[str, float | None]:
-    """The ``steady_*`` metrics of one load with these measured requests; all None where it has no window."""
-    window, metrics = steady_window(chunks), dict[str, float | None]()
+def steady_metrics(run: LoadedRun, chunks: Chunks, window: Window | None) -> dict[str, float | None]:
+    """The ``steady_*`` metrics of one load with these measured requests, but for those of an objective; all None
+    where it has no window.
+    """
+    metrics = dict[str, float | None]()
     if window is not None:
         is_in = np.isin(np.arange(len(chunks.requests)), window.requests)
         (first_ns, last_ns), sent_ns = chunks.outputs_ns(chunks.t_ns), chunks.sent_ns
@@ -113,7 +123,7 @@ def steady_metrics(run: LoadedRun, chunks: Chunks) -> dict[str, float | None]:
             steps, in_window = run.columns, window.steps(run)
             for name, is_kind in (("step_ms", in_window), ("decode_step_ms", in_window & steps.in_phase("decode"))):
                 metrics[name] = ms_or_none(quotient(exact_sum(steps.dur_ns[is_kind]), int(is_kind.sum())))
-    return {steady: metrics.get(name) for name, steady in STEADY.items()}
+    return {steady: metrics.get(name) for name, steady in STEADY.items() if name not in SLO_METRICS}
 
 
 def _throughput(chunks: Chunks, window: Window, factor: float) -> float | None:

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
+from benchctl.profile.sections import SLO_METRICS
 
 Direction = Literal["lower", "higher", "none"]
 
@@ -63,6 +64,7 @@ _LATENCY_METRICS: Final = [
     )
 ]
 
+_OBJECTIVE = "slo in the profile; request records with arrival times, read in time"
 _LOAD_METRICS: Final = [
     Metric("wall_s", "s", "last output - first send" + _SCALED, "lower", needs=_ARRIVALS),
     Metric("client_wall_s", "s", "last output - first send, on the client's clock", "lower", needs=_ARRIVALS),
@@ -88,6 +90,17 @@ _LOAD_METRICS: Final = [
     ),
     Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),
     Metric("request_throughput", "requests/s", "num_completed / wall_s", "higher", needs=_ARRIVALS),
+    Metric("goodput", "requests/s", "requests that kept all limits of slo / wall_s", "higher", needs=_OBJECTIVE),
+    Metric(
+        "slo_attained_frac", "1", "requests that kept all limits of slo / num_requests", "higher", needs=_OBJECTIVE
+    ),
+    Metric(
+        "slo_ratio",
+        "1",
+        "least factor of all limits of slo at which slo.share of the requests keep them",
+        "lower",
+        needs=f"{_OBJECTIVE}; as many requests as a percentile at slo.share",
+    ),
 ]
 
 _CHUNKS = "chunks of measured requests"
@@ -241,22 +254,29 @@ STEADY: Final[dict[str, str]] = {
     name: f"steady_{name}"
     for name in (
         *("ttft_ms", "p99_ttft_ms", "tpot_ms", "p99_tpot_ms", "e2el_ms", "step_ms", "decode_step_ms"),
-        "output_throughput",
+        *("output_throughput", *SLO_METRICS),
     )
 }
 """The metrics that a steady window has as well, with their names there."""
 _WINDOW = "a load of which 200 requests ended before its last was sent, in its steady window"
+_FORMULAS: Final = {
+    "output_throughput": "tokens that arrived in the steady window / its length",
+    "goodput": "requests sent per second of the steady window * steady_slo_attained_frac",
+    "slo_attained_frac": "requests of the steady window that kept all limits of slo / its requests",
+}
+"""Of steady metrics that say more than those of the whole load."""
 _STEADY_METRICS: Final = [
     replace(
         _WHOLE[name],
         name=steady,
-        formula="tokens that arrived in the steady window / its length"
-        if name == "output_throughput"
-        else f"{_WHOLE[name].formula.removesuffix(_SCALED)}, in the steady window",
+        formula=_FORMULAS.get(name, f"{_WHOLE[name].formula.removesuffix(_SCALED)}, in the steady window"),
         needs=f"{_WHOLE[name].needs}; {_WINDOW}",
     )
     for name, steady in STEADY.items()
 ]
+
+OF_SLO: Final = frozenset({*SLO_METRICS, *(STEADY[name] for name in SLO_METRICS)})
+"""Metrics that only experiments with an objective have."""
 
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
@@ -275,6 +295,7 @@ SERVER_RECORDED: Final = OF_STEPS | {metric.name for metric in (*_STEP_METRICS, 
 
 CLIENT_TIMED: Final = frozenset(
     {"wall_s", "client_wall_s", "output_throughput", "request_throughput", "steady_output_throughput"}
+    | OF_SLO
     | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
 )
 """Metrics from the client's send and receive times; all others are the server's or counts."""
@@ -282,7 +303,7 @@ CLIENT_TIMED: Final = frozenset(
 POSITION_ADJUSTED: Final = frozenset(
     name
     for name, metric in METRICS.items()
-    if metric.unit in {"ms", "s", "tokens/s", "requests/s", "J", "J/token"}
+    if (metric.unit in {"ms", "s", "tokens/s", "requests/s", "J", "J/token"} or name.endswith("slo_ratio"))
     and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
 )
 """Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""

@@ -207,7 +207,6 @@ def load(options: LoadOptions) -> None:
     are understood.
     """
     profile = profile_from_plain(_plain_profile(options), "the command line", is_to_send=True)
-    limits_ms = _limits(options.goodput or [])
     engine, settings = AttachEngine(), variant_settings(profile, _NAME, {})
     engine.check_available(settings)
     argv = ("benchctl", *sys.argv[1:])
@@ -228,7 +227,7 @@ def load(options: LoadOptions) -> None:
             requests.update(num_ended - requests.n)
 
     with advising(next_step), nullcontext() if requests is None else requests:
-        record, figures = load_server(results, profile, advance, limits_ms)
+        record, figures = load_server(results, profile, advance)
     with keeping(results.path):
         _report(results, profile.workload.arrival, record, figures, options)
     raise typer.Exit(exit_code_of(record.state == "failed", record.state == "suspect"))
@@ -298,6 +297,7 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],
+        "slo": _limits(options.goodput or []) or None,
         "load": {
             "workers": workers,
             "priority": options.priority,
@@ -310,13 +310,13 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
 
 
 def _limits(texts: Sequence[str]) -> dict[str, float]:
-    """Limits in ms by name, from ``ttft:200``. Raises UsageError for another name or limit."""
+    """Limits as ``slo`` has them, from ``ttft:200``. Raises UsageError for another name or limit."""
     limits: dict[str, float] = {}
     for text in texts:
         limit = _LIMIT.fullmatch(text)
         if limit is None or not float(limit["ms"]) > 0:
             raise UsageError(f"--goodput {text}: expected ttft, tpot or e2el with a limit in ms, such as ttft:200")
-        limits[limit["name"]] = float(limit["ms"])
+        limits[f"{limit['name']}_ms"] = float(limit["ms"])
     return limits
 
 

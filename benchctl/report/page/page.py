@@ -34,7 +34,7 @@ from benchctl.report.capacity_tables import capacity_lines, capacity_table
 from benchctl.report.charts import curves, ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.curve_tables import curves_table, knee_lines
-from benchctl.report.documents import DEFINITIONS, comparison_document
+from benchctl.report.documents import comparison_document, definitions
 from benchctl.report.experiment_tables import carry_over_table, scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
@@ -297,7 +297,7 @@ def data_document(
             for chart in charts
             if chart.spec
         ],
-        "definitions": DEFINITIONS,
+        "definitions": definitions(*analyses),
     }
 
 

@@ -341,7 +341,7 @@ def test_a_run_says_which_of_its_metrics_are_left_out_and_counts_unless_most_arr
     assert client_suspect_warnings(run, closed(4)) == ()
     message = next(w.message for w in client_warnings(run, closed(4)) if w.code == "times-bounded")
     assert ("p99_ttft_ms in 17 to 57 ms" in message, "p50_ttft_ms" in message) == (True, False)
-    rows = durations_table(load_figures(run_of(load_with(10), HELD_UP), closed(4), {})).texts()
+    rows = durations_table(load_figures(run_of(load_with(10), HELD_UP), closed(4))).texts()
     assert ["TTFT", UNKNOWN, "17.00", UNKNOWN, "57.00"] in [list(row) for row in rows]
     always = [stream(i, [60, 60, 60, 120, 120, 120, 180, 180, 180]) for i in range(60)]
     assert codes(client_suspect_warnings(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]

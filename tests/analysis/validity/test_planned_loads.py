@@ -189,7 +189,7 @@ def test_a_load_is_judged_by_its_slots_or_where_these_are_not_known_by_its_sends
 
 def test_a_load_says_how_its_client_did_and_how_its_slots_were_filled():
     records = closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0)
-    figures = load_figures(run_of(records), closed(4), {})
+    figures = load_figures(run_of(records), closed(4))
     assert [figures.metrics[name] for name in OF_SLOTS] == [pytest.approx(0.9), pytest.approx(0.1), 10, 10, 8]
     for cores, lag_ms, words in (
         (None, None, "not sampled"),

@@ -15,6 +15,7 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.steady import MIN_REQUESTS, steady_window
 from benchctl.analysis.metrics.table import STEADY
 from benchctl.analysis.validity.steadiness import steadiness_warnings
+from benchctl.profile.sections import Slo
 from benchctl.records.columns import columns_from
 from benchctl.units import NS_PER_S
 from benchmarks.verdict.steady_truth import CONDITIONS, OPEN, Condition, events, measure
@@ -73,7 +74,7 @@ def test_a_window_of_a_drained_start_has_the_first_token_times_of_a_running_one(
 @pytest.mark.parametrize("num_requests", [50, MIN_REQUESTS, MIN_REQUESTS + 8])
 def test_a_short_load_has_no_window_and_no_metrics_of_one(closed, num_requests):
     short = replace(closed, requests=measured(closed.requests)[:num_requests])
-    metrics = run_metrics(short)
+    metrics = run_metrics(short, slo=Slo(ttft_ms=100))
     assert [metrics[name] for name in STEADY.values()] == [None] * len(STEADY)
     assert steady_window(chunks_of(())) is None
 

@@ -1,0 +1,59 @@
+"""Requests against their objective (SLO): which of them kept all limits, and by how much.
+
+The ratio of a request is the largest of its latencies over their limits, so a request with a ratio of 1 or less
+kept all of them. Limits hold for each request as a whole: shares that keep each limit alone are larger.
+``slo_ratio``, the quantile of these ratios at the required share, is 1 or less exactly where that share was kept.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import reduce
+
+import numpy as np
+
+from benchctl.analysis.metrics.chunks import Chunks
+from benchctl.analysis.metrics.latency import is_completed, quotient, smallest_sample
+from benchctl.records.columns import Flags, Floats
+from benchctl.units import NS_PER_MS
+
+
+def ratios_to_limits(
+    durations_ns: Mapping[str, Floats], has_answer: Flags, limits_ms: Mapping[str, float]
+) -> Floats:
+    """The ratio of each request: the largest of its limited ``durations_ns`` over their limits.
+
+    Infinite for a request without a complete answer. A duration of 0 keeps every limit, NaN none.
+    """
+    ratios = reduce(np.maximum, (durations_ns[name] / NS_PER_MS / limit for name, limit in limits_ms.items()))
+    return np.where(has_answer & ~np.isnan(ratios), ratios, np.inf)
+
+
+def request_ratios(chunks: Chunks, limits_ms: Mapping[str, float], factor: float) -> Floats:
+    """The ratio of each request of ``chunks``, with times multiplied by ``factor``; the slowest choice counts."""
+    (first_ns, last_ns), sent_ns = chunks.outputs_ns(chunks.t_ns), chunks.sent_ns
+    slowest_ns = np.zeros(len(sent_ns))
+    tpots_ns, owners = chunks.tpots_ns(chunks.t_ns)
+    np.maximum.at(slowest_ns, owners, tpots_ns)
+    durations_ns = {
+        "ttft": np.where((first_ns >= 0) & (sent_ns >= 0), first_ns - sent_ns, np.nan),
+        "tpot": slowest_ns,
+        "e2el": np.where((last_ns >= 0) & (sent_ns >= 0), last_ns - sent_ns, np.nan),
+    }
+    has_answer = np.fromiter(map(is_completed, chunks.requests), np.bool_, len(sent_ns))
+    return ratios_to_limits({name: each * factor for name, each in durations_ns.items()}, has_answer, limits_ms)
+
+
+def slo_metrics(ratios: Floats, share: float, duration_s: float | None) -> dict[str, float | None]:
+    """``SLO_METRICS`` of requests with these ratios, which took ``duration_s``; ``share`` of them must keep all.
+
+    ``slo_ratio`` is the smallest ratio that at least this share has or is below; unknown of fewer requests than
+    such a percentile needs, and where requests without an answer reach into it.
+    """
+    num_kept, least = int((ratios <= 1).sum()), math.ceil(share * len(ratios) - 1e-9)
+    is_known = len(ratios) >= smallest_sample(100 * share)
+    ratio = float(np.partition(ratios, least - 1)[least - 1]) if is_known else math.inf
+    return {
+        "goodput": quotient(num_kept, duration_s) if len(ratios) else None,
+        "slo_attained_frac": quotient(num_kept, len(ratios)),
+        "slo_ratio": ratio if math.isfinite(ratio) else None,
+    }
