@@ -322,7 +322,8 @@ _RUN_FILES: Final = (
     _File("result.json", "Summary in the key names of `vllm bench serve`; written by reports."),
     _File(
         "requests-2.jsonl, steps-2.jsonl, …",
-        "The same of the second of several loads (`loads_per_server`), and so on; `requests.jsonl` has the first.",
+        "The same of the second of several loads (`loads_per_server`, `per_server: ladder`), and so on; "
+        "`requests.jsonl` has the first.",
     ),
     _File("attempt-<n>/", "Files of an earlier attempt that `--resume` replaced."),
 )

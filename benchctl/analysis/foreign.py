@@ -67,7 +67,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     metrics = experiment.counted_metrics(run)
     requests = measured(run.requests)
     model = run.record.effective_config.get("model")
-    arrival = experiment.profile.workload.arrival
+    arrival = experiment.arrival_of(run.record) or experiment.profile.workload.arrival
     failed = sum(not is_completed(request) for request in requests)
     notes = [f"left out: {why}" for _, why in sorted(arm.excluded.items())]
     notes += [f"the client's times are left out: {why}" for _, why in sorted(arm.client_excluded.items())]

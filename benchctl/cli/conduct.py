@@ -38,6 +38,7 @@ from benchctl.profile.planning import arms, servers, variant_settings
 from benchctl.profile.sizes import capacity_sizes, needs_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import LoadsChoice, Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths
@@ -205,7 +206,7 @@ def measure_sizes(
 def measure(
     results: ResultDirectory,
     profile: Profile,
-    requests: tuple[PreparedRequest, ...],
+    requests: RequestSets | tuple[PreparedRequest, ...],
     next_step: str,
     *,
     is_quiet: bool,

@@ -26,6 +26,7 @@ from benchctl.profile.planning import servers
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.writers import Owner, boot_id, living_owner, owned_block, settle_runs, sole_writer
 from benchctl.units import count_of
@@ -137,7 +138,7 @@ def check_block(results: ResultDirectory, block: int) -> None:
 def run_block(
     results: ResultDirectory,
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets | Sequence[PreparedRequest],
     block: int,
     listener: Listener,
     measure: MeasureRun = measure_run,
@@ -171,7 +172,7 @@ def run_block(
 def run_free_blocks(
     results: ResultDirectory,
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets | Sequence[PreparedRequest],
     listener: Listener,
     measure: MeasureRun = measure_run,
     *,

@@ -41,6 +41,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.files import document_bytes, encode, write_bytes_atomic
 from benchctl.records.loaded import LoadedRun
+from benchctl.records.loads import server_id
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.units import MS_PER_S, ms_from_ns
 from benchctl.untrusted.files import make_folder
@@ -249,7 +250,6 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
 
     Inside the result directory nothing is written through a link; another ``out`` is its user's own.
     """
-    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     usable = [run for run in analysis.runs if run.is_usable]
     if not usable:
         problem = f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why"
@@ -262,7 +262,8 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
         return (out / "summary.csv",)
     written: list[Path] = []
     for summary, load in [(run, load) for run in usable for load in run.run.loads]:
-        folder, name = out / arm_directory(summary), f"{load.record.run_id}{load.suffix}"
+        folder, name = out / arm_directory(summary), f"{server_id(load.record)}{load.suffix}"
+        arrival = analysis.experiment.arrival_of(load.record)
         if form == "vllm":
             result = vllm_result(load, run_metrics(load, arrival), manifest, arrival)
             files = {f"{name}.json": document_bytes(result)}

@@ -30,7 +30,7 @@ from benchctl.errors import (
 from benchctl.measure.directory import Origin, create_results, done_runs, set_state, undone_runs
 from benchctl.measure.machine import new_manifest, node_name
 from benchctl.measure.on_file import gpu_names_here, noise_on_file, peaks_on_file, remember_duration
-from benchctl.measure.run import Listener, RunContext, decline_run, measure_run
+from benchctl.measure.run import Listener, RunContext, decline_run, loads_of, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
@@ -45,6 +45,7 @@ from benchctl.records.record import (
     RunFailure,
     RunRecord,
 )
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer
@@ -130,7 +131,7 @@ def _created(
 def run_experiment(
     results: ResultDirectory,
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets | Sequence[PreparedRequest],
     listener: Listener,
     measure: MeasureRun = measure_run,
     *,
@@ -146,7 +147,7 @@ def run_experiment(
     """
     context = RunContext(
         profile=profile,
-        requests=tuple(requests),
+        requests=requests if isinstance(requests, RequestSets) else RequestSets.single(requests),
         listener=listener,
         keeps_raw_logs=keeps_raw_logs,
     )
@@ -181,7 +182,7 @@ def _run_pending(
     listener: Listener,
     measure: MeasureRun,
 ) -> Outcome:
-    profile, requests = context.profile, context.requests
+    profile, has_requests = context.profile, any(requests for _, requests in context.requests.sets)
     pending = pending_runs(results, profile)
     num_skipped = len(results.due_plan().runs) - len(pending)
     states, failed_in_block = dict[str, RunState](), Counter[int]()
@@ -192,7 +193,7 @@ def _run_pending(
             if planned.block >= _take_looks(results, profile, planned.block, failed, listener):
                 break
             context = replace(context, num_loads=_num_loads(results, profile, planned.block, listener))
-            listener.on_run_start(planned, len(requests) * context.num_loads)
+            listener.on_run_start(planned, sum(load.size.num_requests for load in loads_of(context, planned)))
             began_s = time.monotonic()
             with suppress(OSError):  # a full disk is reported as the failure of the run
                 forget_run(results, planned.run_id)
@@ -201,13 +202,13 @@ def _run_pending(
             finally:
                 with suppress(OSError):
                     record_run(results, planned.run_id)
-            remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
+            remember_duration(profile, context.requests.of(planned.cell), record, time.monotonic() - began_s, gpus)
             states[planned.run_id] = record.state
             failed_in_block[planned.block] += record.state == "failed"
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
             num_refused = sum(_has_failed_by(first, RequestRefusedError.cause) for first in failed.values())
-            num_failed = failed_in_block[planned.block] if requests else 0  # passes do not share a server
+            num_failed = failed_in_block[planned.block] if has_requests else 0  # passes do not share a server
             if len(servers(profile)) in (num_refused, num_failed):  # the other blocks would fail as well
                 break
         else:

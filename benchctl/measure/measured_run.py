@@ -29,6 +29,7 @@ from benchctl.records.integrity import digests_of_run
 from benchctl.records.loaded import LoadedRun, read_load
 from benchctl.records.loads import concluded
 from benchctl.records.record import INTERRUPTED, LoadRecord, PlannedRun, PreparedRequest, RunFailure, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.untrusted.secrets import environment_redactor
@@ -70,20 +71,20 @@ class MeasuredRun:
         num_loads: int = 1,
     ) -> None:
         self.profile, self.directory = profile, directory
+        """The profile under the load that its server gets or is warmed up for; the directory for its records."""
         self.engine = engine or engine_for(profile.engine.kind)
         self.settings = variant_settings(profile, planned.variant, planned.cell)
         variables = self.settings.request.variables | self.settings.server.secret_variables
         self.secrets = {name: os.environ[name] for name in sorted(variables) if name in os.environ}
         """Values in its requests that no file may hold, by the variable that holds each."""
         self.redactor = environment_redactor(self.secrets)
-        self.is_suspect = False
-        """True if a warning keeps the run from counting as done."""
         self.load = LoadSummary()
         """The counts of its load, or of the newest of several, which grow while it is sent."""
         self.num_steps = 0
         """Steps that were written."""
         self.sent: list[LoadSummary] = []
         """Those of each of several loads that was begun, in order."""
+        points = planned.ladder or (({},) * num_loads if num_loads > 1 else ())
         self.record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -94,7 +95,7 @@ class MeasuredRun:
             started_at=utc_now(),
             clock=self.engine.clock,
             time_scale=self.engine.time_scale(self.settings),
-            loads=tuple(LoadRecord(number=i) for i in range(1, num_loads + 1)) if num_loads > 1 else (),
+            loads=tuple(LoadRecord(number=i, cell=cell) for i, cell in enumerate(points, start=1)),
         )
 
     @contextmanager
@@ -145,11 +146,15 @@ class MeasuredRun:
         self.note(times=msgspec.structs.replace(self.record.times, **times))
 
     def warn(self, *warnings: ResultWarning) -> None:
-        """Attach warnings; those that name no place are about this run. One whose code says so makes it suspect."""
+        """Attach warnings; those that name no place are about this run."""
         if warnings:
-            self.is_suspect = self.is_suspect or any(warning.code in SUSPECT_CODES for warning in warnings)
             placed = [w if w.where else msgspec.structs.replace(w, where=self.record.run_id) for w in warnings]
             self.note(warnings=(*self.record.warnings, *placed))
+
+    @property
+    def is_suspect(self) -> bool:
+        """True if a warning keeps the run, or the load that is being sent, from counting as done."""
+        return any(warning.code in SUSPECT_CODES for warning in self.record.warnings)
 
     def suspect(self, code: str, message: str) -> None:
         """Attach a warning that keeps the run from counting as done."""
@@ -198,16 +203,20 @@ class MeasuredRun:
             )
 
     @contextmanager
-    def each_load(self, number: int) -> Iterator[None]:
-        """Inside, counts and records are those of this load, and of several each has warnings of its own."""
+    def each_load(self, number: int, profile: Profile) -> Iterator[None]:
+        """Inside, counts and records are those of this load, and of several each has warnings of its own.
+
+        ``profile`` is that of the load.
+        """
+        self.profile = profile
         if not self.record.loads:
             yield
             return
         self.directory, self.load = self.directory.of_load(number), LoadSummary()
         self.sent.append(self.load)
-        warnings, is_suspect, loads = self.record.warnings, self.is_suspect, list(self.record.loads)
+        warnings, loads = self.record.warnings, list(self.record.loads)
         self.note(warnings=())
-        self.is_suspect, ended = False, loads[number - 1]
+        ended = loads[number - 1]
         try:
             yield
             failure = self._no_answer() if self.has_no_answer else None
@@ -225,16 +234,15 @@ class MeasuredRun:
                 **counts,
             )
             self.note(loads=tuple(loads), warnings=warnings)
-            self.is_suspect = is_suspect
         self.update()
 
-    def judge(self, requests: Sequence[PreparedRequest], *, has_client: bool = True) -> RunRecord:
+    def judge(self, requests: RequestSets, *, has_client: bool = True) -> RunRecord:
         """The verdict on a run that went to its end, from its files; ``has_client`` where one took the times.
 
         Each of several loads was judged at its own end.
         """
         if not self.record.loads:
-            self.judge_load(requests, has_client=has_client)
+            self.judge_load(requests.of(self.record.cell), has_client=has_client)
         return self.conclude()
 
     def judge_load(self, requests: Sequence[PreparedRequest], *, has_client: bool = True) -> None:
@@ -345,7 +353,7 @@ class MeasuredRun:
         """
         self.note(state=state, failure=failure)
         if self.record.loads:
-            self.record = concluded(self.record, failure, is_suspect=self.is_suspect)
+            self.record = concluded(self.record, failure)
         self.update(
             warnings=by_severity(self.record.warnings),
             files=digests_of_run(self.directory),

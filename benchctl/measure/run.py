@@ -15,8 +15,8 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import LoadSize, num_processes, num_workers, size_of
+from benchctl.load.demand import LoadSize, max_open, num_processes, num_workers, size_of
 from benchctl.measure.machine import this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
@@ -44,6 +44,7 @@ from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.measure.waves import send_waves
 from benchctl.profile.model import Profile
+from benchctl.profile.settings import under_load
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import (
     LoadsChoice,
@@ -54,6 +55,7 @@ from benchctl.records.record import (
     RunRecord,
     StoppingRecord,
 )
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import StepRecord
 from benchctl.workload.opening import opening_of
 
@@ -87,14 +89,40 @@ class RunContext:
     """The values that all runs of an experiment share."""
 
     profile: Profile
-    requests: tuple[PreparedRequest, ...]
+    requests: RequestSets
     listener: Listener = Listener()
     num_loads: int = 1
-    """Times that the requests are sent to each server."""
+    """Times that the requests are sent to each server, where it has no ladder of load points."""
     engine: Engine | None = None
     """Instead of the one that the profile names."""
     keeps_raw_logs: bool = False
     """True to keep the servers' logs with their secrets, too."""
+
+
+class LoadToSend(NamedTuple):
+    """The profile under one load, and the load's requests with their totals."""
+
+    profile: Profile
+    requests: tuple[PreparedRequest, ...]
+    size: LoadSize
+
+
+def loads_of(context: RunContext, planned: PlannedRun) -> tuple[LoadToSend, ...]:
+    """The loads of the server of a run in their order: one for each point of its ladder, else all the same."""
+    cells = [planned.cell | point for point in planned.ladder] or [planned.cell]
+    sets = [context.requests.of(cell) for cell in cells]
+    points = [
+        LoadToSend(under_load(context.profile, cell), requests, size_of(requests))
+        for cell, requests in zip(cells, sets, strict=True)
+    ]
+    return tuple(points if planned.ladder else points * context.num_loads)
+
+
+def widest(loads: Sequence[LoadToSend]) -> tuple[Profile, tuple[PreparedRequest, ...]]:
+    """The load that a server is warmed up for: the profile with most requests open, the requests of all sets."""
+    sets = {id(load.requests): load.requests for load in loads}
+    most = max(loads, key=lambda load: max_open(load.profile.workload.arrival, load.size))
+    return most.profile, tuple(chain.from_iterable(sets.values()))
 
 
 def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
@@ -213,10 +241,15 @@ async def _measure_server(
     run: MeasuredRun, context: RunContext, site: LaunchSite, env: dict[str, str], gpu: GpuReader | None
 ) -> None:
     """The life of a server, from its start to its end."""
-    engine, profile, requests = run.engine, run.profile, context.requests
-    size, arrival = size_of(requests), profile.workload.arrival
+    engine, loads = run.engine, loads_of(context, run.record)
+    profile, requests = widest(loads)
+    run.profile = profile
     # The number of processes is that of a load with all cores that benchctl may use.
-    workers = num_workers(profile.load.workers, arrival, size, len(os.sched_getaffinity(0)))
+    num_cores = len(os.sched_getaffinity(0))
+    workers = max(
+        num_workers(load.profile.load.workers, load.profile.workload.arrival, load.size, num_cores)
+        for load in loads
+    )
     cores = split_cores(getattr(run.settings.server, "client_cores", 0), num_processes(workers))
     server = _server(run, context, site, env, cores)
     try:
@@ -244,9 +277,9 @@ async def _measure_server(
                 if bursts:
                     run.judge_warmup(await target.send_bursts(bursts))
                 await send_waves(run, requests, target.send_bursts)
-                for number in range(1, context.num_loads + 1):
-                    with run.each_load(number):
-                        await _send_load(run, requests, size, target, server, client, gpu)
+                for number, load in enumerate(loads, start=1):
+                    with run.each_load(number, load.profile):
+                        await _send_load(run, load.requests, load.size, target, server, client, gpu)
     finally:
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)

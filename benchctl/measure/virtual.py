@@ -24,7 +24,7 @@ from benchctl.load.exchange import LoadSummary
 from benchctl.measure.directory import undone_runs
 from benchctl.measure.experiment import MeasureRun
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.measure.run import RunContext, noise_seed
+from benchctl.measure.run import RunContext, loads_of, noise_seed, widest
 from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
@@ -33,6 +33,7 @@ from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import StepRecord
 from benchctl.sim.core import SimLoad
 from benchctl.sim.engine import SimulatedEngine
@@ -87,24 +88,25 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
             await _record(server.send(burst), writer, warmup)
         run.judge_warmup(warmup)
 
+    loads = loads_of(context, run.record)
+    warmed_for, requests = widest(loads)
     with writing() as writer:
-        if bursts := warmup_bursts(context.requests, context.profile, run.settings):
+        if bursts := warmup_bursts(requests, warmed_for, run.settings):
             run.time(warmup_start_ns=server.now_ns)
             await warm_up(bursts, writer)
     num_ended = 0
-    for number in range(1, context.num_loads + 1):
-        with run.each_load(number):
+    for number, (profile, requests, _) in enumerate(loads, start=1):
+        with run.each_load(number, profile):
             with writing() as writer:
                 server.settings = run.settings_of_load()
-                await warm_up(prime_bursts(context.requests, context.profile.workload.prefix), writer)
-                opening, num_warmups = opening_of(context.requests, context.profile)
+                await warm_up(prime_bursts(requests, profile.workload.prefix), writer)
+                opening, num_warmups = opening_of(requests, profile)
                 run.load.opening = LoadSummary() if num_warmups else None
-                requests = (*opening, *context.requests)
-                sent = server.send(requests, context.profile.workload.arrival, num_warmups)
+                sent = server.send((*opening, *requests), profile.workload.arrival, num_warmups)
                 await _record(sent, writer, run.load, context.listener.on_request_end, num_ended - len(opening))
-            num_ended += len(context.requests)
+            num_ended += len(requests)
             if run.record.loads:
-                run.judge_load(context.requests, has_client=False)
+                run.judge_load(requests, has_client=False)
     run.time(stop_ns=server.now_ns)
 
 
@@ -124,21 +126,20 @@ async def _record(
 
 @contextmanager
 def simulated_runs(
-    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], *, jobs: int | None, keep: Kept
+    results: ResultDirectory, profile: Profile, requests: RequestSets, *, jobs: int | None, keep: Kept
 ) -> Iterator[MeasureRun]:
     """Yields what simulates one run after the other, with up to ``jobs`` of them at the same time.
 
     Without ``jobs``, as many as there are cores if that pays. Runs in progress when this ends early are recorded as
     interrupted.
     """
-    pending = undone_runs(results)
-    num_tokens = sum(request.n * request.max_tokens for request in requests) * len(pending)
+    pending, context = undone_runs(results), RunContext(profile=profile, requests=requests)
+    num_tokens = sum(load.size.num_tokens for run in pending for load in loads_of(context, run))
     # Output tokens that take about as long to simulate as to start a process: 5 and 1.3 s on one core
     jobs = min(jobs or (os.cpu_count() if num_tokens >= 1_000_000 else 1) or 1, len(pending))
     if jobs <= 1:
         yield partial(simulate_run, keep=keep)
         return
-    context = RunContext(profile=profile, requests=tuple(requests))
     is_fixed = profile.stopping is None and profile.loads_per_server != "auto"
     futures: dict[str, Future[RunRecord]] = {}
     """Of runs begun ahead of their turn: all, or those of a block where the blocks before decide on later ones."""

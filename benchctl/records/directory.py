@@ -37,6 +37,8 @@ BLOCKS: Final = "blocks"
 """Folder of a result directory whose blocks are measured by several processes: a directory for each of them."""
 OWNER_FILE: Final = "owner.json"
 """In the directory of a block: the process that measures it, or did last."""
+OF_POINT: Final = "~"
+"""In the id of a load point of a ladder, ``003-b1-guided~2``, between the id of its server's run and its number."""
 _BLOCK_NAME: Final = re.compile(r"b([0-9]{3}|[1-9][0-9]{3,8})")
 _Order: TypeAlias = tuple[tuple[int, float, str], ...]
 
@@ -200,12 +202,15 @@ class ResultDirectory:
         write_bytes_atomic(self.path / "profile.yaml", text.encode(), within=self.path)
 
     def run(self, run_id: str) -> RunDirectory:
-        """The directory of a run, in that of its block where that was begun."""
-        path = self.path
+        """The directory of a run, in that of its block where that was begun.
+
+        The id of a load point, such as ``003-b1-guided~2``, leads to its server's, for the records of this point.
+        """
+        path, (run_id, _, load) = self.path, run_id.partition(OF_POINT)
         if match := re.match(r"[0-9]+-b([0-9]{1,9})-", run_id):
             of_block = self.path / BLOCKS / f"b{int(match[1]):03d}"
             path = of_block if is_there(of_block, within=self.path) else path
-        return RunDirectory(path / "runs" / run_id, self.path)
+        return RunDirectory(path / "runs" / run_id, self.path, int(load or 1))
 
     def run_folder(self, run_id: str) -> str:
         """Path of a run's directory below this one, with slashes."""

@@ -1,7 +1,7 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,8 +15,17 @@ import msgspec
 from benchctl.errors import RecordError
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, line_blocks, read_jsonl, records_in
-from benchctl.records.loads import counting, record_of_load
-from benchctl.records.record import ChoiceRecord, Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.loads import counting, point_id, record_of_load
+from benchctl.records.record import (
+    ChoiceRecord,
+    LoadRecord,
+    Manifest,
+    Plan,
+    PreparedRequest,
+    RequestRecord,
+    RunRecord,
+)
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import (
     SCHEMA_VERSION,
     ClientSample,
@@ -99,19 +108,16 @@ class LoadedRun:
         return tuple(damaged) if self.is_damaged else ()
 
 
-def load_run(directory: RunDirectory) -> LoadedRun:
-    """Read one run as far as it is readable, with all of its loads that count.
+def load_run(directory: RunDirectory, record: RunRecord | None = None) -> LoadedRun:
+    """Read one run, which has this record, as far as it is readable, with all of its loads that count.
 
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
     """
     from benchctl.records.columns import joined  # noqa: PLC0415 - numpy
 
-    record = directory.read()
-    loads = [
-        replace(read_load(directory.of_load(load.number), record_of_load(record, load)), load=load.number)
-        for load in counting(record.loads)
-    ]
+    record = record or directory.read()
+    loads = _read_each(directory, record, counting(record.loads))
     if not loads:
         return read_load(directory, record)
     damage = [each for load in loads for each in load.warnings if each.code == DAMAGED_LINE]
@@ -128,6 +134,23 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         is_damaged=record.state == "done" and any(load.is_damaged for load in loads),
         several=tuple(loads),
     )
+
+
+def load_points_of(directory: RunDirectory) -> tuple[LoadedRun, ...]:
+    """Read the load points of a run with a ladder, each as a run of its own, sent or not; else the run.
+
+    See ``load_run`` for damaged lines.
+    """
+    record = directory.read()
+    is_ladder = record.ladder and record.loads
+    return tuple(_read_each(directory, record, record.loads)) if is_ladder else (load_run(directory, record),)
+
+
+def _read_each(directory: RunDirectory, record: RunRecord, loads: Iterable[LoadRecord]) -> list[LoadedRun]:
+    return [
+        replace(read_load(directory.of_load(load.number), record_of_load(record, load)), load=load.number)
+        for load in loads
+    ]
 
 
 def read_load(directory: RunDirectory, record: RunRecord) -> LoadedRun:
@@ -267,10 +290,15 @@ class LoadedResults:
     profile_yaml: str
     """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
     plan: Plan
-    """Without the blocks that a stopping rule made unnecessary."""
-    requests: tuple[PreparedRequest, ...]
+    """Without the blocks that a stopping rule made unnecessary; a ladder is planned as its load points."""
+    sets: RequestSets
     runs: tuple[LoadedRun, ...]
-    """Runs that were begun, in plan order."""
+    """Runs that were begun, in plan order, with one for each load point of a ladder."""
+
+    @property
+    def requests(self) -> tuple[PreparedRequest, ...]:
+        """The request set, or the first of several."""
+        return self.sets.sets[0][1]
 
 
 def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
@@ -281,8 +309,7 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     """
     results = open_results(path)
     plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
-    requests: tuple[PreparedRequest, ...] = ()
-    runs: list[LoadedRun] = []
+    sets, runs = RequestSets.single(()), list[LoadedRun]()
     with _collecting(damage):
         plan = results.due_plan()
     from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
@@ -290,25 +317,36 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
     logs = [log for run in begun for name in ("steps", "requests") for log in run.path.glob(f"{name}*.jsonl")]
     logs = [log for log in logs if is_file(log, within=results.path)]
-    with two_readers(load_run, begun, sum(log.stat().st_size for log in logs)) as load:
+    with two_readers(load_points_of, begun, sum(log.stat().st_size for log in logs)) as load:
         for run in begun:
             with _collecting(damage):
-                runs.append(load(run))
+                points = load(run)
+                runs += points
                 if damage is not None:
-                    damage += runs[-1].damage
+                    damage += chain.from_iterable(point.damage for point in points)
     with _collecting(damage):
         profile_yaml = results.profile_yaml()
     with _collecting(damage):
-        requests = tuple(results.prepared_requests())
+        sets = results.request_sets()
     manifest = current_manifest(results)
     return LoadedResults(
         path=results.path,
         manifest=manifest,
         profile_yaml=profile_yaml,
-        plan=plan,
-        requests=requests,
+        plan=_by_point(plan),
+        sets=sets,
         runs=tuple(run if manifest.state == "running" else _ended(run) for run in runs),
     )
+
+
+def _by_point(plan: Plan) -> Plan:
+    """The plan with a run for each load point of a ladder, as they are read."""
+    points = (
+        msgspec.structs.replace(run, run_id=point_id(run, number), cell=run.cell | cell) if run.ladder else run
+        for run in plan.runs
+        for number, cell in enumerate(run.ladder or ({},), start=1)
+    )
+    return msgspec.structs.replace(plan, runs=tuple(points))
 
 
 @contextmanager

@@ -144,9 +144,9 @@ def _contents(
         yield "curves.csv", csv_bytes(list(points[0]), points)
     yield "summary.json", document_bytes(summary_document(analysis) | {"verdict": verdict.word})
     yield "sweep_summary.json", document_bytes(sweep_document(analysis))
-    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     directory = ResultDirectory(analysis.results.path)
     for run in analysis.runs:
+        arrival = analysis.experiment.arrival_of(run.record)
         for load in run.run.loads if run.is_usable else ():
             result = vllm_result(load, analysis.experiment.metrics(load), analysis.results.manifest, arrival)
             yield f"{directory.run_folder(run.record.run_id)}/result{load.suffix}.json", document_bytes(result)

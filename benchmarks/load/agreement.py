@@ -45,6 +45,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import Message, PlannedRun, PreparedRequest, RequestRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.fresh_server import fresh_server
@@ -124,7 +125,9 @@ def seen_by_benchctl(trial: Trial, numbers: Iterator[int]) -> Figures:
     directory = RunDirectory(trial.directory / name)
     planned = PlannedRun(index=0, run_id=name, block=0, position=0, variant="baseline")
     with serving(trial, name) as url:
-        record = measure_run(RunContext(profile=trial.attached(url), requests=trial.requests), planned, directory)
+        record = measure_run(
+            RunContext(profile=trial.attached(url), requests=RequestSets.single(trial.requests)), planned, directory
+        )
     if record.state not in ("done", "suspect"):
         raise SystemExit(f"benchctl's run failed: {record.failure}")
     requests = measured(read_jsonl(directory.path / "requests.jsonl", RequestRecord))

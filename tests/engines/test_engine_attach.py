@@ -28,6 +28,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
+from benchctl.records.request_sets import RequestSets
 
 ENGINE = AttachEngine()
 KEY = "not-to-be-written-anywhere-4711"
@@ -172,7 +173,7 @@ def test_gpus_of_a_server_on_this_host_are_sampled_where_the_profile_names_them(
                 model="qwen2.5-7b", telemetry={"gpu_hz": 20.0},
             )  # fmt: skip
             directory = RunDirectory(tmp_path / f"runs-{len(gpus)}" / "000-b0-baseline")
-            measure_run(RunContext(profile=attached, requests=(asked(),)), planned(), directory)
+            measure_run(RunContext(profile=attached, requests=RequestSets.single((asked(),))), planned(), directory)
             loaded = load_run(directory)
             sampled, inventory = {sample.index for sample in loaded.gpu}, loaded.record.node.gpus
             assert sorted(sampled) == [gpu.index for gpu in inventory] == gpus

@@ -24,6 +24,7 @@ from benchctl.profile.model import Guidance, Sampling
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import PlannedRun
+from benchctl.records.request_sets import RequestSets
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()
@@ -207,7 +208,7 @@ def _measured(tmp_path: Path, python: str) -> Callable[..., Measured]:
         planned = PlannedRun(index=0, run_id=f"000-b0-{variant}", block=0, position=0, variant=variant)
         path = RunDirectory(tmp_path / planned.run_id)
         record = measure_run(
-            RunContext(profile=profile, requests=prepare_requests(profile).requests), planned, path
+            RunContext(profile=profile, requests=RequestSets.single(prepare_requests(profile))), planned, path
         )
         assert (record.state, record.failure) == ("done", None), record.warnings
         return load_run(path), [json.loads(line) for line in truth.read_bytes().splitlines()]

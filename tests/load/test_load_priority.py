@@ -170,12 +170,13 @@ RUN = """
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
+from benchctl.records.request_sets import RequestSets
 
 directory, workers, clock = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 directory.mkdir(exist_ok=True)
 context = RunContext(
     profile=profile(load={"workers": workers}),
-    requests=tuple(request(i, max_tokens=3, gap_ms=1) for i in range(4)),
+    requests=RequestSets.single(request(i, max_tokens=3, gap_ms=1) for i in range(4)),
     engine=PacedEngine(truth=directory / "truth.jsonl", clock=clock),
 )
 record = measure_run(context, planned(), RunDirectory(directory / "run"))

@@ -38,6 +38,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import RequestRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}
@@ -347,7 +348,7 @@ def test_one_worker_is_this_process():
 def context_of(tmp_path, requests, **more):
     return RunContext(
         profile=profile(load={"workers": 2}, arrival={"kind": "closed-loop", "max_concurrency": 2}),
-        requests=tuple(requests),
+        requests=RequestSets.single(requests),
         engine=PacedEngine(truth=tmp_path / "truth.jsonl"),
         **more,
     )

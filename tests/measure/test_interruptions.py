@@ -29,6 +29,7 @@ from benchctl.measure.server.health import limit_in_log, start_refusal
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results, load_run
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.writers import current_manifest, is_held, sole_writer
 from benchctl.report.export import list_directories
 
@@ -57,7 +58,11 @@ def test_an_interrupt_in_mid_run_or_while_the_server_starts_leaves_records_and_n
     engine = PacedEngine(truth=tmp_path / "truth.jsonl", flags=("--with-worker", *flags))
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        measure_run(RunContext(profile=profile(), requests=requests, engine=engine), planned(), directory)
+        measure_run(
+            RunContext(profile=profile(), requests=RequestSets.single(requests), engine=engine),
+            planned(),
+            directory,
+        )
     assert processes_of(str(tmp_path)) == []
     loaded = load_run(directory)
     run = loaded.record

@@ -32,6 +32,7 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import encode
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import GitState, NodeGpu
 from benchctl.units import s_from_ns
 
@@ -44,7 +45,7 @@ needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="the machine has one c
 def measured(tmp_path):
     """The record of a run on a paced server."""
     engine = PacedEngine(truth=tmp_path / "truth.jsonl")
-    context = RunContext(profile=profile(), requests=(request(0, gap_ms=1),), engine=engine)
+    context = RunContext(profile=profile(), requests=RequestSets.single((request(0, gap_ms=1),)), engine=engine)
     return measure_run(context, planned(), RunDirectory(tmp_path / "runs" / "000-b0-baseline"))
 
 

@@ -20,6 +20,7 @@ from benchctl.measure.run import Listener, RunContext, measure_run, noise_seed
 from benchctl.measure.telemetry.gpus import open_gpu
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 
 
@@ -28,7 +29,7 @@ def measure(tmp_path, requests, *flags, engine=PacedEngine, progress=None, **cha
     directory = RunDirectory(tmp_path / "runs" / "000-b0-baseline")
     context = RunContext(
         profile=profile(**changes),
-        requests=tuple(requests),
+        requests=RequestSets.single(requests),
         engine=engine(truth=tmp_path / "truth.jsonl", flags=flags),
         listener=Listener() if progress is None else Listener(on_request_end=progress.append),
     )

@@ -15,6 +15,7 @@ from benchctl.analysis.validity.answers import planned_hit_frac
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
+from benchctl.records.request_sets import RequestSets
 
 WORKLOAD = {
     "dataset": "synthetic",
@@ -143,7 +144,7 @@ def test_steps_of_priming_on_the_clock_of_the_host_are_warm_up_of_their_own_load
     measure_run(
         RunContext(
             profile=profile(workload=workload),
-            requests=requests,
+            requests=RequestSets.single(requests),
             engine=PrimedEngine(truth=tmp_path / "truth.jsonl"),
             num_loads=3,
         ),

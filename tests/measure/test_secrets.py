@@ -15,6 +15,7 @@ from benchctl.measure.redaction import redact_file
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.sections import RequestOptions
 from benchctl.records.directory import RunDirectory
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.secrets import environment_redactor
 
@@ -164,7 +165,9 @@ def test_a_secret_that_a_server_writes_to_its_log_is_not_kept_there_and_its_vari
     monkeypatch.setenv("VLLM_TEAM", SENT)  # a variable of a server would be recorded
     (tmp_path / "headers").write_text(f"a header: X-Team: {SENT}\n")
     asks = profile().model_copy(update={"request": RequestOptions(headers={"X-Team": "${VLLM_TEAM}"})})
-    context = RunContext(profile=asks, requests=(request(0),), engine=Chatty(truth=tmp_path / "truth.jsonl"))
+    context = RunContext(
+        profile=asks, requests=RequestSets.single((request(0),)), engine=Chatty(truth=tmp_path / "truth.jsonl")
+    )
     directory = RunDirectory(tmp_path / "results" / "000-b0-baseline")
     assert measure_run(context, planned(), directory).state in {"done", "suspect"}
     assert "a header: X-Team: [redacted: VLLM_TEAM]" in directory.server_log.read_text()

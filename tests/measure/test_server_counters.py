@@ -27,6 +27,7 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import LoadedRun, load_results, load_run
 from benchctl.records.record import Message, RequestError
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.workload.tokenizers import count_chat_tokens
 
@@ -152,7 +153,8 @@ def measured(path: Path, *, caching: str = "true", hits: str = "false", n: int =
     requests = tuple(msgspec.structs.replace(request(i, max_tokens=6, n=n), **asked) for i in range(4))
     directory = RunDirectory(path / "run")
     context = RunContext(
-        profile=parse_profile(PROFILE.format(caching=caching, hits=hits), "test"), requests=requests
+        profile=parse_profile(PROFILE.format(caching=caching, hits=hits), "test"),
+        requests=RequestSets.single(requests),
     )
     measure_run(context, planned(), directory)
     run = load_run(directory)

@@ -19,6 +19,7 @@ from benchctl.measure.run import Listener, RunContext, measure_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_run
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import HostSample
 from benchctl.records.writers import settled
 
@@ -31,7 +32,7 @@ def measure(tmp_path, *flags, num_loads=3, engine=PacedEngine, progress=None, **
     directory = RunDirectory(tmp_path / "run")
     context = RunContext(
         profile=profile(**changes),
-        requests=tuple(request(i, max_tokens=TOKENS, gap_ms=5) for i in range(4)),
+        requests=RequestSets.single(request(i, max_tokens=TOKENS, gap_ms=5) for i in range(4)),
         engine=engine(truth=tmp_path / "truth.jsonl", flags=flags),
         listener=Listener() if progress is None else Listener(on_request_end=progress.append),
         num_loads=num_loads,

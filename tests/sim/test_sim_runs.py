@@ -14,6 +14,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
+from benchctl.records.request_sets import RequestSets
 from benchctl.sim.predict import StepTimes, emulated_config, predict_plan, predict_run
 from benchctl.workload.prepare import prepare_requests
 
@@ -58,7 +59,7 @@ def run(path, profile, variant="baseline", *, by=simulate_run):
     requests = prepare_requests(profile).requests
     planned = PlannedRun(index=0, run_id="run", block=0, position=0, variant=variant)
     directory = RunDirectory(path)
-    by(RunContext(profile=profile, requests=requests), planned, directory)
+    by(RunContext(profile=profile, requests=RequestSets.single(requests)), planned, directory)
     return load_run(directory), directory
 
 

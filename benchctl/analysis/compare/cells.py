@@ -209,7 +209,8 @@ def compare_answers(
     for pair in pairs:
         quality, a, b = None, pair.a_runs, pair.b_runs
         if no_answers is None and past_end is None:
-            quality = compare_quality(sides[0].results.requests, a, b, judge, margin, pair.confidence)
+            requests = sides[0].results.sets.of(pair.a.cell)
+            quality = compare_quality(requests, a, b, judge, margin, pair.confidence)
         yield {
             "quality": quality,
             "quality_note": past_end if no_answers is None else None,
@@ -258,7 +259,7 @@ def decompose_pair(paired: ArmPair, model: SourcedModel | str = NO_MODEL) -> Dec
 
 def _design_of_steps(paired: ArmPair) -> PairDesign:
     """The design for times of steps; without positions if these have no effect."""
-    slope = paired.sides[0].position_slope("step_ms") if paired.is_ordered else None
+    slope = paired.sides[0].position_slope("step_ms", paired.a.cell) if paired.is_ordered else None
     return PairDesign(
         is_paired=paired.pairing != "unpaired",
         confidence=paired.confidence,
@@ -281,7 +282,7 @@ def _break_down_runs(
             breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
         if not paired.is_ordered:
             return breakdown
-        wall = side.position_scale(run, "wall_s") if side.is_pooled else 1.0
+        wall = side.position_scale(run, "wall_s") if side.is_pooled(run.record.cell) else 1.0
         return breakdown.scaled(wall=wall, step=side.position_scale(run, "step_ms"))
 
     a = [break_down(run, paired.sides[0]) for run in paired.a_runs]

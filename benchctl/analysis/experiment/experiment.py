@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -39,11 +40,13 @@ from benchctl.analysis.validity.steadiness import steadiness_warnings
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.errors import ProfileError, RecordError, UsageError
+from benchctl.profile.arrival import Arrival
 from benchctl.profile.choices import DEFAULT_THRESHOLD, NO_REQUESTS
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
+from benchctl.profile.settings import load_part, under_load
 from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.integrity import Verification, verify_directory
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
@@ -120,7 +123,7 @@ class Experiment:
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
-    _slopes: dict[tuple[str, bool], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
+    _slopes: dict[tuple[str, bool, str], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -169,6 +172,20 @@ class Experiment:
         except UsageError:
             return None
 
+    def profile_of(self, record: RunRecord | Arm) -> Profile | None:
+        """The profile under the load of a run or an arm; None where the profile cannot be read or has no such load.
+
+        Whoever needs the workload of a run takes it from here.
+        """
+        with suppress(ProfileError):
+            return None if self.profile_or_none is None else under_load(self.profile_or_none, record.cell)
+        return None
+
+    def arrival_of(self, record: RunRecord | Arm) -> Arrival | None:
+        """The arrival of the load of a run or an arm; None as of ``profile_of``."""
+        profile = self.profile_of(record)
+        return None if profile is None else profile.workload.arrival
+
     def hardware_of(self, record: RunRecord | PlannedRun | Arm) -> Hardware | None:
         """The device of a run or an arm: the one that its server simulates, else that of the machine."""
         settings = self.settings(record)
@@ -188,7 +205,7 @@ class Experiment:
             tails = mean_metrics([tails for _, tails in of_loads])
             known_tails = {name: value for name, value in tails.items() if value is not None}
             return mean_metrics([metrics for metrics, _ in of_loads]), known_tails
-        profile = self.profile_or_none
+        profile = self.profile_of(run.record)
         return (
             metrics_and_tails(run)
             if profile is None
@@ -237,7 +254,8 @@ class Experiment:
         settings = self.settings(run.record)
         if settings is None:
             settings = variant_settings(self.profile, run.record.variant, run.record.cell)
-        return reconcile(run, self.profile, settings, self.results.requests, self.results.manifest.stop)
+        profile, requests = self.profile_of(run.record) or self.profile, self.results.sets.of(run.record.cell)
+        return reconcile(run, profile, settings, requests, self.results.manifest.stop)
 
     @_derive_once
     def contradictions(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
@@ -252,9 +270,8 @@ class Experiment:
     @_derive_once
     def unsteadiness(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
         """Warnings about a server that was not warm or steady under the loads of a run that ended."""
-        profile = self.profile_or_none
         has_ended = bool(run.requests) and run.record.state in {"done", "suspect"}
-        return steadiness_warnings(run, None if profile is None else profile.workload.arrival) if has_ended else ()
+        return steadiness_warnings(run, self.arrival_of(run.record)) if has_ended else ()
 
     def usability(self, run: LoadedRun) -> Usability:
         """The parts of a run that count, by its state, its warnings, the gates of the profile and its block."""
@@ -306,7 +323,7 @@ class Experiment:
             base=base,
             value_model=value_model,
             top_k=settings.sampling.top_k,
-            prepared=self.results.requests,
+            prepared=self.results.sets.of(run.record.cell),
             drafter=drafter_of(settings.server),
         )
 
@@ -349,28 +366,48 @@ class Experiment:
         return {key: run.record.position - middle for key, run in self.counted_runs.items()}
 
     @cached_property
-    def is_pooled(self) -> bool:
-        """More than two arms, which share one effect of the position; two arms estimate it with their ratio."""
-        return len({arm for _, arm in self.counted_runs}) > 2
+    def has_ladder(self) -> bool:
+        """Servers got several load points, which share the position of their server."""
+        return any(planned.ladder for planned in self.results.plan.runs)
 
-    def position_slope(self, column: str, *, of_few: bool = False) -> PooledSlope | None:
-        """Effect of one position later on the logarithm of a column; None where it cannot be estimated, and of
-        columns that do not drift with the machine.
+    def point_of(self, cell: Cell) -> str:
+        """The load point of a cell where servers got several of them, else empty.
+
+        Effects of the position are estimated within a point: pooled over the points of one server they would look
+        as certain as if each had a server of its own.
+        """
+        return cell_key(load_part(cell)) if self.has_ladder else ""
+
+    def _counted_at(self, cell: Cell) -> Mapping[RunKey, LoadedRun]:
+        """The runs that count, of a ladder those at the load point of a cell."""
+        point, runs = self.point_of(cell), self.counted_runs
+        return {key: run for key, run in runs.items() if self.point_of(run.record.cell) == point} if point else runs
+
+    def is_pooled(self, cell: Cell) -> bool:
+        """More than two arms, which share one effect of the position; two arms estimate it with their ratio."""
+        return len({arm for _, arm in self._counted_at(cell)}) > 2
+
+    def position_slope(self, column: str, cell: Cell, *, of_few: bool = False) -> PooledSlope | None:
+        """Effect of one position later on the logarithm of a column, of a ladder at the load point of ``cell``.
+
+        None where it cannot be estimated, and of columns that do not drift with the machine.
         """
         if column not in TIME_COLUMNS:
             return None
-        if (column, of_few) not in self._slopes:
-            values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
-            positions = {key: run.record.position for key, run in self.counted_runs.items()}
-            self._slopes[column, of_few] = pooled_slope(values, positions)
-        return self._slopes[column, of_few]
+        key = column, of_few, self.point_of(cell)
+        if key not in self._slopes:
+            runs = self._counted_at(cell)
+            values = {run_key: self.counted(run, column, of_few=of_few) for run_key, run in runs.items()}
+            positions = {run_key: run.record.position for run_key, run in runs.items()}
+            self._slopes[key] = pooled_slope(values, positions)
+        return self._slopes[key]
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:
         """Factor that moves a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.
 
         1 for a run that does not count, and where no effect can be estimated.
         """
-        slope = self.position_slope(metric)
+        slope = self.position_slope(metric, run.record.cell)
         return 1.0 if slope is None else math.exp(-slope.log_per_position * self.offset(run))
 
     def offset(self, run: LoadedRun) -> float:

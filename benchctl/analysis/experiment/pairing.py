@@ -119,8 +119,8 @@ class ArmPair:
         if self.pairing == "unpaired":
             ratio = unpaired_ratio(a, b, self.confidence)
         else:
-            is_pooled = self.is_ordered and experiment.is_pooled
-            slope = experiment.position_slope(column, of_few=of_few) if is_pooled else None
+            is_pooled = self.is_ordered and experiment.is_pooled(self.a.cell)
+            slope = experiment.position_slope(column, self.a.cell, of_few=of_few) if is_pooled else None
             is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
             design = replace(self.design, slope=slope) if is_adjusted else BlockDesign(self.blocks)
             ratio = side_ratio(a, b, design, self.confidence, self.estimator)

@@ -248,7 +248,7 @@ def _spread_of(
         values, centre, weights = list(ratio.a_values), ratio.a, ratio.estimate.block_weights
     else:
         offsets = [experiment.offset(run.run) for run in numbers]
-        slope = experiment.position_slope(column, of_few=True)
+        slope = experiment.position_slope(column, usable[0].record.cell, of_few=True)
         centre, weights = adjusted_level(values, offsets, slope, experiment.estimator)
     return Spread(
         centre=centre,

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, VLLM_KV_SIZES, options_class
+from benchctl.records.loads import server_id
 from benchctl.records.record import RunRecord
 from benchctl.untrusted.secrets import mark
 
@@ -74,8 +75,8 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: b
     for key, value in settings.items():
         if value and not _OF_ONE_LAUNCH.search(key.partition(".")[2].lstrip("-")):
             text = re.sub(r"(127\.0\.0\.1|localhost|\[::1\]):\d+", r"\1:<port>", value)
-            if record.run_id in text:  # a pattern for each run takes longer than all the rest
-                text = re.sub(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)", "<run>", text)
+            if server_id(record) in text:  # a pattern for each run takes longer than all the rest
+                text = re.sub(rf"[^\s:=,]*/{re.escape(server_id(record))}(?=/|$)", "<run>", text)
             text = _OURS.sub(r"<benchctl>/\1\2", text)
             shared[key] = text if has_one_host else " ".join(map(_last_part, text.split(" ")))
     return shared

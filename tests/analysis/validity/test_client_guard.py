@@ -22,6 +22,7 @@ from benchctl.profile.arrival import Arrival, arrival_offsets_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import ChoiceRecord, RequestRecord, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ClientSample, ClockOffset, NodeInfo
 from benchctl.units import NS_PER_MS, NS_PER_S
 
@@ -370,7 +371,9 @@ def test_a_run_whose_schedule_was_not_kept_is_suspect_and_holds_samples_of_its_c
     requests = tuple(request(i, max_tokens=2, gap_ms=1, arrival_ns=i * 8 * NS_PER_MS) for i in range(80))
     slow = profile(arrival={"kind": "constant", "request_rate": 125.0})
     engine = SlowToAsk(truth=tmp_path / "truth.jsonl")
-    record = measure_run(RunContext(profile=slow, requests=requests, engine=engine), planned(), directory)
+    record = measure_run(
+        RunContext(profile=slow, requests=RequestSets.single(requests), engine=engine), planned(), directory
+    )
     assert (record.state, "sends-delayed" in codes(record.warnings)) == ("suspect", True)
     samples = load_run(directory).client
     used_ns = [sample.cpu_ns for sample in samples]

@@ -30,6 +30,7 @@ from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.supervise import Launched
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.loaded import load_run
+from benchctl.records.request_sets import RequestSets
 
 SHARED = Path("/dev/shm")
 
@@ -39,7 +40,7 @@ def measure(tmp_path, *flags, requests=None, engine=StubbornEngine, meanwhile=No
     directory = RunDirectory(tmp_path / "run")
     asked = requests or [request(i, max_tokens=400, gap_ms=20) for i in range(4)]
     stubborn = engine(truth=tmp_path / "truth.jsonl", flags=flags)
-    context = RunContext(profile=profile(**changes), requests=tuple(asked), engine=stubborn)
+    context = RunContext(profile=profile(**changes), requests=RequestSets.single(asked), engine=stubborn)
     if meanwhile is not None:
         threading.Thread(target=_when_tokens_flow, args=(tmp_path, meanwhile), daemon=True).start()
     measure_run(context, planned(), directory)
