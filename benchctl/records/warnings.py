@@ -124,6 +124,10 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "20 %) beyond what batches and lengths explain, or a load began with slow steps: it was not warm.",
             "Raise num_warmups, measure longer loads, look for clocks, heat and memory; the message says where.",
         ),
+        "backlog-grows": warning(
+            "More requests arrived than the server answered, so that ever more were open: it was overloaded.",
+            "Lower workload.arrival.request_rate; latencies of this load depend on its length.",
+        ),
         "replays-allocate": warning(
             "A device handed out memory while forward passes were timed: some of them waited for it.",
             "Measure with more warm-up passes (engine.options.warmups), or a smaller pass.",

@@ -6,17 +6,21 @@ that of steps with the same batch and context (least squares), a time per token 
 met, a first-token time against the length of its prompt; only what these leave is tested. Small drifts are not
 named (``MIN_DRIFT_FRAC``), and nothing is tested in loads that are too short for a steady window.
 
+More requests than a server answers make a backlog that grows for as long as the load lasts (overload). It is told
+by the number of open requests, and by no latency: a queue that is long and stays so is steady.
+
 Shapes that are met for the first time make a server compile, capture or tune. Such a step, and the slow steps of a
 server that is not warm, are found in loads of any length.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from benchctl.analysis.metrics.chunks import Chunks, chunks_of
-from benchctl.analysis.metrics.latency import measured
+from benchctl.analysis.metrics.latency import measured, of_load
 from benchctl.analysis.metrics.steady import Window, request_times, steady_window
 from benchctl.analysis.statistics.trend import trend_of
 from benchctl.profile.arrival import Arrival
@@ -34,6 +38,11 @@ _LEVEL: Final = 0.01
 _MIN_IN_BATCH, _NUM_BATCHES = 4, 25
 """Means whose trend is tested: enough for the normal limit of the test (10), and each over enough values to leave
 little of their autocorrelation."""
+_MIN_BACKLOG_FRAC: Final = 0.02
+"""Of the requests that were sent, the least number by which open ones grow that is named ..."""
+_CHANCE, _CHANCE_WITHOUT_WINDOW = 2.0, 3.0
+"""... and in square roots of that number: the scatter between arrivals and answers at random times is 1.4 of these.
+Without a window the beginning, in which a server fills, may be in the second half as well."""
 _MIN_STEPS: Final = 20
 """Fewest steps of a kind that tell what a step of it takes."""
 _MIN_PROMPTS, _MOST_PROMPTS = 5, 100
@@ -84,8 +93,46 @@ def _observed(run: LoadedRun, before: Sequence[StepColumns], arrival: Arrival | 
             yield "not-steady", _slow_text(run, steps, num_slow)
         if text := _first_shapes(run, steps, num_slow):
             yield "shape-met-first", text
-    if window := steady_window(chunks):
-        yield from (("not-steady", text) for text in _drifts(run, chunks, window, steps, arrival))
+    window = steady_window(chunks)
+    backlog = None if arrival is None or arrival.rate is None else _backlog_text(run, window)
+    if backlog is not None:
+        yield "backlog-grows", backlog
+    for text in _drifts(run, chunks, window, steps, arrival) if window else ():
+        if backlog is None or not text.startswith("ttft_ms"):
+            yield "not-steady", text
+
+
+def backlog_growth(sent_ns: Integers, ended_ns: Integers, begin_ns: int | None) -> float | None:
+    """Requests by which those that are open grow in number between ``begin_ns`` and the last send, or in the
+    second half of the sends without it.
+
+    None where chance explains it, where it is less than 2 % of the requests sent, and with fewer than 100 of them.
+    """
+    sends_ns = np.sort(sent_ns)
+    first = len(sends_ns) // 2 if begin_ns is None else int(np.searchsorted(sends_ns, begin_ns))
+    num_sent = len(sends_ns) - first
+    if num_sent < _MIN_IN_BATCH * _NUM_BATCHES:
+        return None
+    num_ended = np.searchsorted(np.sort(ended_ns), sends_ns[first:], side="right")
+    num_open = np.arange(first + 1, len(sends_ns) + 1) - num_ended
+    growth = trend_of(np.array([batch.mean() for batch in np.array_split(num_open, _NUM_BATCHES)])).change
+    chance = _CHANCE_WITHOUT_WINDOW if begin_ns is None else _CHANCE
+    return growth if growth >= max(_MIN_BACKLOG_FRAC * num_sent, chance * math.sqrt(num_sent)) else None
+
+
+def _backlog_text(run: LoadedRun, window: Window | None) -> str | None:
+    """The backlog that grows under a load with a rate, from the times at which its requests were due."""
+    requests = [request for request in of_load(run) if request.done_ns is not None or request.error is None]
+    due_ns = np.array([request.scheduled_ns for request in requests], np.int64)
+    ended_ns = np.array([request.done_ns for request in requests if request.done_ns is not None], np.int64)
+    growth = backlog_growth(due_ns, ended_ns, None if window is None else window.begin_ns)
+    if growth is None:
+        return None
+    return (
+        f"the server answers fewer requests than arrive: {growth:.0f} more of them were open at the end of the "
+        f"load than {'in its middle' if window is None else 'when its steady window began'}, so its "
+        "latencies are those of a load of this length alone; lower workload.arrival.request_rate"
+    )
 
 
 def _fitted(values: Floats, features: Sequence[Floats], is_used: Flags) -> Floats:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from support.cli import benchctl, document, printed
 
 from benchctl.analysis.metrics.chunks import chunks_of
@@ -14,7 +15,7 @@ from benchctl.analysis.metrics.latency import measured
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.steady import MIN_REQUESTS, steady_window
 from benchctl.analysis.metrics.table import STEADY
-from benchctl.analysis.validity.steadiness import steadiness_warnings
+from benchctl.analysis.validity.steadiness import backlog_growth, steadiness_warnings
 from benchctl.profile.sections import Slo
 from benchctl.records.columns import columns_from
 from benchctl.units import NS_PER_S
@@ -119,9 +120,35 @@ def test_without_a_step_log_the_times_per_token_tell_of_a_drift(arrival):
     assert said_of(replace(drifting, options=""), has_steps=False) == {}
 
 
-def test_an_open_loop_above_what_the_server_can_serve_has_no_steady_first_token_times():
-    overloaded = Condition(name="overload", arrival="{kind: poisson, request_rate: 36}", options="max_num_seqs: 16")
-    assert "ttft_ms rises by" in said_of(overloaded)["not-steady"]
+@pytest.mark.parametrize(("rate", "is_overload"), [(10, False), (20, False), (36, True), (90, True)])
+def test_a_backlog_that_grows_is_overload_and_a_long_queue_is_not(rate, is_overload):
+    """The server answers 23.5 requests of this law per second; at 90 three of four were open at the last send."""
+    options = "max_num_seqs: 16"
+    said = said_of(Condition(name="rate", arrival=f"{{kind: poisson, request_rate: {rate}}}", options=options))
+    assert list(said) == (["backlog-grows"] if is_overload else [])
+    if is_overload:
+        assert "the server answers fewer requests than arrive: " in said["backlog-grows"]
+
+
+def test_a_backlog_is_that_of_the_requests_as_planned_whatever_a_cap_lets_pass():
+    capped = "{kind: poisson, request_rate: 60, max_concurrency: 8}"
+    assert "backlog-grows" in said_of(Condition(name="cap", arrival=capped))
+
+
+@given(st.integers(100, 2_000), st.integers(1, 200))
+def test_no_backlog_grows_where_each_request_ends_after_the_same_time(num_requests, lasts):
+    sent_ns = np.arange(num_requests)
+    for begin_ns in (None, 0, num_requests // 2):
+        growth = backlog_growth(sent_ns, sent_ns + lasts, begin_ns)
+        assert growth is None or begin_ns == 0
+
+
+@pytest.mark.parametrize("begin_ns", [None, 500])
+def test_a_backlog_grows_by_what_is_left_of_each_request(begin_ns):
+    sent_ns = np.arange(1_000)
+    assert backlog_growth(sent_ns, sent_ns * 2, begin_ns) == pytest.approx(0.5 * 500, rel=0.05)
+    assert backlog_growth(sent_ns, sent_ns * 1.01, begin_ns) is None
+    assert backlog_growth(sent_ns[:120], sent_ns * 2, None) is None
 
 
 def test_a_drift_of_half_a_per_cent_is_not_worth_a_word():
