@@ -47,6 +47,7 @@ FACTOR_SETTINGS: Final = {
     "request_rate": "workload.arrival.request_rate",
     "input_len": "workload.input_len",
     "output_len": "workload.output_len",
+    "hit_rate": "workload.prefix.hit_rate",
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
