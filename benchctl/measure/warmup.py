@@ -17,7 +17,7 @@ import msgspec
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections import SharedPrefix
-from benchctl.records.record import PreparedRequest
+from benchctl.records.record import Message, PreparedRequest
 from benchctl.workload.opening import Burst, again, word
 
 MAX_TOKENS: Final = 16
@@ -77,15 +77,10 @@ def prime_bursts(requests: Sequence[PreparedRequest], prefix: SharedPrefix | Non
 
 def _prefix_alone(request: PreparedRequest, name: str) -> PreparedRequest:
     """The prefix of a request with a word of its own behind it, for one token."""
-    messages, prompt, ending = request.messages, request.prompt, f" {word(name)}".rstrip()
-    if messages is not None:
-        content = messages[0].content[: request.shared_chars] + ending
-        messages = (msgspec.structs.replace(messages[0], content=content),)
-    if prompt is not None:
-        prompt = prompt[: request.shared_chars] + ending
-    return msgspec.structs.replace(
-        request, request_id=name, arrival_ns=0, messages=messages, prompt=prompt, max_tokens=1, ignore_eos=True
-    )
+    text = (request.prompt or "") if request.messages is None else request.messages[0].content
+    text = f"{text[: request.shared_chars]} {word(name)}".rstrip()
+    form = {"prompt": text} if request.messages is None else {"messages": (Message(role="user", content=text),)}
+    return msgspec.structs.replace(request, request_id=name, arrival_ns=0, max_tokens=1, ignore_eos=True, **form)
 
 
 def largest_batch(requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings) -> int:

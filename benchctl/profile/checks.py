@@ -6,11 +6,11 @@ from math import prod
 from typing import Any, Final
 
 from benchctl.profile.arrival import RATED
-from benchctl.profile.bounds import MAX_LOADS, MAX_TOKENS
+from benchctl.profile.bounds import MAX_LOADS
 from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.model import Profile, ThinkRange, length_bounds
+from benchctl.profile.model import Profile, ThinkRange
 from benchctl.profile.sections import SLO_METRICS
 from benchctl.profile.settings import (
     cells_of,
@@ -59,10 +59,10 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
     has_lengths = workload.lengths_from is not None
     serves = ENGINES[kind].serves_requests
     is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
-    several = profile.loads_per_server != 1
+    several, has_ladder = profile.loads_per_server != 1, profile.per_server == "ladder"
+    may_hit = workload.plans_hits or workload.allow_prefix_cache_hits
     arrival, begin, discard = workload.arrival, profile.load.begin, profile.load.discard
     turns, has_turns = workload.turns, workload.turns is not None
-    prefix, (shortest, longest) = workload.prefix, length_bounds(workload.input_len or MAX_TOKENS)
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             profile.baseline not in variants,
@@ -108,40 +108,11 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
         ),
         # Without a salt of its own the second load would find every prompt of the first.
         (
-            several and (workload.plans_hits or workload.allow_prefix_cache_hits) and not _can_salt(profile),
-            ("loads_per_server",),
+            (several or has_ladder) and may_hit and not _can_salt(profile),
+            ("per_server" if has_ladder else "loads_per_server",),
             (
-                f"is {profile.loads_per_server}, and the cache of engine {kind!r} cannot be emptied between loads; "
-                "use one, or leave out workload.prefix, turns and allow_prefix_cache_hits"
-            ),
-        ),
-        (
-            prefix is not None and not prefix.tokens_of(longest),
-            ("workload", "prefix"),
-            (
-                f"comes to no block of {prefix and prefix.block} tokens in a prompt of {longest}; raise it, or "
-                "input_len, or lower block"
-            ),
-        ),
-        (
-            prefix is not None and prefix.tokens_of(shortest) >= shortest,
-            ("workload", "prefix", "len"),
-            (
-                f"comes to {prefix and prefix.tokens_of(shortest)} tokens, and the shortest prompt has {shortest}, "
-                "of which one at least is its own; lower it, or raise input_len"
-            ),
-        ),
-        (
-            prefix is not None and has_turns,
-            ("workload", "prefix"),
-            "is set, and conversations share what was said before; leave out workload.prefix or workload.turns",
-        ),
-        (
-            prefix is not None and workload.samples_per_prompt > 1,
-            ("workload", "samples_per_prompt"),
-            (
-                f"is {workload.samples_per_prompt}, and from the second on the cache has more of a prompt than its "
-                "prefix; set 1, or leave out workload.prefix"
+                f"is {'ladder' if has_ladder else profile.loads_per_server}, and the cache of engine {kind!r} cannot "
+                "be emptied between loads; send one, or leave out workload.prefix, turns and allow_prefix_cache_hits"
             ),
         ),
         (
@@ -384,14 +355,6 @@ def _ladder_problems(profile: Profile) -> Iterator[Problem]:
             profile.loads_per_server != 1,
             ("loads_per_server",),
             f"is {profile.loads_per_server}, and per_server: ladder sends each load once; leave out one of the two",
-        ),
-        (
-            profile.workload.allow_prefix_cache_hits,
-            ("per_server",),
-            (
-                "is ladder, and with workload.allow_prefix_cache_hits every load after the first would find its "
-                "prompts in the cache; leave out one of the two"
-            ),
         ),
     )
     yield from ((path, problem) for is_broken, path, problem in rules if is_broken)

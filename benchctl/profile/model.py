@@ -288,6 +288,7 @@ class Workload(Section):
         num_turns = 1 if self.turns is None else _longest(self.turns.number)
         num_outputs = self.num_prompts * self.samples_per_prompt * num_turns
         tokens = self.num_prompts * num_turns * _longest(self.input_len)
+        prefix, (shortest, longest) = self.prefix, length_bounds(self.input_len or MAX_TOKENS)
         check_rules(
             (
                 num_outputs > MAX_OUTPUTS,
@@ -305,6 +306,31 @@ class Workload(Section):
                 (
                     f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
                     f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
+                ),
+            ),
+            (
+                prefix is not None and not prefix.tokens_of(longest),
+                (
+                    f"prefix comes to no block of {prefix and prefix.block} tokens in a prompt of {longest}; raise "
+                    "it, or input_len, or lower prefix.block"
+                ),
+            ),
+            (
+                prefix is not None and prefix.tokens_of(shortest) >= shortest,
+                (
+                    f"prefix.len comes to {prefix and prefix.tokens_of(shortest)} tokens, and the shortest prompt "
+                    f"has {shortest}, of which one at least is its own; lower it, or raise input_len"
+                ),
+            ),
+            (
+                prefix is not None and self.turns is not None,
+                "prefix is set, and conversations share what was said before; leave out prefix or turns",
+            ),
+            (
+                prefix is not None and self.samples_per_prompt > 1,
+                (
+                    f"samples_per_prompt is {self.samples_per_prompt}, and from the second on the cache has more of "
+                    "a prompt than its prefix; set 1, or leave out prefix"
                 ),
             ),
         )

@@ -213,8 +213,7 @@ class SharedPrefix(Section):
     @model_validator(mode="after")
     def _of_one_length(self) -> "SharedPrefix":
         if (self.hit_rate is None) == (self.len is None):
-            which = "neither hit_rate nor" if self.len is None else "hit_rate and"
-            raise ValueError(f"sets {which} len; set one of them")
+            raise ValueError("needs hit_rate or len, and not both; set one of them")
         return self
 
     def tokens_of(self, prompt_tokens: int) -> int:

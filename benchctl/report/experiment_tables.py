@@ -75,20 +75,15 @@ def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
 
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
     """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    workload = None if analysis.profile is None else analysis.profile.workload
-    requests, measured = analysis.results.requests, dict[float, list[str]]()
-    for cell in analysis.cells if workload is not None and workload.plans_hits else ():
+    measured, requests = dict[float, list[str]](), analysis.results.requests
+    for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
         planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
-    if workload is None or not measured:
-        return None
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = ""
-    if workload.prefix is not None:
-        primed = f" and prefixes of {count_of(min(workload.prefix.groups, len(requests)), 'group')} primed"
-    return f"{of_arms}; cache renewed{primed} before each load"
+    primed = " and prefixes primed" if any(request.shared_chars for request in requests) else ""
+    return f"{of_arms}; cache renewed{primed} before each load" if measured else None
 
 
 def counted_by(source: str, engine: str) -> str:

@@ -103,7 +103,7 @@ def test_an_arm_without_a_cache_is_planned_to_find_nothing(tmp_path):
         "cached": f"planned {plan:.2f}, measured {plan:.2f}",
     }
     assert {run.record.state for run in done.results.runs} == {"done"}
-    line = f"prefix hits: planned {plan:.2f}, measured {plan:.2f} (cached); cache renewed and prefixes of 3 groups"
+    line = f"prefix hits: planned {plan:.2f}, measured {plan:.2f} (cached); cache renewed and prefixes primed"
     assert line in " ".join(printed("show", done.path).split())
 
 

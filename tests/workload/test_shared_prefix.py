@@ -86,16 +86,19 @@ def test_a_longer_set_extends_a_shorter_one():
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["prefix={groups: 4}"], "workload.prefix: sets neither hit_rate nor len; set one of them"),
-        (["prefix={hit_rate: 0.5, len: 64}"], "workload.prefix: sets hit_rate and len; set one of them"),
+        (["prefix={groups: 4}"], "workload.prefix: needs hit_rate or len, and not both; set one of them"),
+        (
+            ["prefix={hit_rate: 0.5, len: 64}"],
+            "workload.prefix: needs hit_rate or len, and not both; set one of them",
+        ),
         (["prefix={hit_rate: 1.5}"], "is 1.5; it must be below 1"),
         (
             ["prefix={len: 512}"],
-            "workload.prefix.len: comes to 512 tokens, and the shortest prompt has 256, of which",
+            "workload: prefix.len comes to 512 tokens, and the shortest prompt has 256, of which",
         ),
         (
             ["prefix={hit_rate: 0.02}"],
-            "workload.prefix: comes to no block of 16 tokens in a prompt of 256; raise it",
+            "workload: prefix comes to no block of 16 tokens in a prompt of 256; raise it",
         ),
         (
             ["prefix={len: 64}", "samples_per_prompt=2"],
@@ -131,9 +134,12 @@ def test_several_loads_with_cached_prompts_need_an_engine_that_takes_a_salt():
             if not is_refused:
                 assert load_profile("ci-smoke", overrides=settings).loads_per_server == 3
                 continue
-            with pytest.raises(ProfileError) as error:
-                load_profile("ci-smoke", overrides=settings)
-            assert f"the cache of engine '{engine}' cannot be emptied between loads" in str(error.value)
+            ladder = ["per_server=ladder", "sweep={max_concurrency: [1, 2]}", "sweep_baseline=false"]
+            for key, several in (("loads_per_server", settings), ("per_server", [*settings[1:], *ladder])):
+                with pytest.raises(ProfileError) as error:
+                    load_profile("ci-smoke", overrides=several)
+                assert f"{key}: is " in str(error.value)
+                assert f"the cache of engine '{engine}' cannot be emptied between loads" in str(error.value)
 
 
 def test_a_hit_rate_is_rounded_to_whole_blocks_and_leaves_a_token():

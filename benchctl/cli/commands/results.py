@@ -94,9 +94,8 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
     lines = [verdict_text(folded(answer, width)) for answer in answers]
     if len(verdict.all) == len(verdict.comparisons) == 1:
         lines += [Text(folded(line, width)) for line in answer_lines(verdict.comparisons[0])]
-    subject = [experiment_tables.headline(analysis)]
-    if (hits := experiment_tables.hits_text(analysis)) is not None:
-        subject.append(f"prefix hits: {hits}")
+    hits = experiment_tables.hits_text(analysis)
+    subject = (experiment_tables.headline(analysis), *([] if hits is None else [f"prefix hits: {hits}"]))
     yield "verdicts", Group(*subject, *([""] if lines else []), *lines)
     *texts, notes = texts_of(analysis)
     runs = ("runs", *_runs(analysis, show_all=show_all))
