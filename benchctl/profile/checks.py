@@ -111,8 +111,9 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             (several or has_ladder) and may_hit and not _can_salt(profile),
             ("per_server" if has_ladder else "loads_per_server",),
             (
-                f"is {'ladder' if has_ladder else profile.loads_per_server}, and the cache of engine {kind!r} cannot "
-                "be emptied between loads; send one, or leave out workload.prefix, turns and allow_prefix_cache_hits"
+                f"is {'ladder' if has_ladder else profile.loads_per_server}, and the cache of engine {kind!r} "
+                "cannot be emptied between loads; send one, or leave out workload.prefix, turns and "
+                "allow_prefix_cache_hits"
             ),
         ),
         (

@@ -329,8 +329,8 @@ class Workload(Section):
             (
                 prefix is not None and self.samples_per_prompt > 1,
                 (
-                    f"samples_per_prompt is {self.samples_per_prompt}, and from the second on the cache has more of "
-                    "a prompt than its prefix; set 1, or leave out prefix"
+                    f"samples_per_prompt is {self.samples_per_prompt}, and from the second on the cache has more "
+                    "of a prompt than its prefix; set 1, or leave out prefix"
                 ),
             ),
         )

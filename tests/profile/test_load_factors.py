@@ -149,10 +149,6 @@ REFUSED = {
         {"per_server": "ladder", "loads_per_server": 3},
         "loads_per_server: is 3, and per_server: ladder sends each load once; leave out one of the two",
     ),
-    "prompts that a cache would have": (
-        {"per_server": "ladder", "workload__allow_prefix_cache_hits": True},
-        "per_server: is ladder, and with workload.allow_prefix_cache_hits every load after the first would find",
-    ),
     "too many loads": (
         {"per_server": "ladder", "sweep": {"max_concurrency": list(range(1, 61))}},
         "per_server: makes 60 loads on each server, more than 50; sweep fewer values",
