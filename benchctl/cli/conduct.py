@@ -37,7 +37,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, servers, variant_settings
 from benchctl.profile.sizes import capacity_sizes, needs_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import BLOCKS, ResultDirectory
-from benchctl.records.record import LoadsChoice, Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
+from benchctl.records.record import LoadsChoice, Look, PlannedRun, RunRecord, StoppingRecord
 from benchctl.records.request_sets import RequestSets
 from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
@@ -101,13 +101,14 @@ def prepare_experiment(
     """
     with tokenizer or nullcontext(planning_tokenizer(profile)) as counting:
         prepared = prepare_counted(profile, counting, lengths_from)
-    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
-    for each in settings:
-        engine_for(profile.engine.kind).check_requests(prepared.requests, each)
-    if is_virtual(profile.engine.kind):
-        from benchctl.sim.virtual import check_simulated
+    sets = prepared.sets
+    for variant, cell in arms(profile):
+        settings = variant_settings(profile, variant, cell)
+        engine_for(profile.engine.kind).check_requests(sets.of(cell), settings)
+        if is_virtual(profile.engine.kind):
+            from benchctl.sim.virtual import check_simulated
 
-        check_simulated(settings, prepared.requests)
+            check_simulated([settings], sets.of(cell))
     for warning in prepared.warnings:
         warn(warning.message)
     return prepared
@@ -152,7 +153,7 @@ def measure_lengths(
     results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
     say(f"natural lengths first: {profile.baseline} once, results in {results.path}")
     next_step = f"Set {LENGTHS_KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
-    outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)
+    outcome = measure(results, pilot, prepared.sets, next_step, is_quiet=is_quiet, simulate=simulate)
     if outcome.num_failed:
         warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
         raise typer.Exit(exit_code_of(outcome.num_failed, 0))
@@ -182,7 +183,7 @@ def measure_sizes(
     create = create_experiment if simulate is None else create_simulation
     results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
     say(f"sizes of loads first: one server of each arm, results in {results.path}")
-    outcome = measure(results, pilot, prepared.requests, "Start again", is_quiet=is_quiet, simulate=simulate)
+    outcome = measure(results, pilot, prepared.sets, "Start again", is_quiet=is_quiet, simulate=simulate)
     if outcome.num_failed:
         warn(f"the sizes could not be measured, so {profile.name!r} was not begun")
         raise typer.Exit(exit_code_of(outcome.num_failed, 0))
@@ -206,7 +207,7 @@ def measure_sizes(
 def measure(
     results: ResultDirectory,
     profile: Profile,
-    requests: RequestSets | tuple[PreparedRequest, ...],
+    requests: RequestSets,
     next_step: str,
     *,
     is_quiet: bool,

@@ -4,6 +4,7 @@ known, and the power of the experiment.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,16 +20,22 @@ from benchctl.profile.planning import (
     arms,
     balanced_numbers,
     imbalance_of,
+    ladder_imbalance_of,
     plan_runs,
+    server_of,
+    servers,
     several_loads_hint,
     stopping_rule,
     variant_settings,
 )
+from benchctl.profile.settings import server_part
 from benchctl.profile.sizes import capacity_metric, capacity_text
 from benchctl.records.directory import arm_label, cell_name
-from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.record import PlannedRun
+from benchctl.records.request_sets import RequestSets
+from benchctl.records.schema import Cell
 from benchctl.records.stores import NoiseFloor
-from benchctl.units import count_of, duration, four_digits, percentage
+from benchctl.units import count_of, duration, four_digits, percentage, range_of
 
 if TYPE_CHECKING:
     from benchctl.sim.predict import PredictedRun
@@ -43,7 +50,7 @@ _WAITING_FROM: Final = 1.05
 
 def estimate_plan(
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets,
     model: Path | None = None,
     *,
     visible: str | None = None,
@@ -64,10 +71,13 @@ def estimate_plan(
     if isinstance(predicted, str):
         return PlanEstimate(run_s={}, around_s=0.0, basis=predicted)
     overhead_s = earlier_overhead_s(profile, gpus) if predicted.overhead_s is None else predicted.overhead_s
+    run_s = dict[str, float]()
+    for arm in arms(profile):
+        label = arm_label(*server_of(profile, *arm))
+        load_s = profile.num_loads * predicted.runs[arm_label(*arm)].load_s
+        run_s[label] = run_s.get(label, overhead_s or 0.0) + load_s
     return PlanEstimate(
-        run_s={
-            label: profile.num_loads * run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()
-        },
+        run_s=run_s,
         around_s=0.0 if is_simulated else AROUND_S,
         basis=predicted.basis,
         overhead_s=overhead_s,
@@ -153,7 +163,7 @@ def _saturation_text(offered: "PredictedLoad", rate: float) -> str:
 
 def print_plan(
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets,
     noise: NoiseFloor | None,
     step_time_model: Path | None = None,
 ) -> None:
@@ -165,16 +175,23 @@ def print_plan(
     _print_runs(plan.runs, estimate.run_s)
     times = "" if profile.num_loads == 1 else f" {profile.num_loads} times"
     times += " in the first two blocks" if profile.loads_per_server == "auto" else ""
+    num_servers, ladder = len(servers(profile)), plan.runs[0].ladder
+    points = f", {len(ladder)} load points on each server one after the other" if ladder else ""
+    prompts = [*chain.from_iterable(each for _, each in requests.sets)]
+    number = range_of([len(each) for _, each in requests.sets])
     say(
-        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
-        f"{count_of(len(requests), 'request')} each{times}; {duration_text(profile, estimate)}"
+        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {num_servers}{points}, "
+        f"{number} request{'' if number == '1' else 's'} each{times}; {duration_text(profile, estimate)}"
     )
-    if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
-        prefixes = prefixes_text(requests, profile.workload.prefix) or conversations_text(requests)
+    if (lengths := prompt_lengths_text(prompts, profile.engine.kind)) is not None:
+        prefixes = prefixes_text(prompts, profile.workload.prefix) or conversations_text(prompts)
         say(f"prompts of {lengths}{'' if prefixes is None else f'; {prefixes}'}")
     print_prediction(estimate)
-    if len(arms(profile)) > 1:
-        say(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+    if num_servers > 1:
+        say(_balance_text(imbalance_of(plan.runs, profile.baseline), num_servers, profile.blocks))
+    if ladder:
+        balance = f"not fully balanced; balanced with {_numbers_text(len(ladder), profile.blocks)}"
+        say(f"order of loads: {'balanced' if ladder_imbalance_of(plan.runs).is_balanced else balance}")
     if capacity_metric(profile) is not None:
         say(f"capacity: {capacity_text(profile)}")
     print_power(profile, noise)
@@ -182,7 +199,7 @@ def print_plan(
 
 def print_rest(
     profile: Profile,
-    requests: Sequence[PreparedRequest],
+    requests: RequestSets,
     runs: Sequence[PlannedRun],
     num_planned: int,
     step_time_model: Path | None = None,
@@ -200,7 +217,9 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
     from benchctl.cli.screen import text_console
     from benchctl.report.table import table_of
 
-    headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
+    has_ladders = any(run.ladder for run in runs)
+    headings = ["run", "block", "position", "variant", "cell", *(["loads"] if has_ladders else [])]
+    headings += ["estimated s"] if durations_s else []
     texts = {label: f"{duration_s:.1f}" for label, duration_s in durations_s.items()}
     rows = [
         (
@@ -209,29 +228,43 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
             run.position,
             run.variant,
             cell_name(run.cell),
+            *([_ladder_text(run.ladder)] if has_ladders else []),
             texts.get(arm_label(run.variant, run.cell), ""),
         )
         for run in runs
     ]
-    text_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
+    text_console().print(table_of(headings, rows, left=("run", "variant", "cell", "loads")))
 
 
 def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
     """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
     if imbalance.is_balanced:
         return "order: balanced, each arm runs in each position and after each other arm equally often"
-    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
     return (
         f"order: not fully balanced; mean positions differ from the baseline's by up to "
         f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
         f"{imbalance.position_spread}, the counts of one arm after another by up to "
-        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
+        f"{imbalance.predecessor_spread}; balanced with {_numbers_text(num_arms, num_blocks)}"
     )
+
+
+def _numbers_text(num_arms: int, num_blocks: int) -> str:
+    """The numbers of blocks nearest to ``num_blocks`` that balance an order: ``6 or 12 blocks``."""
+    return f"{' or '.join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)} blocks"
+
+
+def _ladder_text(ladder: Sequence[Cell]) -> str:
+    """Load points in their order: ``max_concurrency 8, 1, 64``, ``input_len/output_len 64/8, 128/16``."""
+    values = ", ".join("/".join(map(str, point.values())) for point in ladder)
+    return f"{'/'.join(ladder[0])} {values}" if ladder else ""
 
 
 def print_changes(profile: Profile) -> None:
     """Print what each variant changes against the baseline, over all of its cells."""
-    baseline, *others = arms(profile)
+    of_loads = {
+        arm_label(variant, server_part(cell)): (variant, server_part(cell)) for variant, cell in arms(profile)
+    }
+    baseline, *others = of_loads.values()
     from benchctl.analysis.compare.answer import change_in_words
     from benchctl.analysis.validity.comparable import Difference, planned_differences
 

@@ -24,10 +24,12 @@ from benchctl.profile.arrival import Arrival
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.profile.settings import under_load
 from benchctl.records.columns import columns_from
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RunRecord, RunTimes
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, Cell, Record, ResultWarning, StepRecord
 from benchctl.sim.predict import draft_warnings
 from benchctl.sim.virtual import VirtualServer, config_of
@@ -161,12 +163,13 @@ def with_load(profile: Profile, kind: LoadKind, size: float) -> Profile:
 
 def simulate_point(point: LoadPoint) -> Metrics:
     """The metrics of a load, each the mean over the profile's blocks; None where a block does not know it."""
-    profile = point.profile
+    profile = under_load(point.profile, point.cell)
     if point.kind is not None and point.size is not None:
         profile = with_load(profile, point.kind, point.size)
     settings = variant_settings(profile, point.variant, point.cell)
     requests = prepare_counted(profile, planning_tokenizer(profile)).requests
-    runs = [run for run in plan_runs(profile).runs if (run.variant, run.cell) == (point.variant, point.cell)]
+    plan = plan_runs(point.profile.model_copy(update={"per_server": "fresh"}))
+    runs = [run for run in plan.runs if (run.variant, run.cell) == (point.variant, point.cell)]
     blocks = [metrics_of_life(profile, settings, requests, noise_seed(profile, run)) for run in runs]
     return {name: _mean([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -329,7 +332,7 @@ class ArmPrediction(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def predict_intervals(
-    profile: Profile, requests: Sequence[PreparedRequest], num_draws: int, level: float = 0.9
+    profile: Profile, requests: RequestSets, num_draws: int, level: float = 0.9
 ) -> tuple[ArmPrediction, ...]:
     """The interval of each metric of each arm, over at most ``num_draws`` draws.
 
@@ -339,9 +342,10 @@ def predict_intervals(
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
         count = min(num_draws, _num_draws(settings))
-        value = metrics_of_life(profile, _with_noise(settings, "none"), requests, 0)
+        loaded, sent = under_load(profile, cell), requests.of(cell)
+        value = metrics_of_life(loaded, _with_noise(settings, "none"), sent, 0)
         drawn = _with_noise(settings, "fitted")
-        draws = [metrics_of_life(profile, drawn, requests, seed) for seed in range(count)]
+        draws = [metrics_of_life(loaded, drawn, sent, seed) for seed in range(count)]
         metrics = {}
         for name, centre in value.items():
             numbers = [number for draw in draws if (number := draw[name]) is not None]

@@ -30,7 +30,8 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, digest_of, read_digests, renew_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
-from benchctl.records.record import Extension, Manifest, Plan, PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.record import Extension, Manifest, Plan, PlannedRun, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import sole_writer
@@ -158,7 +159,7 @@ class ReopenedExperiment:
 
     results: ResultDirectory
     profile: Profile
-    requests: tuple[PreparedRequest, ...]
+    requests: RequestSets
 
 
 def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment:
@@ -194,7 +195,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none
     if recorded is not None and recorded.sha256 != digest_of(plan_path, within=path).sha256:
         raise _altered(plan_path)
-    return ReopenedExperiment(results=results, profile=stored, requests=tuple(results.prepared_requests()))
+    return ReopenedExperiment(results=results, profile=stored, requests=results.request_sets())
 
 
 def _altered(path: Path) -> RecordError:

@@ -202,7 +202,7 @@ def _run_pending(
             finally:
                 with suppress(OSError):
                     record_run(results, planned.run_id)
-            remember_duration(profile, context.requests.of(planned.cell), record, time.monotonic() - began_s, gpus)
+            remember_duration(profile, context.requests, record, time.monotonic() - began_s, gpus)
             states[planned.run_id] = record.state
             failed_in_block[planned.block] += record.state == "failed"
             _warn_of_version(results, noise, record)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import psutil
@@ -24,14 +24,17 @@ import psutil
 import benchctl
 from benchctl.engines.engine import engine_for
 from benchctl.errors import address_space_shortfall
-from benchctl.load.demand import LoadSize, max_open, num_workers
+from benchctl.load.demand import LoadSize, max_open, num_workers, size_of
 from benchctl.load.process import usable_open_files
 from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.measure.server.process import number_ranges
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, stopping_rule
+from benchctl.profile.settings import load_part, load_points, under_load
+from benchctl.records.directory import cell_name
 from benchctl.records.record import Manifest
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, GitState, HostInfo, NodeGpu, NodeInfo
 from benchctl.units import megabytes
 from benchctl.untrusted.secrets import environment_redactor
@@ -204,9 +207,23 @@ class Shortfall:
     """False where the load may stay below the limit: an open loop opens as many streams as the server is slow."""
 
 
-def shortfalls(profile: Profile, size: LoadSize, results: Path) -> tuple[Shortfall, ...]:
-    """The limits that measuring ``profile`` into ``results`` would meet; ``size`` is that of each run's load."""
-    return (*open_files_shortfalls(profile, size), *memory_shortfalls(), *disk_shortfalls(profile, size, results))
+Load: TypeAlias = tuple[Profile, LoadSize]
+"""The profile under a load, and the size of that."""
+
+
+def loads_of_block(profile: Profile, requests: RequestSets) -> tuple[Load, ...]:
+    """The loads of the arms of one block."""
+    by_point = {
+        cell_name(point): (under_load(profile, point), size_of(requests.of(point)))
+        for point in load_points(profile)
+    }
+    return tuple(by_point[cell_name(load_part(cell))] for _, cell in arms(profile))
+
+
+def shortfalls(loads: Sequence[Load], results: Path) -> tuple[Shortfall, ...]:
+    """The limits that measuring ``loads``, those of one block, into ``results`` would meet."""
+    widest = max(loads, key=lambda load: max_open(load[0].workload.arrival, load[1]))
+    return (*open_files_shortfalls(*widest), *memory_shortfalls(), *disk_shortfalls(loads, results))
 
 
 def open_files_shortfalls(profile: Profile, size: LoadSize) -> Iterator[Shortfall]:
@@ -240,12 +257,15 @@ def memory_shortfalls() -> Iterator[Shortfall]:
         yield Shortfall(message=message)
 
 
-def disk_shortfalls(profile: Profile, size: LoadSize, results: Path) -> Iterator[Shortfall]:
+def disk_shortfalls(loads: Sequence[Load], results: Path) -> Iterator[Shortfall]:
     """Space for results, where less is free than the runs are estimated to write for their tokens and steps."""
-    streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
-    num_steps = size.num_tokens / max(streams, 1)
-    of_run = size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP
-    needed = round(profile.blocks * len(arms(profile)) * profile.num_loads * of_run)
+    of_block = 0.0
+    for profile, size in loads:
+        streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
+        num_steps = size.num_tokens / max(streams, 1)
+        of_load = size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP
+        of_block += profile.blocks * profile.num_loads * of_load
+    needed = round(of_block)
     free = shutil.disk_usage(existing_parent(results)).free
     if free < needed:
         yield Shortfall(

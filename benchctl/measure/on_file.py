@@ -7,9 +7,11 @@ import datetime as dt
 import hashlib
 import heapq
 import platform
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from math import log
 from pathlib import Path
 from statistics import mean, median
@@ -24,11 +26,13 @@ from benchctl.profile.arrival import Arrival
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.load import engine_sha256, hardware_names
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning import arms, is_repeated_baseline, variant_settings
-from benchctl.records.directory import arm_label
+from benchctl.profile.planning import arms, is_repeated_baseline, server_of, variant_settings
+from benchctl.profile.settings import under_load
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.files import encode
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
-from benchctl.records.record import Manifest, PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.record import LoadRecord, Manifest, PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores import (
     NOISE,
@@ -145,7 +149,7 @@ and of 2 runs on two cores."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEstimate:
-    """Seconds of one run of each arm by its label, as far as they are known, and what they rest on.
+    """Seconds of one run of each server by the label of its arm, as far as they are known, and what they rest on.
 
     ``overhead_s`` is what of them is not the load, such as a server's start; None where it is not part of them,
     because no server was started here before.
@@ -169,52 +173,58 @@ def gpu_names_here(manifest: Manifest) -> tuple[str, ...]:
 
 
 def remember_duration(
-    profile: Profile, requests: Sequence[PreparedRequest], record: RunRecord, took_s: float, gpus: Sequence[str]
+    profile: Profile, requests: RequestSets, record: RunRecord, took_s: float, gpus: Sequence[str]
 ) -> None:
-    """Store the duration of a run that ended regularly; a simulator's is known beforehand."""
-    is_over = record.state in {"done", "suspect"} and not record.is_virtual
-    loads_s = [
-        s_from_ns(load.last_token_ns - load.first_send_ns)
-        for load in record.loads or (record.times,)
-        if load.first_send_ns is not None and load.last_token_ns is not None
-    ]
-    if not is_over or not requests or not loads_s:
+    """Store the duration of a run that ended regularly, of a ladder that of each load point; a simulator's is known
+    beforehand.
+    """
+    if record.state not in {"done", "suspect"} or record.is_virtual:
         return
-    load_s = mean(loads_s)
+    loads_s = defaultdict[str, list[float]](list)
+    cells = {cell_name(cell): cell for cell in (record.ladder or ({},))}
+    for load in record.loads or (record.times,):
+        if load.first_send_ns is not None and load.last_token_ns is not None:
+            name = cell_name(load.cell) if isinstance(load, LoadRecord) else ""
+            loads_s[name].append(s_from_ns(load.last_token_ns - load.first_send_ns))
     settings = variant_settings(profile, record.variant, record.cell)
-    store_duration(
-        RunDuration(
-            measured_at=utc_now(),
-            host=platform.node(),
-            gpus=tuple(gpus),
-            engine=profile.engine.kind,
-            model=profile.model,
-            server_sha256=_sha256(settings.server.model_dump(mode="json")),
-            settings_sha256=_settings_sha256(settings),
-            overhead_s=max(took_s - sum(loads_s), 0.0),
-            token_s=_token_s(requests, profile.workload.arrival, load_s),
-            num_sequences=_num_sequences(requests, profile.workload.arrival),
-        ),
-    )
+    for name, of_point in loads_s.items():
+        cell = record.cell | cells[name]
+        arrival, sent = under_load(profile, cell).workload.arrival, requests.of(cell)
+        if not sent:
+            continue
+        store_duration(
+            RunDuration(
+                measured_at=utc_now(),
+                host=platform.node(),
+                gpus=tuple(gpus),
+                engine=profile.engine.kind,
+                model=profile.model,
+                server_sha256=_sha256(settings.server.model_dump(mode="json")),
+                settings_sha256=_settings_sha256(settings),
+                overhead_s=max(took_s - sum(chain.from_iterable(loads_s.values())), 0.0),
+                token_s=_token_s(sent, arrival, mean(of_point)),
+                num_sequences=_num_sequences(sent, arrival),
+            ),
+        )
 
 
-def estimate_durations(
-    profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
-) -> PlanEstimate | None:
-    """Estimate the duration of each arm's runs; None without an earlier run on this machine."""
+def estimate_durations(profile: Profile, requests: RequestSets, gpus: Sequence[str]) -> PlanEstimate | None:
+    """Estimate the duration of each server's runs; None without an earlier run on this machine."""
     earlier = _earlier_here(profile.engine.kind, profile.model, gpus)
-    if not earlier or not requests:
+    if not earlier or not requests.sets[0][1]:
         return None
-    arrival, run_s, overheads_s = profile.workload.arrival, {}, []
-    num_sequences, used = _num_sequences(requests, arrival), set[int]()
+    run_s, overheads_s, used = dict[str, float](), list[float](), set[int]()
     for variant, cell in arms(profile):
+        arrival, sent = under_load(profile, cell).workload.arrival, requests.of(cell)
+        num_sequences = _num_sequences(sent, arrival)
         alike = _most_alike(earlier, variant_settings(profile, variant, cell))
         nearest = min(abs(log(duration.num_sequences / num_sequences)) for duration in alike)
         of_such_batches = [d for d in alike if abs(log(d.num_sequences / num_sequences)) == nearest]
         token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
         overheads_s.append(overhead_s)
-        run_s[arm_label(variant, cell)] = overhead_s + profile.num_loads * load_s(requests, arrival, token_s)
+        label = arm_label(*server_of(profile, variant, cell))
+        run_s[label] = run_s.get(label, overhead_s) + profile.num_loads * load_s(sent, arrival, token_s)
         used.update(map(id, alike[-_NEWEST:]))
     basis = f"from {count_of(len(used), 'earlier run')} on this machine"
     return PlanEstimate(run_s=run_s, around_s=AROUND_S, basis=basis, overhead_s=mean(overheads_s))

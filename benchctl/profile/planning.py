@@ -189,8 +189,12 @@ def servers(profile: Profile) -> tuple[Arm, ...]:
     """The arms for which a block starts a server: all, or, with a ladder of loads, each without its load."""
     if profile.per_server == "fresh":
         return arms(profile)
-    of_servers = ((variant, server_part(cell)) for variant, cell in arms(profile))
-    return tuple({arm_label(*arm): arm for arm in of_servers}.values())
+    return tuple({arm_label(*arm): arm for arm in (server_of(profile, *each) for each in arms(profile))}.values())
+
+
+def server_of(profile: Profile, variant: str, cell: Cell) -> Arm:
+    """The server that an arm is measured on, as ``servers`` has it."""
+    return variant, server_part(cell) if profile.per_server == "ladder" else cell
 
 
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:
@@ -304,7 +308,11 @@ PILOT_BLOCKS = 2
 
 def several_loads_hint(profile: Profile) -> str:
     """The end of a sentence about servers that take longer to start than their load; empty with several loads."""
-    return "; loads_per_server=auto sends as many loads to each as pay" if profile.num_loads == 1 else ""
+    if profile.per_server == "ladder" or profile.num_loads > 1:
+        return ""
+    if len(load_points(profile)) > 1:
+        return "; per_server=ladder sends all loads of an arm to one server"
+    return "; loads_per_server=auto sends as many loads to each as pay"
 
 
 def stopping_rule(profile: Profile) -> StoppingRecord | None:

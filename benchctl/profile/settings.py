@@ -121,7 +121,8 @@ def load_points(profile: Profile) -> tuple[Cell, ...]:
 
 
 def under_load(profile: Profile, cell: Cell) -> Profile:
-    """The profile with the load of a cell, whose workload is then that of one load point; itself without one.
+    """The profile under the load of a cell alone: with the workload of this load point, and no load factors in its
+    sweep; itself without one.
 
     Whoever needs the workload of a run takes it from here. Raises ProfileError for values that no load can have.
     """
@@ -151,7 +152,8 @@ def _loaded(profile: Profile, point: Cell) -> tuple[Profile | None, list[Problem
             slots = workload.arrival.max_concurrency or workload.num_prompts
             number = min(workload.num_prompts, workload.prompts_per_slot * slots)
             workload = workload.model_copy(update={"num_prompts": number})
-        loaded = None if problems else profile.model_copy(update={"workload": workload})
+        sweep = {factor: values for factor, values in profile.sweep.items() if not is_load_factor(factor)}
+        loaded = None if problems else profile.model_copy(update={"workload": workload, "sweep": sweep})
         profile.loads_by_point[key] = loaded, problems
     return profile.loads_by_point[key]
 

@@ -20,8 +20,10 @@ from benchctl.errors import UsageError
 from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.directory import arm_label
+from benchctl.profile.settings import load_part, under_load
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PreparedRequest
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.core import SimLoad
@@ -296,7 +298,7 @@ class PlanPrediction:
 
 
 def predict_plan(
-    profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str], named: Path | None = None
+    profile: Profile, requests: RequestSets, gpus: Sequence[str], named: Path | None = None
 ) -> PlanPrediction | str:
     """Predict the runs of every arm; the reason in words where their step times are unknown.
 
@@ -368,20 +370,18 @@ def _check_hardware(profile: Profile, gpus: Sequence[str], model: StepTimeModel,
         )
 
 
-def _predict(
-    profile: Profile, requests: Sequence[PreparedRequest], times: StepTimes | None, basis: str
-) -> PlanPrediction:
+def _predict(profile: Profile, requests: RequestSets, times: StepTimes | None, basis: str) -> PlanPrediction:
     runs: dict[str, PredictedRun] = {}
-    by_settings: dict[bytes, PredictedRun] = {}
+    by_settings: dict[str, PredictedRun] = {}
     speculates = False
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
         speculates |= bool(settings.server.speculates)
-        key = settings.model_dump_json(exclude={"variant"}).encode()  # the same run under another name
+        # the same run under another name
+        key = settings.model_dump_json(exclude={"variant"}) + cell_name(load_part(cell))
         if key not in by_settings:
-            by_settings[key] = predict_run(
-                settings, requests, profile.workload.arrival, times, opening_of(requests, profile)
-            )
+            loaded, sent = under_load(profile, cell), requests.of(cell)
+            by_settings[key] = predict_run(settings, sent, loaded.workload.arrival, times, opening_of(sent, loaded))
         runs[arm_label(variant, cell)] = by_settings[key]
     if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
         basis += "; the value model of guided arms is not in them"

@@ -12,7 +12,8 @@ from benchctl.measure import on_file as durations
 from benchctl.measure.on_file import estimate_durations, load_s, remember_duration
 from benchctl.profile.arrival import Arrival
 from benchctl.records.loaded import load_results
-from benchctl.records.record import RunTimes
+from benchctl.records.record import LoadRecord, RunTimes
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.stores import store_duration, stored_durations
 from benchctl.report.texts import time_lines
 from benchctl.units import NS_PER_S
@@ -39,11 +40,11 @@ def ran(record, load_seconds, took_s=30.0, experiment=None, requests=REQUESTS, *
     """File a run whose load took so long."""
     times = RunTimes(first_send_ns=NS_PER_S, last_token_ns=NS_PER_S + round(load_seconds * NS_PER_S))
     measured = msgspec.structs.replace(record, times=times, **changes)
-    remember_duration(experiment or profile(), requests, measured, took_s, gpus=())
+    remember_duration(experiment or profile(), RequestSets.single(requests), measured, took_s, gpus=())
 
 
 def estimated(experiment=None, requests=REQUESTS, gpus=()):
-    estimate = estimate_durations(experiment or profile(), requests, gpus)
+    estimate = estimate_durations(experiment or profile(), RequestSets.single(requests), gpus)
     return None if estimate is None else estimate.run_s["baseline"]
 
 
@@ -79,7 +80,7 @@ def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_
     )
     ran(record, 4.0, 30.0, three)
     ran(record, 4.0, 50.0, three, variant="drawn")
-    estimate = estimate_durations(three, REQUESTS, ())
+    estimate = estimate_durations(three, RequestSets.single(REQUESTS), ())
     assert estimate.run_s == pytest.approx({"baseline": 30.0, "drawn": 50.0, "small": 40.0})
     assert estimate.basis == "from 2 earlier runs on this machine"
 
@@ -93,6 +94,27 @@ def test_runs_that_failed_or_were_simulated_and_other_machines_devices_and_model
     assert estimated(gpus=("H100",)) is None
     monkeypatch.setattr(durations.platform, "node", lambda: "elsewhere")
     assert estimated() is None
+
+
+def test_each_load_of_a_ladder_is_filed_by_itself_and_a_server_takes_the_sum_of_its_loads(record):
+    slots = [{"max_concurrency": number} for number in (1, 2, 4)]
+    ladder = profile(
+        arrival={"kind": "closed-loop", "max_concurrency": 1},
+        per_server="ladder",
+        sweep={"max_concurrency": (1, 2, 4)},
+    )
+    loads = tuple(
+        LoadRecord(
+            number=i, cell=cell, first_send_ns=i * 100 * NS_PER_S, last_token_ns=(i * 100 + took_s) * NS_PER_S
+        )
+        for i, (cell, took_s) in enumerate(zip(slots, (8, 6, 4), strict=True), start=1)
+    )
+    ran(record, 1.0, 40.0, ladder, ladder=tuple(slots), loads=loads)
+    assert sorted(each.num_sequences for each in stored_durations("sim")) == [1, 2, 4]
+    assert estimated(ladder) == pytest.approx(40.0), "22 s around loads of 8, 6 and 4 s"
+    fresh = ladder.model_copy(update={"per_server": "fresh"})
+    estimate = estimate_durations(fresh, RequestSets.single(REQUESTS), ())
+    assert estimate.run_s["baseline max_concurrency=2"] == pytest.approx(22.0 + 6.0)
 
 
 def test_requests_take_slots_in_turn_when_they_are_due():
@@ -125,11 +147,11 @@ def test_a_store_that_cannot_be_written_costs_no_run(record, monkeypatch):
 
 
 def test_a_plan_without_earlier_runs_says_so_and_with_them_names_how_many(record, capsys):
-    print_plan(profile(engine={"kind": "vllm"}), REQUESTS, None)
+    print_plan(profile(engine={"kind": "vllm"}), RequestSets.single(REQUESTS), None)
     assert "duration unknown: no earlier run of vllm with" in capsys.readouterr().out
     vllm = profile(engine={"kind": "vllm"}, blocks=10)
     ran(record, 4.0, 30.0, vllm)
-    print_plan(vllm, REQUESTS, None)
+    print_plan(vllm, RequestSets.single(REQUESTS), None)
     said = capsys.readouterr().out
     assert "estimated duration 303 s (5 min), from 1 earlier run on this machine" in said
     assert said.count(" 30.0\n") == 10

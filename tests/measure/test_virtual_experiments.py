@@ -244,7 +244,7 @@ def fitted(tmp_path):
 
 def predicted(text, num_draws):
     profile = parse_profile(text, "test")
-    (arm,) = predict_intervals(profile, prepare_requests(profile).requests, num_draws)
+    (arm,) = predict_intervals(profile, prepare_requests(profile).sets, num_draws)
     return arm
 
 

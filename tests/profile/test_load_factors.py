@@ -80,7 +80,7 @@ def test_the_profile_of_a_load_point_differs_in_its_load_alone():
     assert loaded.workload.input_len == 20
     arrival = profile.workload.arrival.model_copy(update={"max_concurrency": 1})
     workload = profile.workload.model_copy(update={"arrival": arrival, "input_len": 20})
-    assert loaded == profile.model_copy(update={"workload": workload})
+    assert loaded == profile.model_copy(update={"workload": workload, "sweep": {}})
     assert under_load(loaded, {"max_concurrency": 1, "workload.input_len": 20}) == loaded
     assert under_load(profile, {}) is under_load(profile, {"top_k": 3}) is profile
     assert variant_settings(loaded, "small-batch", {"max_concurrency": 1}).server.max_num_seqs == 16

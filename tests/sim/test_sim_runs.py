@@ -267,5 +267,5 @@ def test_a_prediction_says_that_the_drafts_of_a_real_engine_are_not_in_it():
     options = {"num_speculative_tokens": 2, "speculative_method": "ngram"}
     for drafting, is_said in ((options, True), ({}, False)):
         profile = real_profile({"kind": "burst"}, {"kind": "vllm", "options": drafting}, num_prompts=4)
-        plan = predict_plan(profile, prepare_requests(profile).requests, ["NVIDIA H100 80GB HBM3"])
+        plan = predict_plan(profile, prepare_requests(profile).sets, ["NVIDIA H100 80GB HBM3"])
         assert ("arms that speculate are predicted without their drafts" in plan.basis) == is_said

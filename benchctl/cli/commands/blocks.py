@@ -26,18 +26,18 @@ from benchctl.cluster.local import BlocksOnSlots, end_with_parent, held_slots
 from benchctl.cluster.slots import Slot, check_beside, slots_for
 from benchctl.cluster.slurm import ArrayJob, BlocksOnSlurm, queued_blocks, require_slurm, submit_blocks
 from benchctl.errors import INTERRUPTED_CODE, RecordError, RunError, UsageError
-from benchctl.load.demand import size_of
 from benchctl.measure.devices import gpu_shortfalls, gpus_of_block
 from benchctl.measure.directory import reopen_experiment, undone_runs
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.interrupt import noting_interrupt
-from benchctl.measure.machine import shortfalls
+from benchctl.measure.machine import loads_of_block, shortfalls
 from benchctl.measure.server.process import number_ranges
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs, servers
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
-from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.record import PlannedRun
+from benchctl.records.request_sets import RequestSets
 from benchctl.units import count_of, duration
 from benchctl.workload.prepare import LENGTHS_KEY, needs_lengths
 
@@ -88,7 +88,7 @@ def check_slurm(profile: Profile, *, is_plan: bool) -> None:
         refuse(str(error), is_plan=is_plan)
 
 
-def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, is_plan: bool) -> None:
+def check_block_time(profile: Profile, requests: RequestSets, *, is_plan: bool) -> None:
     """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn."""
     limit_s, estimate = profile.cluster.time_s, estimate_plan(profile, requests)
     labels = [arm_label(variant, cell) for variant, cell in servers(profile)]
@@ -205,7 +205,7 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
     results, profile, requests = reopened.results, reopened.profile, reopened.requests
     check_block(results, block)
     refuse_certain(gpu_shortfalls(profile))
-    refuse_certain(shortfalls(profile, size_of(requests), path))
+    refuse_certain(shortfalls(loads_of_block(profile, requests), path))
     num_runs = len(block_runs(results, block))
     try:
         with experiment_progress(num_runs, num_runs, is_quiet=options.is_quiet) as listener:
@@ -250,13 +250,13 @@ def _held(profile: Profile, num: int) -> AbstractContextManager[tuple[Slot, ...]
     return held_slots(slots_for(profile, num), num, is_virtual=is_virtual(profile.engine.kind))
 
 
-def print_slots(profile: Profile, requests: Sequence[PreparedRequest], num: int) -> None:
+def print_slots(profile: Profile, requests: RequestSets, num: int) -> None:
     """Print the devices and cores of each slot, and the expected duration with ``num`` blocks at a time."""
     with suppress(UsageError):  # told by check_slots
         _tell_slots(profile, requests, slots_for(profile, num)[:num])
 
 
-def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Sequence[Slot]) -> None:
+def _tell_slots(profile: Profile, requests: RequestSets, slots: Sequence[Slot]) -> None:
     say(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
         say(f"  slot {slot.index}: {slot}")
@@ -272,7 +272,7 @@ def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Se
 
 
 def measure_on_slots(
-    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], options: RunOptions
+    results: ResultDirectory, profile: Profile, requests: RequestSets, options: RunOptions
 ) -> Outcome:
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
     num, path = options.parallel or 1, results.path

@@ -36,18 +36,17 @@ from benchctl.cli.plan import duration_text, estimate_plan, print_changes, print
 from benchctl.cli.screen import print_json, say, warn
 from benchctl.cluster.blocks import divide
 from benchctl.cluster.local import held_devices
-from benchctl.load.demand import size_of
 from benchctl.measure.devices import gpu_shortfalls, kv_shortfalls
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment, pending_runs
-from benchctl.measure.machine import shortfalls
+from benchctl.measure.machine import loads_of_block, shortfalls
 from benchctl.measure.on_file import earlier_noise, noise_on_file
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.sizes import needs_sizes, pilot_profile, sizes_to_plan, with_sizes
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.record import PreparedRequest
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.stores import NOISE
 from benchctl.workload.prepare import lengths_profile, needs_lengths
 
@@ -125,9 +124,11 @@ def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None =
     return profile.model_copy(update={"cluster": settings})
 
 
-def _check_load(profile: Profile, requests: Sequence[PreparedRequest], path: Path, options: RunOptions) -> None:
+def _check_load(profile: Profile, requests: RequestSets, path: Path, options: RunOptions) -> None:
     """Raise UsageError where a limit of this machine, or the time of a task, ends the experiment."""
-    refuse_certain(shortfalls(profile, size_of(requests), path), is_plan=options.dry_run or options.is_elsewhere)
+    refuse_certain(
+        shortfalls(loads_of_block(profile, requests), path), is_plan=options.dry_run or options.is_elsewhere
+    )
     if options.on == "slurm":
         check_block_time(profile, requests, is_plan=options.dry_run)
 
@@ -139,7 +140,7 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     if needs_sizes(profile):
         pilot = pilot_profile(profile)
         say(f"first the sizes of the loads, by one server of each arm, in a result directory of {pilot.name!r}:")
-        print_plan(pilot, prepare_experiment(pilot).requests, None, options.step_time_model)
+        print_plan(pilot, prepare_experiment(pilot).sets, None, options.step_time_model)
         profile = with_sizes(profile, sizes_to_plan(profile))
         say(f"then {profile.name!r}, with sizes around the capacities there, such as these:")
     first = lengths_profile(profile) if needs_lengths(profile) else profile
@@ -148,12 +149,15 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     stored_noise, warnings = noise_on_file(profile, request_set_sha256=sha256)
     for warning in warnings:
         warn(warning.message)
-    requests = prepared.requests
+    requests = prepared.sets
     if first is profile:
         _check_load(profile, requests, options.output or options.output_dir, options)
     else:
-        refuse_certain(shortfalls(first, size_of(requests), options.output or options.output_dir), is_plan=True)
-        say(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
+        refuse_certain(
+            shortfalls(loads_of_block(first, requests), options.output or options.output_dir), is_plan=True
+        )
+        number = len(prepared.requests)
+        say(f"first the natural lengths of {number} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
         say(f"then {profile.name!r}, every answer forced to its natural length:")
     noise = stored_noise or earlier_noise(profile, options.output_dir)
@@ -167,7 +171,7 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     results, stored, requests = reopened.results, reopened.profile, reopened.requests
     plan = results.due_plan() if options.num_blocks is None else extended_plan(reopened, options.num_blocks)
     refuse_certain(gpu_shortfalls(stored), is_plan=True)
-    refuse_certain(shortfalls(stored, size_of(requests), path), is_plan=True)
+    refuse_certain(shortfalls(loads_of_block(stored, requests), path), is_plan=True)
     pending = pending_runs(results, stored, plan)
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
@@ -175,9 +179,7 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     _print_handing_out(_with_cluster(stored, options, given=profile), requests, blocks, options)
 
 
-def _print_handing_out(
-    profile: Profile, requests: Sequence[PreparedRequest], blocks: Sequence[int], options: RunOptions
-) -> None:
+def _print_handing_out(profile: Profile, requests: RequestSets, blocks: Sequence[int], options: RunOptions) -> None:
     if options.on == "slurm":
         print_submission(profile, blocks)
     elif options.on == "local":
@@ -197,7 +199,7 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
     profile = measure_sizes(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
     prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
-    _check_load(profile, prepared.requests, options.output or options.output_dir, options)
+    _check_load(profile, prepared.sets, options.output or options.output_dir, options)
     compares = len(profile.variants) > 1  # where nothing is compared, it has no power
     earlier = earlier_noise(profile, options.output_dir) if compares else None  # before the new one is the latest
     results = create_experiment(profile, prepared, origin)
@@ -209,8 +211,8 @@ def _begin(profile: Profile, options: RunOptions) -> dict[str, Any] | None:
         if warning.code.startswith("noise-"):
             warn(warning.message)
     if not is_virtual(profile.engine.kind) and not options.is_shared:  # a simulated one ends soon
-        say(duration_text(profile, estimate_plan(profile, prepared.requests)))
-    return _measure_and_report(results, profile, prepared.requests, options)
+        say(duration_text(profile, estimate_plan(profile, prepared.sets)))
+    return _measure_and_report(results, profile, prepared.sets, options)
 
 
 def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[str, Any] | None:
@@ -231,7 +233,7 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[st
 
 
 def _measure_and_report(
-    results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], options: RunOptions
+    results: ResultDirectory, profile: Profile, requests: RequestSets, options: RunOptions
 ) -> dict[str, Any] | None:
     """Measure what is not done and print the outcome; returns its document, None where it is not waited for."""
     outcome = _measured(results, profile, requests, options)
@@ -247,7 +249,7 @@ def _measure_and_report(
 
 
 def _measured(
-    results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], options: RunOptions
+    results: ResultDirectory, profile: Profile, requests: RequestSets, options: RunOptions
 ) -> Outcome | None:
     """The outcome of what is not done, here or elsewhere; None where it is not waited for."""
     if options.is_shared:

@@ -215,7 +215,7 @@ def load(options: LoadOptions) -> None:
         prepared = prepare_counted(profile, tokenizer)
     engine.check_requests(prepared, settings)
     size = size_of(prepared)
-    refuse_certain(shortfalls(profile, size, options.output or RESULTS))
+    refuse_certain(shortfalls([(profile, size)], options.output or RESULTS))
     results = create_load_directory(profile, prepared, origin)
     del prepared  # the load reads its requests from the file, one at a time
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"

@@ -63,7 +63,6 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import document_bytes, write_bytes_atomic, write_json_atomic
-from benchctl.records.request_sets import RequestSets
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import draw_saturation
 from benchctl.report.documents import show_document
@@ -171,14 +170,12 @@ def _simulate(
         lengths_from = measure_lengths(profile, origin, is_quiet=is_quiet, simulate=simulate_run)
         prepared = prepare_experiment(profile, lengths_from)
         # first, because a model without draws is an error of usage
-        predictions = () if draws is None else predict_intervals(profile, prepared.requests, draws)
+        predictions = () if draws is None else predict_intervals(profile, prepared.sets, draws)
         results = create_simulation(profile, prepared, origin)
         say(f"results in {results.path}; nothing is measured, all times are those of a cost model")
         next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-        with simulated_runs(
-            results, profile, RequestSets.single(prepared.requests), jobs=jobs, keep=keep
-        ) as do_run:
-            outcome = measure(results, profile, prepared.requests, next_step, is_quiet=is_quiet, simulate=do_run)
+        with simulated_runs(results, profile, prepared.sets, jobs=jobs, keep=keep) as do_run:
+            outcome = measure(results, profile, prepared.sets, next_step, is_quiet=is_quiet, simulate=do_run)
         with keeping(results.path):
             analysis, _ = print_outcome(results.path, outcome)
             predicted = _tell_predictions(results.path, predictions) if predictions else {}
