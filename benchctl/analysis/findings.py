@@ -15,7 +15,7 @@ from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepR
 from benchctl.analysis.metrics.run import arm_drafts
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, estimate_paired
 from benchctl.profile.settings import load_part
-from benchctl.records.directory import arm_label, arm_order, cell_name
+from benchctl.records.directory import arm_label, arm_order
 from benchctl.units import count_of, s_from_ns
 
 
@@ -44,8 +44,11 @@ def collect_findings(
     """All findings, in a fixed order. ``runs`` includes suspect ones, which ``cells`` may leave out."""
     greedy = {cell.label: finding for cell in cells if (finding := _greedy_path(cell)) is not None}
     active = [row for row in rows if row.label not in greedy]
-    active.sort(key=_load_of)
-    under_one_load = [list(group) for _, group in groupby(active, key=lambda row: (_load_of(row), row.variant))]
+    loads = [load_part(row.cell) for row in active]
+    active.sort(key=lambda row: loads.index(load_part(row.cell)))
+    under_one_load = [
+        list(group) for _, group in groupby(active, key=lambda row: (load_part(row.cell), row.variant))
+    ]
     ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
     findings = (
         *greedy.values(),
@@ -57,10 +60,6 @@ def collect_findings(
         *(_drafts_in_vain(list(group), cells) for _, group in groupby(ordered, key=lambda run: run.label)),
     )
     return tuple(finding for finding in findings if finding is not None)
-
-
-def _load_of(row: SweepRow) -> str:
-    return cell_name(load_part(row.cell))
 
 
 def _greedy_path(cell: CellSummary) -> Finding | None:

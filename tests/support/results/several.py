@@ -43,5 +43,5 @@ def simulated(directory: Path, **changes: Any) -> Experiment:
     profile = load_profile(str(write_profile(directory, **changes)))
     prepared = prepare_requests(profile)
     results = create_simulation(profile, prepared, Origin(output_root=directory, argv=()))
-    run_experiment(results, profile, prepared.requests, Listener(), simulate_run)
+    run_experiment(results, profile, prepared.sets, Listener(), simulate_run)
     return load_experiment(results.path)
