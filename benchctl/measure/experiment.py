@@ -259,7 +259,12 @@ def _take_looks(
 
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     metrics = [name for name, role in roles.items() if role == "deciding"]
-    infeasible = [arm for arm, first in failed.items() if _has_failed_by(first, OUT_OF_MEMORY)]
+    infeasible = [
+        arm_label(first.variant, first.cell | point)
+        for first in failed.values()
+        if _has_failed_by(first, OUT_OF_MEMORY)
+        for point in first.ladder or ({},)
+    ]
     looked_at = {look.num_blocks for look in rule.looks}
     for due in rule.look_blocks:
         if due <= num_blocks and due not in looked_at and rule.ended_after is None:

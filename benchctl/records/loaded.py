@@ -297,8 +297,8 @@ class LoadedResults:
 
     @property
     def requests(self) -> tuple[PreparedRequest, ...]:
-        """The request set, or the first of several."""
-        return self.sets.sets[0][1]
+        """The request set, of several one after the other; ``sets`` has that of a load point."""
+        return tuple(chain.from_iterable(requests for _, requests in self.sets.sets))
 
 
 def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:

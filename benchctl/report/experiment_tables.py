@@ -78,7 +78,7 @@ def hits_text(analysis: AnalyzedExperiment) -> str | None:
     measured, requests = dict[float, list[str]](), analysis.results.requests
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
-        planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
+        planned = planned_hit_frac(analysis.results.sets.of(cell.cell), cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
@@ -150,13 +150,14 @@ def _requests_text(analysis: AnalyzedExperiment) -> str:
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
     limit = "" if rate is None else f" · at most {rate:g} launches per second"
     source = f"{manifest.dataset} ({manifest.request_set_sha256[:10]})"
-    return f"{len(requests)} requests{times_text(analysis)} of {source}{prompts}{limit} · stop {manifest.stop}"
+    return f"{number_text(analysis, ' requests')} of {source}{prompts}{limit} · stop {manifest.stop}"
 
 
-def times_text(analysis: AnalyzedExperiment) -> str:
-    """The number of times that a server got the request set, as `` 3 times``; nothing where it was once."""
+def number_text(analysis: AnalyzedExperiment, noun: str = "") -> str:
+    """The number of requests of a load, and of times that a server got them if several: ``20 to 640 3 times``."""
     numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
-    return "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
+    times = "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
+    return f"{range_of([len(requests) for _, requests in analysis.results.sets.sets])}{noun}{times}"
 
 
 def passes_text(analysis: AnalyzedExperiment) -> str:

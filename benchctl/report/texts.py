@@ -54,8 +54,10 @@ def time_lines(analysis: AnalyzedExperiment) -> list[str]:
 
 
 def _lasting_s(spans: Iterable[tuple[int | None, int | None]]) -> float:
-    """Seconds of all spans whose ends are both known."""
-    return sum(s_from_ns(end - begin) for begin, end in spans if begin is not None and end is not None)
+    """Seconds of all spans whose ends are both known; load points of a ladder share those of their server."""
+    return sum(
+        s_from_ns(end - begin) for begin, end in dict.fromkeys(spans) if begin is not None and end is not None
+    )
 
 
 def _footnote_lines(analysis: AnalyzedExperiment) -> list[str]:

@@ -1,12 +1,15 @@
 """A ladder of loads: one server gets several load points, each recorded, judged and read as a run of its own."""
 
+import json
 import os
 import signal
 import threading
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
+from support.cli import document, only_result, printed, started
 from support.servers.paced_engine import PacedEngine, most_at_once, planned, profile, request
 from support.waiting import wait_until
 
@@ -172,6 +175,50 @@ def test_a_record_of_a_stranger_whose_ladder_and_loads_disagree_is_read(tmp_path
     directory.write(msgspec.structs.replace(record, loads=loads, ladder=ladder))
     points = load_points_of(directory)
     assert len(points) == (3 if change in {"no cells", "one number"} else 1)
+
+
+CURVE = {
+    "name": "curve",
+    "blocks": 1,
+    "per_server": "ladder",
+    "gates": [],
+    "engine": {"kind": "sim", "options": {"time_scale": 2}},
+    "model": "qwen2.5-7b",
+    "workload": {
+        "dataset": "synthetic",
+        "num_prompts": 3,
+        "input_len": 32,
+        "output_len": 20,
+        "arrival": {"max_concurrency": 2},
+    },
+    "sweep": {"max_concurrency": [1, 2, 3]},
+    "variants": {"baseline": {}, "narrow": {"server": {"max_num_seqs": 2}}},
+}
+
+
+def test_a_process_killed_in_the_second_point_keeps_the_first_and_resume_measures_that_server_again(
+    tmp_path,
+):
+    profile_path = tmp_path / "curve.yaml"
+    profile_path.write_text(json.dumps(CURVE), encoding="utf-8")
+    with started("run", profile_path, "--quiet", cwd=tmp_path) as process:
+        wait_until("a second point", lambda: list(tmp_path.glob("results/*/2*/runs/*/requests-2.jsonl")), 120)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate()
+        psutil.wait_procs(family, timeout=30)
+    path = only_result(tmp_path)
+    first, second, third = document("show", path)["runs"]
+    assert [run["state"] for run in (first, second, third)] == ["done", "failed", "failed"]
+    assert [run["run_id"].partition("~")[2] for run in (first, second, third)] == ["1", "2", "3"]
+    printed("run", "--resume", path, "--quiet")
+    shown = document("show", path)
+    assert [run["state"] for run in shown["runs"]] == ["done"] * 6
+    assert [run["attempt"] for run in shown["runs"]] == [2, 2, 2, 1, 1, 1], "all points are of one server again"
+    assert shown["manifest"]["state"] == "done"
+    server = ResultDirectory(path).runs()[0]
+    assert (server.path / "attempt-1" / "run.json").exists(), "what was measured before stays"
+    assert printed("verify", path)
 
 
 BOTH_WAYS = """\

@@ -34,10 +34,10 @@ from benchctl.report.experiment_tables import (
     footnotes,
     hits_text,
     nodes_table,
+    number_text,
     passes_text,
     prompt_lengths_text,
     runs_table,
-    times_text,
 )
 from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_waterfalls, waterfall_values
 from benchctl.report.table import Table, table_of
@@ -325,10 +325,9 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
     versions = sorted({run.record.engine_version for run in analysis.runs if run.record.engine_version is not None})
     work = {"passes": passes_text(analysis)}
     if analysis.passes is None:
-        requests = analysis.results.requests
         work = {
-            "requests": f"{len(requests)}{times_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
-            "prompts": prompt_lengths_text(requests, manifest.engine) or "",
+            "requests": f"{number_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
+            "prompts": prompt_lengths_text(analysis.results.requests, manifest.engine) or "",
             "prefix hits": hits_text(analysis) or "",
             "request set": manifest.request_set_sha256,
         }
