@@ -195,7 +195,7 @@ def measure_sizes(
     levels = [each.level for each in capacities if each.level is not None]
     for each in capacities:
         if (text := censored_text(each.label, each.blocks)) is not None:
-            warn(f"{text}; set capacity.smallest and capacity.largest, the pilot is kept in {results.path}")
+            warn(f"{text}; set capacity.smallest or capacity.largest, or measure again; it is in {results.path}")
     if not capacities or len(levels) < len(capacities):
         raise typer.Exit(EXIT_CODES["inconclusive"])
     sizes = capacity_sizes(profile, min(levels), max(levels))
