@@ -75,14 +75,14 @@ def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
 
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
     """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    measured, requests = dict[float, list[str]](), analysis.results.requests
+    measured = dict[float, list[str]]()
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
         planned = planned_hit_frac(analysis.results.sets.of(cell.cell), cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = " and prefixes primed" if any(request.shared_chars for request in requests) else ""
+    primed = " and prefixes primed" if any(request.shared_chars for request in analysis.results.requests) else ""
     return f"{of_arms}; cache renewed{primed} before each load" if measured else None
 
 
