@@ -184,7 +184,7 @@ def print_plan(
         f"{number} request{'' if number == '1' else 's'} each{times}; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(prompts, profile.engine.kind)) is not None:
-        prefixes = prefixes_text(prompts, profile.workload.prefix) or conversations_text(prompts)
+        prefixes = prefixes_text(requests, profile.workload.prefix) or conversations_text(prompts)
         say(f"prompts of {lengths}{'' if prefixes is None else f'; {prefixes}'}")
     print_prediction(estimate)
     if num_servers > 1:

@@ -20,6 +20,7 @@ from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.sections import SharedPrefix
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest, WarmupRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
@@ -51,13 +52,17 @@ def prompt_lengths_text(requests: Sequence[PreparedRequest], engine: str) -> str
     return f"{tokens}, {' or '.join(sources)}"
 
 
-def prefixes_text(requests: Sequence[PreparedRequest], prefix: SharedPrefix | None) -> str | None:
-    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one."""
-    planned = planned_hit_frac(requests)
-    if prefix is None or planned is None:
+def prefixes_text(sets: RequestSets, prefix: SharedPrefix | None) -> str | None:
+    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one.
+
+    Where load points have sets of their own, from the least share to the largest.
+    """
+    plans = known_values(planned_hit_frac(requests) for _, requests in sets.sets)
+    if prefix is None or not plans:
         return None
-    lengths, groups = range_of([request.shared_tokens for request in requests]), min(prefix.groups, len(requests))
-    return f"prefixes of {lengths} tokens in {count_of(groups, 'group')}: planned prefix hits {planned:.2f}"
+    lengths = range_of([request.shared_tokens for _, requests in sets.sets for request in requests])
+    hits = " to ".join(dict.fromkeys(f"{each:.2f}" for each in (min(plans), max(plans))))
+    return f"prefixes of {lengths} tokens in {count_of(prefix.groups, 'group')}: planned prefix hits {hits}"
 
 
 def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:

@@ -141,6 +141,10 @@ def test_a_dry_run_says_how_many_hits_are_planned(tmp_path):
     path = write_profile(tmp_path, workload=WORKLOAD, engine={"kind": "sim", "options": CACHED})
     plan = " ".join(printed("run", path, "--dry-run", cwd=tmp_path).split())
     assert "prefixes of 80 to 128 tokens in 3 groups: planned prefix hits 0.81" in plan
+    plan = " ".join(
+        printed("run", path, "--set", "sweep={hit_rate: [0.2, 0.8]}", "--dry-run", cwd=tmp_path).split()
+    )
+    assert "prefixes of 16 to 128 tokens in 3 groups: planned prefix hits 0.19 to 0.81" in plan
 
 
 @dataclass(frozen=True)
