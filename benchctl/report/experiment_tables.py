@@ -80,14 +80,14 @@ def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
 
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
     """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    measured = dict[float, list[str]]()
+    measured, sets = dict[float, list[str]](), analysis.results.sets
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
-        planned = planned_hit_frac(analysis.results.sets.of(cell.cell), cell.runs[0].settings) if hits else None
+        planned = planned_hit_frac(sets.of(cell.cell), cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = " and prefixes primed" if any(request.shared_chars for request in analysis.results.requests) else ""
+    primed = " and prefixes primed" if any(request.shared_chars for request in sets.requests) else ""
     return f"{of_arms}; cache renewed{primed} before each load" if measured else None
 
 
@@ -149,8 +149,8 @@ def headline(analysis: AnalyzedExperiment) -> str:
 
 def _requests_text(analysis: AnalyzedExperiment) -> str:
     """The request set; with the lengths of its prompts for servers whose tokenizer is not benchctl's own rule."""
-    manifest, requests = analysis.results.manifest, analysis.results.requests
-    lengths = None if is_virtual(manifest.engine) else prompt_lengths_text(requests, manifest.engine)
+    manifest, requests = analysis.results.manifest, analysis.results.sets
+    lengths = None if is_virtual(manifest.engine) else prompt_lengths_text(requests.requests, manifest.engine)
     prompts = "" if lengths is None else f" · prompts of {lengths}"
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
     limit = "" if rate is None else f" · at most {rate:g} launches per second"
@@ -162,7 +162,7 @@ def number_text(analysis: AnalyzedExperiment, noun: str = "") -> str:
     """The number of requests of a load, and of times that a server got them if several: ``20 to 640 3 times``."""
     numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
     times = "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
-    return f"{range_of([len(requests) for _, requests in analysis.results.sets.sets])}{noun}{times}"
+    return f"{analysis.results.sets.number}{noun}{times}"
 
 
 def passes_text(analysis: AnalyzedExperiment) -> str:
