@@ -21,6 +21,7 @@ from benchctl.records.record import (
     LoadRecord,
     Manifest,
     Plan,
+    PlannedRun,
     PreparedRequest,
     RequestRecord,
     RunRecord,
@@ -314,13 +315,15 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
         plan = results.due_plan()
     from benchctl.second_process import two_readers  # noqa: PLC0415 - multiprocessing
 
-    begun = [run for run in (results.run(planned.run_id) for planned in plan.runs) if run.is_begun()]
+    planned_runs = {results.run(planned.run_id): planned for planned in plan.runs}
+    begun = [run for run in planned_runs if run.is_begun()]
     logs = [log for run in begun for name in ("steps", "requests") for log in run.path.glob(f"{name}*.jsonl")]
     logs = [log for log in logs if is_file(log, within=results.path)]
     with two_readers(load_points_of, begun, sum(log.stat().st_size for log in logs)) as load:
         for run in begun:
             with _collecting(damage):
                 points = load(run)
+                _check_points([point.record for point in points], planned_runs[run], run.path)
                 runs += points
                 if damage is not None:
                     damage += chain.from_iterable(point.damage for point in points)
@@ -341,12 +344,22 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
 
 def _by_point(plan: Plan) -> Plan:
     """The plan with a run for each load point of a ladder, as they are read."""
-    points = (
-        msgspec.structs.replace(run, run_id=point_id(run, number), cell=run.cell | cell) if run.ladder else run
-        for run in plan.runs
-        for number, cell in enumerate(run.ladder or ({},), start=1)
-    )
-    return msgspec.structs.replace(plan, runs=tuple(points))
+    return msgspec.structs.replace(plan, runs=tuple(chain.from_iterable(map(_points_of, plan.runs))))
+
+
+def _points_of(run: PlannedRun) -> Sequence[PlannedRun]:
+    """The load points of a planned run; itself without a ladder."""
+    cells = enumerate(run.ladder, start=1)
+    points = [msgspec.structs.replace(run, run_id=point_id(run, i), cell=run.cell | cell) for i, cell in cells]
+    return points or [run]
+
+
+def _check_points(records: Sequence[RunRecord], planned: PlannedRun, path: Path) -> None:
+    """Raise RecordError where the load points of a run are not those of its plan."""
+    ladders = {len(record.ladder) for record in records}
+    names = [[(each.run_id, each.cell) for each in points] for points in (records, _points_of(planned))]
+    if ladders != {len(planned.ladder)} or (planned.ladder and names[0] != names[1]):
+        raise RecordError(f"{path / 'run.json'}: its load points are not those of the plan; restore the file")
 
 
 @contextmanager

@@ -158,25 +158,6 @@ def test_a_process_that_dies_unawares_costs_the_points_that_are_not_whole(tmp_pa
     assert [point.record.state for point in load_points_of(directory)] == ["done", "failed", "failed"]
 
 
-@pytest.mark.parametrize("change", ["no loads", "no cells", "one number", "no ladder"])
-def test_a_record_of_a_stranger_whose_ladder_and_loads_disagree_is_read(tmp_path, change):
-    measure(tmp_path)
-    directory = RunDirectory(tmp_path / "run")
-    record = directory.read()
-    loads, ladder = record.loads, record.ladder
-    if change == "no loads":
-        loads = ()
-    elif change == "no cells":
-        loads = tuple(msgspec.structs.replace(load, cell={}) for load in loads)
-    elif change == "one number":
-        loads = tuple(msgspec.structs.replace(load, number=9) for load in loads)
-    else:
-        ladder = ()
-    directory.write(msgspec.structs.replace(record, loads=loads, ladder=ladder))
-    points = load_points_of(directory)
-    assert len(points) == (3 if change in {"no cells", "one number"} else 1)
-
-
 CURVE = {
     "name": "curve",
     "blocks": 1,

@@ -3,16 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.results.ladders import alone, runs_at, simulated
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.profile.settings import load_part, load_points, server_part
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.directory import ResultDirectory, arm_label, cell_name
+from benchctl.records.schema import Cell
 from benchctl.report.experiment_tables import cells_table, runs_table, sweep_table
+from benchctl.report.export import drawing, write_derived
 
 CLOSED = {"dataset": "synthetic", "num_prompts": 24, "input_len": 64, "output_len": 16}
 OPEN = CLOSED | {"arrival": {"kind": "poisson", "request_rate": 20}}
@@ -82,3 +85,26 @@ def test_the_table_of_a_point_is_that_of_an_experiment_of_this_load_alone(
         of_point = rows_of(analyze(ladder), point)
         assert of_point == rows_of(analyze(single), {})
         assert all(of_point)
+
+
+@pytest.mark.parametrize("change", ["no loads", "one number", "no ladder", "another ladder", "another load"])
+def test_a_record_whose_points_are_not_those_of_the_plan_is_damage(tmp_path: Path, change: str) -> None:
+    results = ResultDirectory(simulated(tmp_path, blocks=2).path)
+    run = results.runs()[1]
+    record = run.read()
+    others: tuple[Cell, ...] = tuple({"top_k": point["max_concurrency"]} for point in record.ladder)
+    both = [msgspec.structs.replace(load, cell=cell) for load, cell in zip(record.loads, others, strict=True)]
+    changed: dict[str, dict[str, Any]] = {
+        "no loads": {"loads": ()},
+        "one number": {"loads": tuple(msgspec.structs.replace(load, number=2) for load in record.loads)},
+        "no ladder": {"ladder": ()},
+        "another ladder": {"ladder": others, "loads": tuple(both)},
+        "another load": {"loads": tuple(both)},
+    }
+    run.write(msgspec.structs.replace(record, **changed[change]))
+    analysis = analyze_directory(results.path)
+    (message,) = analysis.damage
+    assert message.endswith("run.json: its load points are not those of the plan; restore the file")
+    assert len(analysis.runs) == 3 * 3, "the points of the other servers are read"
+    with drawing() as draw:
+        write_derived(analysis, draw)
