@@ -301,6 +301,7 @@ _EXPERIMENT_FILES: Final = (
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),
     _File("nodes_summary.csv", "Every cell by node, where blocks ran on more than one; written by reports."),
+    _File("curves.csv", "Every arm over its load with the knee, where one was swept; written by reports."),
     _File("plots/*.png, report.html", "Pictures and the page; written by reports."),
     _File("derived.json", "Digests of the files that the last report wrote."),
 )

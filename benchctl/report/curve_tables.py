@@ -7,6 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.curves import Curve, knee_ratio
 from benchctl.analysis.experiment.pairing import is_reference
+from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.report.table import Column, Table
 from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import percentage, percentage_change, range_of, short_number
@@ -22,7 +23,8 @@ _TITLES: Final = {
 
 def quantity_title(quantity: str, curve: Curve) -> str:
     """The name of a quantity with its unit: ``p99 TTFT, ms``."""
-    return ("p99 " if "p99" in curve.metrics[quantity] else "") + _TITLES[quantity]
+    statistic = "p99 " if "p99" in curve.metrics[quantity] else "mean "
+    return f"{statistic if quantity in LATENCIES else ''}{_TITLES[quantity]}"
 
 
 def curves_table(analysis: AnalyzedExperiment) -> Table | None:

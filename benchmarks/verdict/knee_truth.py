@@ -2,22 +2,36 @@
 
 By arithmetic: the throughput of each load by that law, times the scatter of launches (one for all loads of a server
 that gets a ladder of loads, one for each load with fresh servers) and of runs; latency by Little's law. Two arms
-over the same blocks, whose knees are equal or 10 % apart. Then the simulator in virtual time, with a step time of
-this law in noise of the published size. The same output every time. Ends with exit code 1 when a demand is refuted.
+over the same blocks, whose knees are equal or 10 % apart. Then the simulator in virtual time: two arms with a step
+time of this law in noise of the published size, a ladder of loads on each server, read as ``benchctl show``
+reads it. The same output every time. Ends with exit code 1 when a demand is refuted.
 """
 
 import argparse
+import json
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.curves import knee_level, vertex
 from benchctl.analysis.statistics.estimate import BlockDesign, side_ratio
+from benchctl.measure.directory import Origin
+from benchctl.measure.experiment import create_simulation, run_experiment
+from benchctl.measure.run import Listener
+from benchctl.measure.virtual import simulate_run
+from benchctl.profile.load import load_profile
+from benchctl.report.curve_tables import knee_lines
+from benchctl.steptime.model import StepTimeModel, write_model
+from benchctl.steptime.work import Coefficient
+from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.harness import show
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Demand, Row, row
 
@@ -105,6 +119,75 @@ def judge(condition: Condition, num_experiments: int) -> Row:
     return row(named, events, condition.demands)
 
 
+def corners() -> list[dict[str, str]]:
+    """The knee that is computed for servers whose slots end at it, so that the curve has a corner there, without
+    noise: over corners between two loads, by how far beyond the corner a server with more slots has its own.
+    """
+    rows = []
+    for headroom in (1.5, 2.0, 4.0, 100.0):
+        ratios = []
+        for i in range(20):
+            slots = 16 * 2 ** (i / 20)
+            throughput = [min(size, slots) / (headroom * slots + min(size, slots)) for size in SIZES]
+            knee = vertex(SIZES, [2 * math.log(x) - math.log(n) for x, n in zip(throughput, SIZES, strict=True)])
+            ratios.append(float(knee) / slots)
+        rows.append(
+            {"a / b over slots": f"{headroom:g}", "computed / true": f"{min(ratios):.2f} to {max(ratios):.2f}"}
+        )
+    return rows
+
+
+FIXED_US: Final = 8000
+SIMULATED_KNEES: Final = {"baseline": 16.0, "wide": 13.0}
+"""Of the arms of the simulated experiment, in open requests."""
+NEAR: Final = 0.03
+"""As near to the truth as the centre of a simulated knee must be."""
+
+
+def simulated(directory: Path) -> list[dict[str, str]]:
+    """The knees of two simulated arms beside their truth."""
+    for name, knee in SIMULATED_KNEES.items():
+        values = {"compute": 0.0, "memory": 0.0, "all_reduce": 0.0, "layers": 0.0}
+        values |= {"requests": FIXED_US / knee, "steps": FIXED_US}
+        coefficients = tuple(Coefficient(name=each, value=value) for each, value in values.items())
+        model = StepTimeModel(
+            structure="overlap", coefficients=coefficients, hardware="h100-sxm", tensor_parallel=(1,)
+        )
+        write_model(directory / f"{name}.json", model)
+    profile = {
+        "name": "knee",
+        "model": "qwen2.5-7b",
+        "hardware": "h100-sxm",
+        "blocks": 6,
+        "per_server": "ladder",
+        "engine": {"kind": "sim", "options": {"noise": "published", "cost_model": "fitted"}},
+        "workload": {
+            "dataset": "synthetic",
+            "num_prompts": 320,
+            "input_len": 16,
+            "output_len": 16,
+            "arrival": {"kind": "closed-loop", "max_concurrency": 8},
+        },
+        "sweep": {"max_concurrency": [1, 2, 4, 8, 16, 32, 64]},
+        "variants": {
+            name: {"server": {"step_time_model": str(directory / f"{name}.json")}} for name in SIMULATED_KNEES
+        },
+    }
+    path = directory / "knee.yaml"
+    path.write_text(json.dumps(profile), encoding="utf-8")
+    loaded = load_profile(str(path))
+    prepared = prepare_requests(loaded)
+    results = create_simulation(loaded, prepared, Origin(output_root=directory, argv=()))
+    run_experiment(results, loaded, prepared.requests, Listener(), simulate_run)
+    analysis = analyze_directory(results.path)
+    rows = []
+    for curve, line in zip(analysis.curves, knee_lines(analysis), strict=True):
+        truth, knee = SIMULATED_KNEES[curve.label], curve.knee
+        is_near = not isinstance(knee, str) and abs(math.log(knee.value / truth)) < NEAR
+        rows.append({"knee at": f"{truth:g}", "says": line, "": "ok" if is_near else "FAIL"})
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", type=int, default=1000, help="of each condition")
@@ -112,7 +195,11 @@ def main() -> int:
     with ProcessPoolExecutor() as pool:
         rows = list(pool.map(judge, (cases := list(conditions())), [options.experiments] * len(cases)))
     show([each.cells() for each in rows], "Knees by arithmetic, in % of experiments")
-    return 1 if any(each.failures for each in rows) else 0
+    show(corners(), "A corner at the number of slots")
+    with tempfile.TemporaryDirectory() as directory:
+        measured = simulated(Path(directory))
+    show(measured, "Simulated servers in virtual time, 6 blocks")
+    return int(any(each.failures for each in rows) or any(each[""] == "FAIL" for each in measured))
 
 
 if __name__ == "__main__":

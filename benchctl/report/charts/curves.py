@@ -144,5 +144,5 @@ def _layers(unit: str, titles: tuple[str, str], *, has_bands: bool) -> list[figu
         figure.layer(
             "point", where="datum.kind === 'knee'", y_by="y", shape="diamond", size=260, filled=False, tip=tip
         ),
-        figure.layer("text", where="isValid(datum.words)", y_by="y", text_by="words", dy=-10),
+        figure.layer("text", where="isValid(datum.words)", y_by="y", text_by="words", align="left", dx=6, dy=-9),
     ]
