@@ -7,7 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, width_of
 from benchctl.cli.options import check_names, refuse
-from benchctl.cli.screen import bar, note, say, warn
+from benchctl.cli.screen import LiveLine, bar, note, say, warn
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.measure.directory import Origin, done_runs
@@ -195,7 +195,7 @@ def measure_sizes(
     levels = [each.level for each in capacities if each.level is not None]
     for each in capacities:
         if (text := censored_text(each.label, each.blocks)) is not None:
-            warn(f"{text}; set capacity.smallest and capacity.largest, the pilot is kept in {results.path}")
+            warn(f"{text}; set capacity.smallest or capacity.largest, or measure again; it is in {results.path}")
     if not capacities or len(levels) < len(capacities):
         raise typer.Exit(EXIT_CODES["inconclusive"])
     sizes = capacity_sizes(profile, min(levels), max(levels))
@@ -253,9 +253,17 @@ def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> 
 class _Course:
     """Shows the runs of an experiment on stderr: as two bars, or where these are disabled a line for each run."""
 
-    def __init__(self, runs: "tqdm[Any]", requests: "tqdm[Any]", num_runs: int, runs_per_block: int) -> None:
+    def __init__(
+        self,
+        runs: "tqdm[Any]",
+        requests: "tqdm[Any]",
+        live: LiveLine | None,
+        num_runs: int,
+        runs_per_block: int,
+    ) -> None:
         self._runs = runs
         self._requests = requests
+        self._live = live
         self._num_runs = num_runs
         self._runs_per_block = runs_per_block
         self._run_id = ""
@@ -271,6 +279,8 @@ class _Course:
         self._began_s = self._reported_s = time.monotonic()
         self._requests.reset(total=num_requests)
         self._requests.set_description(visible_line(planned.run_id))
+        if self._live is not None:
+            self._live.show(())
 
     def advance(self, num_done: int) -> None:
         self._requests.set_postfix_str("", refresh=False)
@@ -365,10 +375,14 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
     """Yield the listener that shows progress; with ``is_quiet``, or in CI, as one line per run and no bars."""
     with (
         bar(is_quiet=is_quiet, total=num_runs, desc="runs", unit="run", position=0) as runs,
-        bar(is_quiet=is_quiet, total=1, desc="requests", unit="req", position=1, leave=False) as requests,
+        bar(
+            is_quiet=is_quiet, total=1, desc="requests", unit="req", position=1, leave=False, mininterval=1.0
+        ) as requests,
+        nullcontext() if runs.disable else closing(LiveLine(position=2)) as live,
     ):
-        course = _Course(runs, requests, num_runs, runs_per_block)
+        course = _Course(runs, requests, live, num_runs, runs_per_block)
         yield Listener(
+            on_live=None if live is None else live.show,
             on_run_start=course.begin_run,
             on_request_end=course.advance,
             on_run_end=course.end_run,

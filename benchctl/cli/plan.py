@@ -4,7 +4,6 @@ known, and the power of the experiment.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,7 +34,7 @@ from benchctl.records.record import PlannedRun
 from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell
 from benchctl.records.stores import NoiseFloor
-from benchctl.units import count_of, duration, four_digits, percentage, range_of
+from benchctl.units import count_of, duration, four_digits, percentage
 
 if TYPE_CHECKING:
     from benchctl.sim.predict import PredictedRun
@@ -177,15 +176,15 @@ def print_plan(
     times += " in the first two blocks" if profile.loads_per_server == "auto" else ""
     num_servers, ladder = len(servers(profile)), plan.runs[0].ladder
     points = f", {len(ladder)} load points on each server one after the other" if ladder else ""
-    prompts = [*chain.from_iterable(each for _, each in requests.sets)]
-    number = range_of([len(each) for _, each in requests.sets])
+    number = f"{requests.number} request{'' if requests.number == '1' else 's'}"
     say(
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {num_servers}{points}, "
-        f"{number} request{'' if number == '1' else 's'} each{times}; {duration_text(profile, estimate)}"
+        f"{number} each{times}; {duration_text(profile, estimate)}"
     )
-    if (lengths := prompt_lengths_text(prompts, profile.engine.kind)) is not None:
-        prefixes = prefixes_text(prompts, profile.workload.prefix) or conversations_text(prompts)
-        say(f"prompts of {lengths}{'' if prefixes is None else f'; {prefixes}'}")
+    if (lengths := prompt_lengths_text(requests.requests, profile.engine.kind)) is not None:
+        texts = dict.fromkeys(conversations_text(each) for _, each in requests.sets)
+        texts = {prefixes_text(requests, profile.workload.prefix): None} | texts
+        say("; ".join([f"prompts of {lengths}", *(text for text in texts if text is not None)]))
     print_prediction(estimate)
     if num_servers > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), num_servers, profile.blocks))

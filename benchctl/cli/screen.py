@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -127,6 +127,27 @@ def bar(*, is_quiet: bool = False, **options: Any) -> "tqdm[Any]":
 
     is_hidden = not has_room_for_bars(is_quiet=is_quiet)
     return tqdm(disable=is_hidden, dynamic_ncols=True, file=drawing(sys.stderr), **options)
+
+
+class LiveLine:
+    """A line below the bars of a load, with as many numbers as its width has room for."""
+
+    def __init__(self, position: int) -> None:
+        self._line = bar(total=0, bar_format="{desc}", position=position, leave=False)
+
+    def show(self, parts: Sequence[str]) -> None:
+        """Show the first of ``parts`` that fit; none clears the line."""
+        text = fitting(parts, width_of(sys.stderr) - 1)
+        self._line.set_description_str(visible_line(text))
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def fitting(parts: Sequence[str], width: int) -> str:
+    """The first of ``parts`` that fit into ``width`` characters together, none of them cut."""
+    texts = ("; ".join(parts[:number]) for number in range(len(parts), 0, -1))
+    return next((text for text in texts if len(text) <= width), "")
 
 
 @contextmanager

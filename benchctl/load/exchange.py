@@ -68,7 +68,7 @@ class Exchange:
     """Time at which the opening of a connection of its own began."""
     later: tuple[Call, ...] = ()
     """The turns behind it in its conversation, which are sent one after the other."""
-    said: tuple[str, ...] = ()
+    earlier_answers: tuple[str, ...] = ()
     """The answers to the turns before it."""
     slot_freed: tuple[int, bytes] | None = None
     """The read that freed its slot, if it waited for one: its time and the kernel's timestamp."""

@@ -315,9 +315,9 @@ class Load:
             if had_slot:
                 self._fill_slot(ended)
             return
-        said, call = (*ended.said, record.choices[0].text), ended.later[0]
-        exchange = self._client.begin(with_answers(call, said), self._on_end)
-        exchange.later, exchange.said = ended.later[1:], said
+        answers, call = (*ended.earlier_answers, record.choices[0].text), ended.later[0]
+        exchange = self._client.begin(with_answers(call, answers), self._on_end)
+        exchange.later, exchange.earlier_answers = ended.later[1:], answers
         exchange.scheduled_ns = ended.done_ns + round(call.request.think_ns / self._time_scale)
         self._in_slots.add(exchange)
         heapq.heappush(self._turns, (exchange.scheduled_ns, call.request.index, exchange))

@@ -71,6 +71,8 @@ class Listener:
     """Called with the run and the number of its requests, over all of its loads."""
     on_request_end: Callable[[int], None] = ignore
     """Called with the number of requests of the current run that have ended."""
+    on_live: Callable[[Sequence[str]], None] | None = None
+    """Called about once a second with numbers of the current load so far, in words; None makes none."""
     on_run_end: Callable[[PlannedRun, RunRecord], None] = ignore
     on_log_line: Callable[[str], None] = ignore
     """Called with the last line of the log of a server that is starting."""
@@ -265,6 +267,7 @@ async def _measure_server(
                     server,
                     stall_s=profile.timeouts.stall_s,
                     on_progress=context.listener.on_request_end,
+                    on_live=context.listener.on_live,
                 )
                 if engine.needs_first_generation:
                     ready_ns = await _first_generation(run, requests, target, server)

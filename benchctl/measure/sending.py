@@ -41,6 +41,7 @@ from benchctl.load.process import steady_interpreter
 from benchctl.load.schedule import Load
 from benchctl.load.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.directory import Origin, create_results, set_state
+from benchctl.measure.live import LiveNumbers
 from benchctl.measure.machine import new_manifest, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.server.health import raise_when_stalled
@@ -54,7 +55,7 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import record_run
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import Call, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import ResultWarning
+from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.records.writers import sole_writer
 from benchctl.untrusted.http import fetch_json, recordable
 from benchctl.workload.opening import Burst, num_discarded, opening_of
@@ -84,7 +85,8 @@ class ServerUnderTest:
     """A server that is up, as the requests of one run are sent to it.
 
     ``server`` is watched while requests are open; None for a server that is only sent requests. ``stall_s`` is the
-    time without anything arriving for an open request until a watched server counts as hung.
+    time without anything arriving for an open request until a watched server counts as hung. ``on_live`` is called
+    about once a second with numbers of the load so far, in order of importance; None makes none.
     """
 
     def __init__(
@@ -95,9 +97,11 @@ class ServerUnderTest:
         *,
         stall_s: float = math.inf,
         on_progress: Callable[[int], None] = ignore,
+        on_live: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self._run, self._client, self._server = run, client, server
         self._stall_s, self._on_progress, self._num_ended = stall_s, on_progress, count(1)
+        self._on_live = on_live
         self.settings = run.settings
         """Those by which requests are made."""
 
@@ -154,12 +158,20 @@ class ServerUnderTest:
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
         run, (sent_before, num_warmups) = self._run, opening
+        live = None if self._on_live is None else _live_numbers(run)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
                 writer.write(record)
+                if live is not None:
+                    live.take(record)
                 if not (record.is_warmup and sent_before):
                     self._on_progress(next(self._num_ended))
+
+            def observe(sample: ClientSample) -> None:
+                samples.write(sample)
+                if live is not None and self._on_live is not None and (parts := live.parts(sample)):
+                    self._on_live(parts)
 
             # A simulator steps in its own time, which no delay of ours changes.
             priority: PriorityOption = "none" if run.record.is_virtual else run.profile.load.priority
@@ -170,7 +182,7 @@ class ServerUnderTest:
                 keep,
                 priority=priority,
                 time_scale=run.record.time_scale,
-                on_sample=samples.write,
+                on_sample=observe,
             )
             load.summary = run.load
             run.load.opening = LoadSummary() if num_warmups else None
@@ -225,6 +237,11 @@ class ServerUnderTest:
             call = self._run.engine.request_call(marked, self.settings)
             is_warmup = num_warmups is None or number < num_warmups
             yield msgspec.structs.replace(call, is_warmup=True) if is_warmup else call
+
+
+def _live_numbers(run: MeasuredRun) -> LiveNumbers:
+    slo = run.profile.slo
+    return LiveNumbers({} if slo is None else slo.limits_ms, run.record.clock_factor)
 
 
 def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Sequence[PreparedRequest]:
@@ -338,19 +355,20 @@ def load_server(
     results: ResultDirectory,
     profile: Profile,
     on_progress: Callable[[int], None],
+    on_live: Callable[[Sequence[str]], None] | None = None,
 ) -> "tuple[RunRecord, LoadFigures]":
     """Send the load that is prepared in ``results`` and judge it: its record, and what its requests come to.
 
     ``on_progress`` is called with the number of requests that
-    have ended. A load of which nothing completed is a record with state ``failed``. Raises KeyboardInterrupt on
-    SIGINT or SIGTERM; the records then say so.
+    have ended, and ``on_live`` as by ``ServerUnderTest``. A load of which nothing completed is a record with state
+    ``failed``. Raises KeyboardInterrupt on SIGINT or SIGTERM; the records then say so.
     """
     (planned,) = results.plan().runs
     run = MeasuredRun(profile, planned, results.run(planned.run_id), engine=AttachEngine(), node=this_node())
     with sole_writer(results.path):
         try:
             with run.begun(can_resume=False):
-                error = run.perform(_send(run, results, on_progress))
+                error = run.perform(_send(run, results, on_progress, on_live))
                 loaded = load_run(run.directory)
                 if error is None:
                     _judge(run, results, loaded)
@@ -363,14 +381,19 @@ def load_server(
     return run.record, load_figures(replace(loaded, record=run.record), profile.workload.arrival, profile.slo)
 
 
-async def _send(run: MeasuredRun, results: ResultDirectory, on_progress: Callable[[int], None]) -> None:
+async def _send(
+    run: MeasuredRun,
+    results: ResultDirectory,
+    on_progress: Callable[[int], None],
+    on_live: Callable[[Sequence[str]], None] | None,
+) -> None:
     """Ask the server for its configuration, warm it up and send the load.
 
     Raises LoadError when none of the warm-up's requests completes: the load would fail the same way.
     """
     profile, count = run.profile, run.profile.workload.num_warmups
     async with StreamClient(run.engine.base_url(run.settings, 0), profile.timeouts) as client:
-        target = ServerUnderTest(run, client, on_progress=on_progress)
+        target = ServerUnderTest(run, client, on_progress=on_progress, on_live=on_live)
         reported = await target.record_configuration(LaunchSite(port=0, directory=run.directory.path))
         target.settings = _with_served_model(run.settings, reported.get("served_model"))
         run.update()  # warm-up and load may take long

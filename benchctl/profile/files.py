@@ -136,7 +136,15 @@ GROUPS: Final = {
         "lenvm-model-sizes",
     ),
     "speculation": ("speculation", "bonus-tokens"),
-    "load": ("rate-limited", "azure-replay", "rtx4090-replay", "llm-mock-batch", "llm-mock-cache"),
+    "load": (
+        "capacity",
+        "chat",
+        "rate-limited",
+        "azure-replay",
+        "rtx4090-replay",
+        "llm-mock-batch",
+        "llm-mock-cache",
+    ),
     "models and calibration": (*(f"steptime-w{number}" for number in range(1, 6)), "steptime-v1"),
 }
 """The profiles that benchctl carries by what they are for, each group in the order to read them."""

@@ -46,7 +46,7 @@ def capacity_lines(analysis: AnalyzedExperiment) -> list[str]:
     lines = [line for arm in analysis.capacities for line in _lines_of(arm)]
     if any(arm.level is not None for arm in analysis.capacities):
         lines.append(
-            "levels are those of these requests: another seed sends others; the ratio is that of both arms"
+            "levels are those of these requests, which another seed changes; the ratio less, whose sides share them"
         )
     return lines
 

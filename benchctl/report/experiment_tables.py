@@ -20,6 +20,7 @@ from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.sections import SharedPrefix
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest, WarmupRecord
+from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
@@ -51,13 +52,17 @@ def prompt_lengths_text(requests: Sequence[PreparedRequest], engine: str) -> str
     return f"{tokens}, {' or '.join(sources)}"
 
 
-def prefixes_text(requests: Sequence[PreparedRequest], prefix: SharedPrefix | None) -> str | None:
-    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one."""
-    planned = planned_hit_frac(requests)
-    if prefix is None or planned is None:
+def prefixes_text(sets: RequestSets, prefix: SharedPrefix | None) -> str | None:
+    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one.
+
+    Where load points have sets of their own, from the least share to the largest.
+    """
+    plans = known_values(planned_hit_frac(requests) for _, requests in sets.sets)
+    if prefix is None or not plans:
         return None
-    lengths, groups = range_of([request.shared_tokens for request in requests]), min(prefix.groups, len(requests))
-    return f"prefixes of {lengths} tokens in {count_of(groups, 'group')}: planned prefix hits {planned:.2f}"
+    lengths = range_of([request.shared_tokens for _, requests in sets.sets for request in requests])
+    hits = " to ".join(dict.fromkeys(f"{each:.2f}" for each in (min(plans), max(plans))))
+    return f"prefixes of {lengths} tokens in {count_of(prefix.groups, 'group')}: planned prefix hits {hits}"
 
 
 def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
@@ -75,14 +80,14 @@ def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
 
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
     """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    measured, requests = dict[float, list[str]](), analysis.results.requests
+    measured, sets = dict[float, list[str]](), analysis.results.sets
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
-        planned = planned_hit_frac(analysis.results.sets.of(cell.cell), cell.runs[0].settings) if hits else None
+        planned = planned_hit_frac(sets.of(cell.cell), cell.runs[0].settings) if hits else None
         if planned is not None:
             measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
     of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = " and prefixes primed" if any(request.shared_chars for request in requests) else ""
+    primed = " and prefixes primed" if any(request.shared_chars for request in sets.requests) else ""
     return f"{of_arms}; cache renewed{primed} before each load" if measured else None
 
 
@@ -144,8 +149,8 @@ def headline(analysis: AnalyzedExperiment) -> str:
 
 def _requests_text(analysis: AnalyzedExperiment) -> str:
     """The request set; with the lengths of its prompts for servers whose tokenizer is not benchctl's own rule."""
-    manifest, requests = analysis.results.manifest, analysis.results.requests
-    lengths = None if is_virtual(manifest.engine) else prompt_lengths_text(requests, manifest.engine)
+    manifest, requests = analysis.results.manifest, analysis.results.sets
+    lengths = None if is_virtual(manifest.engine) else prompt_lengths_text(requests.requests, manifest.engine)
     prompts = "" if lengths is None else f" · prompts of {lengths}"
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
     limit = "" if rate is None else f" · at most {rate:g} launches per second"
@@ -157,7 +162,7 @@ def number_text(analysis: AnalyzedExperiment, noun: str = "") -> str:
     """The number of requests of a load, and of times that a server got them if several: ``20 to 640 3 times``."""
     numbers = sorted({len(run.record.loads) or 1 for run in analysis.runs})
     times = "" if numbers in ([], [1]) else f" {' or '.join(map(str, numbers))} times"
-    return f"{range_of([len(requests) for _, requests in analysis.results.sets.sets])}{noun}{times}"
+    return f"{analysis.results.sets.number}{noun}{times}"
 
 
 def passes_text(analysis: AnalyzedExperiment) -> str:

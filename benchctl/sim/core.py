@@ -79,7 +79,7 @@ class Phase:
         """Those of ``order``."""
         self._due: list[tuple[int, int]] = []
         """Heap of later turns whose time is known, with their indices."""
-        self._num_left = load.num_requests
+        self._num_requests = self._num_left = load.num_requests
         """Requests that have not ended."""
         self._ended_ns = array("q")
         """Ends of conversations, and of requests outside of any."""
@@ -99,8 +99,7 @@ class Phase:
     @property
     def progress(self) -> float:
         """Share of the requests of a load that have ended; 0 in a warm-up."""
-        num_requests = self.load.num_requests
-        return 0.0 if self.is_warmup else (num_requests - self._num_left) / max(num_requests, 1)
+        return 0.0 if self.is_warmup else (self._num_requests - self._num_left) / max(self._num_requests, 1)
 
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns

@@ -131,7 +131,7 @@ class VirtualServer:
                 turn=prepared.turn,
             )
             if prepared.turn is not None:
-                entering.said[prepared.session].append(record.choices[0].text)
+                entering.answers[prepared.session].append(record.choices[0].text)
             yield record
         yield from entering.lost
 
@@ -158,7 +158,7 @@ class _Entering(Items[Request | None]):
     def __init__(
         self, server: VirtualServer, servable: Items[tuple[PreparedRequest, Request | None]], num_warmups: int
     ) -> None:
-        self.said: Final = defaultdict[str | None, list[str]](list)
+        self.answers: Final = defaultdict[str | None, list[str]](list)
         """The answers of each conversation."""
         self.lost: Final[list[RequestRecord]] = []
         """Records of refused turns, and of those behind them."""
@@ -172,7 +172,7 @@ class _Entering(Items[Request | None]):
         if prepared.turn is None:
             return request
         try:
-            return self._server.check_servable(with_answers_in(prepared, self.said[prepared.session]))
+            return self._server.check_servable(with_answers_in(prepared, self.answers[prepared.session]))
         except UsageError as error:
             is_warmup = index < self._num_warmups
             refusal = _refusal_record(prepared, error, self._server.now_ns, is_warmup=is_warmup)

@@ -26,7 +26,7 @@ from benchctl.profile.arrival import Arrival, arrival_offsets_ns, trace_offsets_
 from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile, Workload
 from benchctl.profile.planning import variant_settings
-from benchctl.profile.settings import load_points, setting_of, under_load
+from benchctl.profile.settings import is_load_factor, load_points, setting_of, under_load
 from benchctl.records.directory import ResultDirectory, cell_name, open_results
 from benchctl.records.files import encode
 from benchctl.records.finish_reasons import is_cut, may_be_whole
@@ -503,6 +503,7 @@ def recorded_load(profile: Profile, directory: Path | None = None) -> RecordedLo
         ("selection", workload.selection, "first"),
         ("output_len", workload.output_len, None),
         ("stop", profile.stop, "forced"),
+        ("load factors", ", ".join(filter(is_load_factor, profile.sweep)), ""),
     )
     if changed := [f"{key} {value}" for key, value, plain in of_replay if value != plain]:
         raise ProfileError(f"{', '.join(changed)}: a trace of which only summaries are kept is replayed as it is")

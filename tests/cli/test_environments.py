@@ -17,6 +17,7 @@ import pytest
 from support.cli import in_process, preloaded_directory, printed
 from support.results.builders import edit_manifest, write_results
 from support.results.planted import HOSTILE, write_hostile
+from support.servers.simulator import sim_server
 from support.servers.stubborn_engine import processes_of
 
 from benchctl.cli.conduct import experiment_progress
@@ -297,6 +298,38 @@ with experiment_progress(1, 1, is_quiet=False) as listener:
     for columns, has_bars in ((100, True), (0, False)):
         shown = at_terminal(program=program, columns=columns)
         assert ("runs: 100%" in shown, "[1/1] 000-b0-baseline" in shown) == (has_bars, not has_bars), shown
+
+
+def test_a_terminal_shows_numbers_of_the_load_and_a_pipe_ci_and_quiet_make_none() -> None:
+    program = """
+from benchctl.cli.conduct import experiment_progress
+for is_quiet in (False, True):
+    with experiment_progress(1, 1, is_quiet=is_quiet) as listener:
+        print(f"is made: {listener.on_live is not None}")
+        if listener.on_live:
+            listener.on_live(("1,702 tokens/s", "64 open", "TTFT p50 41.0, p99 96.0 ms"))
+"""
+    for columns, words in (
+        (100, "1,702 tokens/s; 64 open; TTFT p50 41.0, p99 96.0 ms"),
+        (40, "1,702 tokens/s; 64 open"),
+    ):
+        shown = at_terminal(program=program, columns=columns)
+        assert words in shown
+        assert ("TTFT" in shown) == (columns == 100)
+        assert ("is made: True" in shown, "is made: False" in shown) == (True, True)
+    for output in (at_terminal(program=program, CI="1"), printed_by(program).decode()):
+        assert "is made: True" not in output
+        assert "tokens/s" not in output
+
+
+def test_a_load_at_a_terminal_shows_its_numbers_and_prints_none_of_them(tmp_path: Path) -> None:
+    sizes = ("--num-prompts", "60", "--max-concurrency", "4", "--input-len", "20", "--output-len", "16")
+    with sim_server(tmp_path / "server", time_scale=2.0) as server:
+        words = ("load", server.client.base_url, *sizes, "--goodput", "e2el:60000")
+        shown = at_terminal(*words, "-o", tmp_path / "shown")
+        silent = at_terminal(*words, "--json", "-o", tmp_path / "silent")
+        assert re.search(r"\d tokens/s; [0-4] open; 100% within the objective; TTFT p50 [\d.]+", shown)
+    assert "tokens/s; " not in silent
 
 
 def test_an_encoding_gets_escapes_for_characters_that_it_lacks() -> None:

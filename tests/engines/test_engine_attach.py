@@ -84,6 +84,19 @@ def test_each_request_bypasses_the_prefix_cache_unless_the_profile_leaves_that_t
     assert json.loads(ENGINE.request_call(asked(), own).body)["cache_salt"] == "mine"
 
 
+def test_the_requests_of_a_load_share_a_salt_where_the_dialect_has_one_and_no_other_load_has_it():
+    for dialect in ("vllm", "sglang"):
+        loads = [ENGINE.salted(settings_of(dialect=dialect)) for _ in range(2)]
+        salts = [
+            {json.loads(ENGINE.request_call(asked(), load).body)["cache_salt"] for _ in range(3)} for load in loads
+        ]
+        assert [len(of_load) for of_load in salts] == [1, 1]
+        assert salts[0] != salts[1]
+    for dialect in ("llamacpp", "transformers", "openai"):
+        plain = settings_of(dialect=dialect)
+        assert ENGINE.salted(plain) == plain
+
+
 PROMPTS_ARE_REPEATED = {
     "workload.dataset": "synthetic", "workload.input_len": 200, "workload.output_len": 8, "workload.num_prompts": 6,
     "workload.samples_per_prompt": 2, "workload.samples_as": "requests",

@@ -12,10 +12,15 @@ from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.validity.answers import planned_hit_frac
-from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.directory import Origin
+from benchctl.measure.experiment import create_simulation, run_experiment
+from benchctl.measure.run import Listener, RunContext, measure_run
+from benchctl.measure.virtual import simulate_run
+from benchctl.profile.load import load_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.request_sets import RequestSets
+from benchctl.workload.prepare import prepare_requests
 
 WORKLOAD = {
     "dataset": "synthetic",
@@ -107,6 +112,23 @@ def test_an_arm_without_a_cache_is_planned_to_find_nothing(tmp_path):
     assert line in " ".join(printed("show", done.path).split())
 
 
+@pytest.mark.parametrize("per_server", ["fresh", "ladder"])
+def test_a_sweep_of_hit_rates_plans_and_measures_each_of_them(tmp_path, per_server):
+    changes = {"per_server": per_server, "sweep": {"hit_rate": [0.3, 0.6, 0.8]}, "loads_per_server": 1}
+    file = write_profile(tmp_path, engine={"kind": "sim", "options": CACHED}, workload=WORKLOAD, **changes)
+    parsed = load_profile(str(file))
+    prepared = prepare_requests(parsed)
+    results = create_simulation(parsed, prepared, Origin(output_root=tmp_path, argv=()))
+    run_experiment(results, parsed, prepared.sets, Listener(), simulate_run)
+    done = load_experiment(results.path)
+    assert len(done.results.runs) == 2 * 2 * 3
+    for run in done.results.runs:
+        plan = planned_hit_frac(done.results.sets.of(run.record.cell))
+        assert abs(plan - run.record.cell["hit_rate"]) < 0.06, "as near as whole blocks are"
+        assert done.metrics(run)["prefix_hit_frac"] == pytest.approx(plan, abs=1e-9)
+        assert hit_check(done, run).ok is True
+
+
 def test_loads_that_may_hit_the_cache_find_nothing_of_the_load_before(tmp_path):
     workload = {"prefix": None, "allow_prefix_cache_hits": True}
     done = experiment(tmp_path, workload=workload, loads_per_server=3)
@@ -119,6 +141,10 @@ def test_a_dry_run_says_how_many_hits_are_planned(tmp_path):
     path = write_profile(tmp_path, workload=WORKLOAD, engine={"kind": "sim", "options": CACHED})
     plan = " ".join(printed("run", path, "--dry-run", cwd=tmp_path).split())
     assert "prefixes of 80 to 128 tokens in 3 groups: planned prefix hits 0.81" in plan
+    plan = " ".join(
+        printed("run", path, "--set", "sweep={hit_rate: [0.2, 0.8]}", "--dry-run", cwd=tmp_path).split()
+    )
+    assert "prefixes of 16 to 128 tokens in 3 groups: planned prefix hits 0.19 to 0.81" in plan
 
 
 @dataclass(frozen=True)

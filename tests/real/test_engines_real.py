@@ -27,6 +27,7 @@ from support.servers.real_engines import (
 from support.steps import records_of
 
 from benchctl.analysis.compare.judge import judge_named
+from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.engine import engine_for
 from benchctl.engines.tiny_models.make import make_lora_pair
 from benchctl.measure.sending import undescribed_fields
@@ -98,6 +99,38 @@ def test_accounts_of_transformers_agree_to_the_token_in_each_of_several_loads(tm
 def test_steps_of_several_loads_on_a_vllm_server_are_those_of_their_loads_and_none_comes_from_a_cache(tmp_path):
     results = smoked("vllm", "vllm-cpu", tmp_path, "loads_per_server=3", "sampling.temperature=0")
     assert_loads_agree(results, {"counters", "prefix-cache"})
+
+
+HITS = """
+engine: vllm-cpu
+loads_per_server: 2
+workload:
+  dataset: synthetic
+  num_prompts: 8
+  input_len: 320
+  output_len: 8
+  prefix: {groups: 2, hit_rate: 0.8, block: 128}
+  arrival: {kind: closed-loop, max_concurrency: 4}
+  max_warmup_waves: 0
+variants: {baseline: {server: {enable_prefix_caching: true}}}
+telemetry: {gpu_hz: 0}
+"""
+
+
+@pytest.mark.nightly
+@needs("vllm")
+def test_a_vllm_server_finds_the_planned_share_in_each_load_and_priming_belongs_to_no_metric(tmp_path):
+    (tmp_path / "hits.yaml").write_text(HITS)
+    model = f"model={tiny_model(tmp_path)}"
+    experiment = experiment_of(measured("hits.yaml", "vllm", "vllm-cpu", tmp_path, model))
+    (run,) = experiment.results.runs
+    for load in run.loads:
+        assert experiment.metrics(load)["prefix_hit_frac"] == 0.8
+        steps = [step for step in records_of(load) if not step.is_warmup]
+        assert sum(step.output_tokens for step in steps) == 8 * 8
+        assert sum(step.num_prefill_tokens for step in steps) == 8 * (320 - 256)
+    checks = {check.name: check.ok for check in experiment.checks(run)}
+    assert checks["prefix-cache"] is checks["step-tokens"] is checks["counters"] is True
 
 
 ON_A_CPU = [

@@ -12,6 +12,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
+from benchctl.records.request_sets import RequestSets
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core, Phase, SimLoad
 from benchctl.sim.engine import SimulatedEngine
@@ -49,9 +50,9 @@ def profile_of(arrival=CLOSED, *, caching="true", stop="forced", output="output_
 def run(path, profile, by=simulate_run):
     planned = PlannedRun(index=0, run_id="run", block=0, position=0, variant="baseline")
     directory = RunDirectory(path)
-    context = RunContext(profile=profile, requests=prepare_requests(profile).requests)
-    by(context, planned, directory)
-    return load_run(directory), directory, context.requests
+    requests = prepare_requests(profile).requests
+    by(RunContext(profile=profile, requests=RequestSets.single(requests)), planned, directory)
+    return load_run(directory), directory, requests
 
 
 def untimed(record):
@@ -79,7 +80,10 @@ def test_conversations_take_the_same_steps_in_virtual_time_and_over_http(tmp_pat
     assert directory.step_log.read_bytes() == http_directory.step_log.read_bytes()
     by_id = {record.request_id: untimed(record) for record in over_http.requests}
     assert {record.request_id: untimed(record) for record in simulated.requests} == by_id
-    assert (simulated.record.state, over_http.record.state) == ("done", "done"), over_http.record
+    assert simulated.record.state == "done", simulated.record
+    # a busy machine may hold the client up, which changes no step
+    codes = {warning.code for warning in over_http.record.warnings}
+    assert not codes & {"check-failed", "failed-requests", "sim-schedule-lost"}, over_http.record.warnings
     assert len(by_id) == len(requests) + 2
 
 

@@ -158,7 +158,7 @@ def verdict_sentence(comparison: Comparison) -> str:
     cell, strongest = max(deciding, key=lambda pair: _strength(pair[1]))
     if strongest.estimate is None and strongest.verdict == "unknown":
         unknown = f"{strongest.metric.name} is unknown{_where(comparison, cell)}"
-        return f"inconclusive: {sides}: {unknown}: it {strongest.reason}"
+        return f"inconclusive: {sides}: {unknown}: {'' if strongest.limits else 'it '}{strongest.reason}"
     tests = comparison.num_tests
     number = f"{len(deciding)} of {tests} comparisons" if tests > 1 else "the one comparison"
     return (

@@ -83,6 +83,16 @@ def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
 
 
+def keeps_limits(durations_ns: Mapping[str, Sequence[float]], limits_ms: Mapping[str, float]) -> bool:
+    """True for an answer of which every limited duration is known and within its limit, by the rule of
+    ``request_ratios``; one without a time per token keeps a limit on it.
+    """
+    return all(
+        (durations_ns[name] or name == "tpot") and all(ms_from_ns(each) / limit <= 1 for each in durations_ns[name])
+        for name, limit in limits_ms.items()
+    )
+
+
 def send_lag_ns(request: RequestRecord) -> int | None:
     """Delay of the send: send minus schedule."""
     return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns

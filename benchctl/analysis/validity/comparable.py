@@ -32,6 +32,8 @@ from benchctl.errors import NotComparableError
 from benchctl.profile.engine_table import OWN_PREFIX
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import allowed_difference
+from benchctl.profile.settings import load_part
+from benchctl.records.directory import cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ESTIMATE, PreparedRequest, RunRecord
 from benchctl.records.schema import NodeGpu
@@ -124,9 +126,10 @@ class Difference:
 
 
 def experiment_differences(a: LoadedResults, b: LoadedResults) -> tuple[Difference, ...]:
-    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema, loads per server.
+    """Differences between two experiments: request sets, seed, stop mode, kind of engine, schema, loads per server.
 
-    Request sets are the same where they ask the same: tokenizers may have counted the prompts differently.
+    Request sets are the same where they ask the same under every load that both experiments have: tokenizers may
+    have counted the prompts differently.
     """
     a_loads, b_loads = (max((len(run.record.loads) or 1 for run in side.runs), default=1) for side in (a, b))
     loads = [Difference("loads_per_server", str(a_loads), str(b_loads))] if a_loads != b_loads else []
@@ -134,9 +137,10 @@ def experiment_differences(a: LoadedResults, b: LoadedResults) -> tuple[Differen
         Difference(key, _as_json(getattr(a.manifest, key)), _as_json(getattr(b.manifest, key)))
         for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine")
         if getattr(a.manifest, key) != getattr(b.manifest, key)
-        and not (key == "request_set_sha256" and a.requests and _uncounted(a) == _uncounted(b))
+        and not (key == "request_set_sha256" and _have_same_requests(a, b))
     )
-    return (*of_manifests, *loads)
+    of_a, of_b = ("ladder" if any(run.ladder for run in side.plan.runs) else "fresh" for side in (a, b))
+    return (*of_manifests, *loads, *([Difference("per_server", of_a, of_b)] if of_a != of_b else []))
 
 
 def planned_differences(a: VariantSettings, b: VariantSettings) -> Iterator[Difference]:
@@ -147,11 +151,18 @@ def planned_differences(a: VariantSettings, b: VariantSettings) -> Iterator[Diff
         yield Difference(key, before, after, is_declared=True)
 
 
-def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
+def _have_same_requests(a: LoadedResults, b: LoadedResults) -> bool:
+    """True where every load point that both plans have sends the same requests."""
+    of_a, of_b = ([load_part(run.cell) for run in side.plan.runs] for side in (a, b))
+    points = {cell_name(point): point for point in of_a if point in of_b}.values()
+    sent = [(_uncounted(a.sets.of(point)), _uncounted(b.sets.of(point))) for point in points]
+    return bool(sent) and all(left == right != () for left, right in sent)
+
+
+def _uncounted(requests: Sequence[PreparedRequest]) -> tuple[PreparedRequest, ...]:
     """The requests as they are sent, without the count of their prompts, which differs between tokenizers."""
     return tuple(
-        msgspec.structs.replace(request, prompt_tokens=0, prompt_tokens_from=ESTIMATE)
-        for request in results.requests
+        msgspec.structs.replace(request, prompt_tokens=0, prompt_tokens_from=ESTIMATE) for request in requests
     )
 
 

@@ -43,7 +43,7 @@ def check_hits_of_turns(requests: Sequence[RequestRecord], hits: float | None, r
     counts = [(before.prompt_tokens or 0, before.completion_tokens or 0) for before, _ in _later_turns(requests)]
     least, most = (
         sum(num_tokens // block * block for num_tokens in each)
-        for each in ([said for said, _ in counts], [said + answered for said, answered in counts])
+        for each in ([prompt_tokens for prompt_tokens, _ in counts], [sum(both) for both in counts])
     )
     if hits is None or not prompt:
         return Check("prefix-cache", None, "neither counters nor usage record hits in a prefix cache")

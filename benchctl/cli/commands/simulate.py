@@ -61,6 +61,7 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.profile.settings import setting_of
 from benchctl.records.directory import arm_label
 from benchctl.records.files import document_bytes, write_bytes_atomic, write_json_atomic
 from benchctl.report.charts.figure import picture_bytes
@@ -387,6 +388,11 @@ def sweep(
         (differing, simulated_profile(profile, engine, settings, blocks, seed))
         for differing, settings in _combinations(overrides or [])
     ]
+    of_loads = {factor for _, each in profiles for factor in each.sweep if "arrival" in setting_of(factor)}
+    if kind is not None and of_loads:
+        raise UsageError(
+            f"--{kind} sets the load, and the profile sweeps {of_loads.pop()}; leave out one of the two"
+        )
     points = sweep_points(profiles, kind, sizes)
     outcome = run_sweep(points, objectives, searches=largest is not None, jobs=jobs or os.cpu_count() or 1)
     _, first = profiles[0]

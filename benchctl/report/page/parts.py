@@ -327,9 +327,9 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
     if analysis.passes is None:
         work = {
             "requests": f"{number_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
-            "prompts": prompt_lengths_text(analysis.results.requests, manifest.engine) or "",
+            "prompts": prompt_lengths_text(analysis.results.sets.requests, manifest.engine) or "",
             "prefix hits": hits_text(analysis) or "",
-            "request set": manifest.request_set_sha256,
+            "request set": ", ".join(each.sha256 for each in manifest.request_sets) or manifest.request_set_sha256,
         }
     facts = {
         "directory": directory_name(analysis),

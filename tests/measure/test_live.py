@@ -1,0 +1,139 @@
+"""Numbers of a load while it is sent: near those of its result, of this load alone, bounded however fast it is."""
+
+import random
+from statistics import median
+
+import msgspec
+import pytest
+from support.cli import printed
+from support.servers.simulator import sim_server
+
+from benchctl.analysis.metrics.chunks import chunks_of, latencies_ns
+from benchctl.analysis.metrics.latency import measured
+from benchctl.analysis.metrics.slo import request_ratios
+from benchctl.cli.screen import fitting
+from benchctl.measure.live import LiveNumbers
+from benchctl.profile.sections import Slo
+from benchctl.records.loaded import load_results
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.schema import ClientSample
+from benchctl.units import NS_PER_MS, NS_PER_S
+
+START_NS = 5 * NS_PER_S
+
+
+def answer(index, at_s, ttft_ms=10.0, tpot_ms=2.0, num_tokens=11, **changes):
+    """A request that was sent so many seconds into the load."""
+    sent_ns = START_NS + round(at_s * NS_PER_S)
+    chunk_ns = tuple(sent_ns + round((ttft_ms + i * tpot_ms) * NS_PER_MS) for i in range(num_tokens))
+    record = RequestRecord(
+        request_id=str(index),
+        index=index,
+        scheduled_ns=sent_ns,
+        sent_ns=sent_ns,
+        done_ns=chunk_ns[-1],
+        choices=(ChoiceRecord(index=0, chunk_ns=chunk_ns),),
+        completion_tokens=num_tokens,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def sample(at_s, num_open=4, worker=0):
+    t_ns = START_NS + round(at_s * NS_PER_S)
+    return ClientSample(t_ns=t_ns, worker=worker, loop_lag_ns=0, cpu_ns=0, num_open=num_open)
+
+
+def test_live_numbers_of_a_load_are_those_of_its_result(tmp_path):
+    """Two processes send to a real server; records and samples are taken in the order of their times."""
+    sizes = ("--num-prompts", "240", "--max-concurrency", "8", "--input-len", "20", "--output-len", "16")
+    with sim_server(tmp_path / "server", time_scale=2.0) as server:
+        printed("load", server.client.base_url, *sizes, "--workers", "2", "-o", tmp_path / "r", cwd=tmp_path)
+    (run,) = load_results(tmp_path / "r").runs
+    events = sorted([(record.done_ns, 0, record) for record in run.requests] + [(s.t_ns, 1, s) for s in run.client],
+                    key=lambda event: event[:2])  # fmt: skip
+    limit_ms = median(latencies_ns(measured(run.requests))["ttft"]) / NS_PER_MS
+    live, taken, words = LiveNumbers({"ttft": limit_ms, "tpot": 1000}, 1.0), [], ()
+    for _, _, event in events:
+        if isinstance(event, RequestRecord):
+            live.take(event)
+            taken.append(event)
+        elif (parts := live.parts(event)) is not None:
+            words, counted = parts, measured(taken)
+    assert len(counted) > 100
+    throughput, num_open, objective, ttft, tpot = words
+    seconds = (max(r.done_ns for r in counted) - min(r.sent_ns for r in counted)) / NS_PER_S
+    num_tokens = sum(record.completion_tokens for record in counted)
+    assert float(throughput.split()[0].replace(",", "")) == pytest.approx(num_tokens / seconds, rel=0.1)
+    assert 0 <= int(num_open.removesuffix(" open")) <= 8
+    is_within = request_ratios(chunks_of(counted), {"ttft": limit_ms, "tpot": 1000}, 1.0) <= 1
+    assert objective == f"{float(f'{100 * is_within.mean():.3g}'):g}% within the objective"
+    for text, name in ((ttft, "ttft"), (tpot, "tpot")):
+        middle_ms = float(text.split("p50 ")[1].split(",")[0])
+        assert middle_ms == pytest.approx(median(latencies_ns(counted)[name]) / NS_PER_MS, rel=0.02)
+
+
+def test_the_objective_counts_failed_requests_and_times_are_on_the_clock_of_the_server():
+    live = LiveNumbers({"ttft": 150, "tpot": 25}, 10.0)
+    error = RequestError(kind="reset", message="x")
+    records = [
+        answer(0, 0.1),
+        answer(1, 0.2, ttft_ms=20),
+        answer(2, 0.3, error=error),
+        answer(3, 0.4, num_tokens=1),
+    ]
+    for record in (*records, answer(4, 0.0, ttft_ms=900, is_warmup=True)):
+        live.take(record)
+    assert live.parts(sample(1.1)) == (
+        "2 tokens/s",
+        "4 open",
+        "1 failed",
+        "50% within the objective",
+        "TTFT p50 100 ms",
+        "TPOT p50 20.0 ms",
+    )
+
+
+def test_numbers_come_once_a_second_and_once_something_has_ended_and_throughput_is_that_of_the_last_ten():
+    live = LiveNumbers({}, 1.0)
+    assert live.parts(sample(0.5)) is None
+    live.take(answer(0, 0.0))
+    assert live.parts(sample(1.0, num_open=3))[:2] == ("11 tokens/s", "3 open")
+    assert live.parts(sample(1.9, num_open=2, worker=1)) is None
+    assert live.parts(sample(2.0, num_open=1, worker=1))[:2] == ("6 tokens/s", "4 open")
+    for second in range(3, 30):
+        live.take(answer(second, second - 0.5, num_tokens=100))
+        words = live.parts(sample(second))
+    assert words[0] == "100 tokens/s"
+    live.take(answer(99, 29.5, completion_tokens=None))
+    assert live.parts(sample(30))[0] == "1.0 answers/s"
+
+
+def test_of_many_answers_in_a_second_some_stand_for_all():
+    stream = random.Random(3)
+    live, times = LiveNumbers({"ttft": 20.0}, 1.0), [stream.lognormvariate(3, 0.5) for _ in range(10_000)]
+    for index, ttft_ms in enumerate(times):
+        live.take(answer(index, index / 20_000, ttft_ms=ttft_ms))
+    words = live.parts(sample(1.0))
+    assert float(words[0].split()[0].replace(",", "")) == pytest.approx(110_000, rel=0.02)
+    assert float(words[3].split("p50 ")[1].split(",")[0]) == pytest.approx(sorted(times)[5_000], rel=0.15)
+    assert live.parts(sample(2.0))[0].startswith(words[0].split()[0][:1]) is False
+
+
+def test_a_narrow_terminal_leaves_numbers_out_and_cuts_none():
+    parts = ("1,702 tokens/s", "64 open", "TTFT p50 41.0, p99 96.0 ms")
+    assert fitting(parts, 80) == "1,702 tokens/s; 64 open; TTFT p50 41.0, p99 96.0 ms"
+    assert fitting(parts, 30) == "1,702 tokens/s; 64 open"
+    assert fitting(parts, 14) == "1,702 tokens/s"
+    assert fitting(parts, 13) == fitting((), 80) == ""
+
+
+@pytest.mark.parametrize("limits_ms", [{"ttft": 12.0}, {"tpot": 2.0}, {"e2el": 30.0}, {"ttft": 9.9, "tpot": 9.0}])
+def test_live_numbers_and_results_keep_one_rule(limits_ms):
+    records = [answer(0, 0, 12.0, 2.0), answer(1, 0, 12.1, 1.9), answer(2, 0, 9.0, 5.0), answer(3, 0, 1, 1, 1)]
+    records += [answer(4, 0, 1, 1, choices=()), answer(5, 0, 1, 1, error=RequestError(kind="reset", message="x"))]
+    share = (request_ratios(chunks_of(records), limits_ms, 1.0) <= 1).mean()
+    live = LiveNumbers(limits_ms, 1.0)
+    for record in records:
+        live.take(record)
+    assert f"{float(f'{100 * share:.3g}'):g}% within the objective" in live.parts(sample(2.0))
+    assert Slo(**{f"{name}_ms": limit for name, limit in limits_ms.items()}).limits_ms == limits_ms
