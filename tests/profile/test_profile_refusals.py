@@ -8,6 +8,8 @@ from benchctl.profile.load import load_profile
 KEY = "sk-abcdefghijklmnopqrstuvwx"
 TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
 GUIDED = "variants.guided.controls=true"
+SLO = "slo={ttft_ms: 200}"
+AT_ONCE = "primary_metrics=[capacity_concurrency]"
 REFUSED = {
     "ci-smoke": [
         # Bounds of every number and text.
@@ -56,6 +58,27 @@ REFUSED = {
         # An objective.
         ("slo={}", "slo: names no limit; set ttft_ms, tpot_ms or e2el_ms"),
         ("slo={share: 0.9}", "slo: names no limit; set ttft_ms, tpot_ms or e2el_ms"),
+        # A capacity.
+        ("capacity={}", "capacity: is read with capacity_concurrency or capacity_rate in primary_metrics; add one"),
+        (["capacity={}", AT_ONCE], "capacity_concurrency needs an objective; set slo, such as {ttft_ms: 200}"),
+        ([SLO, AT_ONCE], "primary_metrics: has capacity_concurrency, which lies between loads of several sizes"),
+        (
+            [SLO, AT_ONCE, "sweep.max_concurrency=[2, 4]"],
+            "sweep.max_concurrency: has 2, and capacity_concurrency lies",
+        ),
+        ([SLO, AT_ONCE, "capacity={smallest: 8, largest: 16}"], "capacity: spans less than 4 times"),
+        (
+            [SLO, AT_ONCE, "capacity={}", "stopping={precision: 0.01}", "blocks=8"],
+            "stopping: looks at single loads",
+        ),
+        (
+            [SLO, "primary_metrics=[capacity_rate]", "capacity={}"],
+            "has capacity_rate, and an arrival of kind closed-loop has no request_rate that its load grows with",
+        ),
+        (
+            [SLO, AT_ONCE, "capacity={}", "workload.arrival={kind: burst}"],
+            "workload.arrival.kind: is burst, which has its own times, and capacity_concurrency needs loads",
+        ),
         ("slo={ttft_ms: 0}", "slo.ttft_ms: is 0; it must be above 0"),
         ("slo={ttft_ms: 200, share: 1}", "slo.share: is 1; it must be at most 0.999"),
         ("slo={p99_ttft_ms: 200}", "slo.p99_ttft_ms: unknown key; did you mean 'ttft_ms'?"),
