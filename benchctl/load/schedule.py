@@ -320,6 +320,7 @@ class Load:
         exchange.later, exchange.earlier_answers = ended.later[1:], answers
         exchange.scheduled_ns = ended.done_ns + round(call.request.think_ns / self._time_scale)
         self._in_slots.add(exchange)
+        self._client.prepare(exchange)
         heapq.heappush(self._turns, (exchange.scheduled_ns, call.request.index, exchange))
         self._start_turns()
 

@@ -138,13 +138,13 @@ def http_rows(conversations: int, directory: Path) -> Iterator[dict[str, Any]]:
         profile = profile.model_copy(update={"engine": engine})
         requests = prepare_requests(profile).requests
         (planned,) = plan_runs(profile).runs
-        logs, early, state = [], 0, ""
+        logs, early = [], 0
         for by in (simulate_run, measure_run):
             run = RunDirectory(directory / f"{think}-{arrival}-{workers}-{by.__name__}".replace("/", "-"))
             record = by(RunContext(profile=profile, requests=RequestSets.single(requests)), planned, run)
             logs.append(run.step_log.read_bytes())
             records = [each for each in run.requests() if not each.is_warmup]
-            early, state = num_early(records, requests, record.time_scale or 1.0), record.state
+            early = num_early(records, requests, record.time_scale or 1.0)
         lags = sorted((each.sent_ns or 0) - each.scheduled_ns for each in records if each.turn)
         yield {
             "think s": think,
@@ -155,7 +155,6 @@ def http_rows(conversations: int, directory: Path) -> Iterator[dict[str, Any]]:
             "median lag ms": lags[len(lags) // 2] / 1e6,
             "p99 lag ms": lags[len(lags) * 99 // 100] / 1e6,
             "steps": "equal" if logs[0] == logs[1] else "differ",
-            "state": state,
         }
 
 
@@ -192,10 +191,20 @@ def _real_row(experiment: Experiment, arrival: str, code: int) -> dict[str, Any]
         "load": arrival,
         "later turns": sum(bool(request.turn) for request in requests),
         "early": num_early(measured(run.requests), requests, 1.0),
-        "hits": details["prefix-cache"].detail,
-        "check": "holds" if details["prefix-cache"].ok else "fails",
+        "hits": experiment.metrics(run)["prefix_hit_frac"],
+        "whole blocks of 128": possible_hits(measured(run.requests), 128),
+        "check": details["prefix-cache"].detail,
         "exit code": code,
     }
+
+
+def possible_hits(records: Sequence[RequestRecord], block: int) -> str:
+    """The least and the most that a cache with such blocks has, by the server's own counts."""
+    pairs = [(a, b) for a, b in pairwise(sorted(records, key=lambda record: record.index)) if b.turn]
+    prompt = sum(record.prompt_tokens or 0 for record in records)
+    least = sum((a.prompt_tokens or 0) // block * block for a, _ in pairs) / prompt
+    most = sum(((a.prompt_tokens or 0) + (a.completion_tokens or 0)) // block * block for a, _ in pairs) / prompt
+    return f"{least:.3f} to {most:.3f}"
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ from support.cli import printed
 from support.results.several import simulated, write_profile
 
 from benchctl.analysis.compare.accuracy import compare_divergence
-from benchctl.analysis.metrics.client import slot_occupancy
+from benchctl.analysis.metrics.client import sends_of, slot_occupancy
 from benchctl.analysis.validity.answers import planned_hit_frac, prompt_warnings
-from benchctl.analysis.validity.conversations import check_turns
+from benchctl.analysis.validity.client import _unlike_poisson
+from benchctl.analysis.validity.conversations import check_hits_of_turns, check_turns
 from benchctl.profile.arrival import Arrival
 
 CLOSED = {"kind": "closed-loop", "max_concurrency": 4}
@@ -58,6 +59,27 @@ def test_a_cache_that_is_too_small_for_open_conversations_is_a_warning(tmp_path)
     compared = printed("compare", done.results.path, "--json", code=3, cwd=tmp_path)
     assert "check-prefix-cache" in compared
     assert run.record.state == "done"
+
+
+def test_fewer_hits_of_a_server_that_does_not_say_how_large_its_blocks_are_are_told_and_not_judged(tmp_path):
+    done = experiment(tmp_path, blocks=1)
+    run = done.results.runs[0]
+    records = [record for record in run.requests if not record.is_warmup]
+    assert check_hits_of_turns(records, 0.2, run.record).ok is False
+    unstated = msgspec.structs.replace(run.record, effective_config={})
+    check = check_hits_of_turns(records, 0.2, unstated)
+    assert (check.ok, "does not say how large its blocks are" in check.detail) == (None, True)
+    assert check_hits_of_turns(records, 0.99, unstated).ok is False
+
+
+def test_the_gaps_of_arrivals_are_those_of_first_turns(tmp_path):
+    """Later turns come when their users have thought, and are no part of the Poisson process."""
+    arrival = {"kind": "poisson", "request_rate": 5}
+    done = experiment(tmp_path, blocks=1, workload={"arrival": arrival, "num_prompts": 60})
+    records = [record for record in done.results.runs[0].requests if not record.is_warmup]
+    sends = sends_of(records, Arrival(**arrival))
+    assert len(sends.requests) > 150
+    assert _unlike_poisson(sends, Arrival(**arrival)) is None
 
 
 def test_without_a_cache_no_hit_is_planned_and_none_may_be(tmp_path):

@@ -155,10 +155,10 @@ def planned_hit_frac(prepared: Sequence[PreparedRequest], settings: VariantSetti
     return shared / sum(each.prompt_tokens for each in prepared) if has_cache else 0.0
 
 
-def block_tokens(record: RunRecord) -> int:
-    """Tokens that the server's cache finds together; 1 where it does not say."""
+def block_tokens(record: RunRecord) -> int | None:
+    """Tokens that the server's cache finds together; None where it does not say."""
     config = record.effective_config
-    return config.get("server.block_size") or config.get("server.page_size") or 1
+    return config.get("server.block_size") or config.get("server.page_size")
 
 
 def check_planned_hits(
@@ -181,7 +181,7 @@ def check_planned_hits(
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
         return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
-    block = block_tokens(record)
+    block = block_tokens(record) or 1
     in_blocks = sum(each.shared_tokens // block for each in prepared) * block
     expected = in_blocks / sum(each.prompt_tokens for each in prepared)
     remedy = "more than the prefixes was in the cache: the server does not know cache_salt, or others use it"

@@ -227,16 +227,16 @@ def _unlike_poisson(sends: Sends, arrival: Arrival) -> str | None:
     rate = arrival.request_rate if arrival.kind == "poisson" else None
     if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
         return None
-    planned, sent = (
-        _distance_from_poisson(times_ns, rate)
-        for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
-    )
+    arrivals = [(each.scheduled_ns, each.sent_ns or 0) for each in sends.requests if not each.turn]
+    if len(arrivals) < 2:
+        return None
+    planned, sent = (_distance_from_poisson(times_ns, rate) for times_ns in zip(*arrivals, strict=True))
     # The distance of gaps from their law times the root of their number: below by chance in 95 %
-    limit = 1.358 / math.sqrt(len(sends.requests) - 1)
+    limit = 1.358 / math.sqrt(len(arrivals) - 1)
     if sent <= max(limit, planned):
         return None
     return (
-        f"the gaps between {len(sends.requests)} sends have a Kolmogorov distance of {sent:.4f} from a "
+        f"the gaps between {len(arrivals)} sends have a Kolmogorov distance of {sent:.4f} from a "
         f"Poisson process of {rate:g} requests/s; chance stays below {limit:.4f} in 95 of 100 loads, and the "
         f"plan has {planned:.4f}: requests left in bunches. Free processors for the client, or lower the rate"
     )

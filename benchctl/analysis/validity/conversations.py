@@ -39,7 +39,8 @@ def check_hits_of_turns(requests: Sequence[RequestRecord], hits: float | None, r
     At least whole blocks of the prompt before each turn, at most of its answer as well, by the server's own counts.
     A warning alone: a tokenizer may make other tokens of an answer, and a chat template may rewrite it.
     """
-    block, prompt = block_tokens(record), sum(request.prompt_tokens or 0 for request in requests)
+    stated, prompt = block_tokens(record), sum(request.prompt_tokens or 0 for request in requests)
+    block = stated or 1
     counts = [(before.prompt_tokens or 0, before.completion_tokens or 0) for before, _ in _later_turns(requests)]
     least, most = (
         sum(num_tokens // block * block for num_tokens in each)
@@ -49,5 +50,7 @@ def check_hits_of_turns(requests: Sequence[RequestRecord], hits: float | None, r
         return Check("prefix-cache", None, "neither counters nor usage record hits in a prefix cache")
     detail = f"conversations can have {least / prompt:.2f} to {most / prompt:.2f}, measured {hits:.2f}"
     is_possible = least / prompt - HITS_TOLERANCE <= hits <= most / prompt + HITS_TOLERANCE
+    if not is_possible and hits < least / prompt and stated is None:
+        return Check("prefix-cache", None, f"{detail}; the server does not say how large its blocks are")
     remedy = "" if is_possible else "; the cache is too small for open conversations, or the server shares it"
     return Check("prefix-cache", is_possible, detail + remedy)
