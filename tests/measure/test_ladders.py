@@ -10,14 +10,18 @@ import msgspec
 import psutil
 import pytest
 from support.cli import document, only_result, printed, started
+from support.results.ladders import simulated
 from support.servers.paced_engine import PacedEngine, most_at_once, planned, profile, request
 from support.waiting import wait_until
 
-from benchctl.measure.run import RunContext, loads_of, measure_run, widest
+from benchctl.cluster.blocks import divide, run_free_blocks
+from benchctl.measure.directory import Origin
+from benchctl.measure.experiment import create_simulation
+from benchctl.measure.run import Listener, RunContext, loads_of, measure_run, widest
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.loaded import LoadedRun, load_points_of
+from benchctl.records.loaded import LoadedRun, load_points_of, load_results
 from benchctl.records.record import LoadRecord, PlannedRun
 from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell
@@ -226,15 +230,28 @@ def test_a_ladder_in_virtual_time_has_the_steps_and_tokens_of_the_same_ladder_ov
     context = RunContext(profile=read, requests=prepare_requests(read).sets)
     for name, do_run in {"http": measure_run, "virtual": simulate_run}.items():
         do_run(context, run, RunDirectory(tmp_path / name))
-    for over_http, simulated in zip(
+    for over_http, virtual in zip(
         *(load_points_of(RunDirectory(tmp_path / name)) for name in ("http", "virtual")), strict=True
     ):
-        assert over_http.record.cell == simulated.record.cell
-        assert over_http.record.state == simulated.record.state == "done", over_http.record
-        logs = [tmp_path / name / f"steps{simulated.suffix}.jsonl" for name in ("http", "virtual")]
+        assert over_http.record.cell == virtual.record.cell
+        assert over_http.record.state == virtual.record.state == "done", over_http.record
+        logs = [tmp_path / name / f"steps{virtual.suffix}.jsonl" for name in ("http", "virtual")]
         assert logs[0].read_bytes() == logs[1].read_bytes()
         tokens = [
             {request.request_id: request.completion_tokens for request in each.requests}
-            for each in (over_http, simulated)
+            for each in (over_http, virtual)
         ]
         assert tokens[0] == tokens[1]
+
+
+def test_a_ladder_whose_blocks_have_directories_of_their_own_reads_as_one(tmp_path):
+    whole = simulated(tmp_path / "whole", blocks=2, sweep={"output_len": [4, 8]})
+    prepared = prepare_requests(whole.profile)
+    divided = create_simulation(whole.profile, prepared, Origin(output_root=tmp_path / "divided", argv=()))
+    divide(divided)
+    run_free_blocks(divided, whole.profile, prepared.sets, Listener(), simulate_run)
+    a, b = whole.results, load_results(divided.path)
+    assert b.plan == a.plan
+    assert [run.record.run_id for run in b.runs] == [run.record.run_id for run in a.runs]
+    assert [run.requests for run in b.runs] == [run.requests for run in a.runs]
+    assert b.sets == a.sets
