@@ -137,6 +137,7 @@ GROUPS: Final = {
     ),
     "speculation": ("speculation", "bonus-tokens"),
     "load": (
+        "load-curve",
         "capacity",
         "chat",
         "rate-limited",

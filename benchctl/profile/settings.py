@@ -124,7 +124,7 @@ def under_load(profile: Profile, cell: Cell) -> Profile:
     """The profile under the load of a cell alone: with the workload of this load point, and no load factors in its
     sweep; itself without one.
 
-    Whoever needs the workload of a run takes it from here. Raises ProfileError for values that no load can have.
+    The workload of a run is always taken from here. Raises ProfileError for values that no load can have.
     """
     point = load_part(cell)
     if not point:
