@@ -10,12 +10,19 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from benchctl.analysis.metrics.latency import PERCENTS, choice_tokens, is_completed, keeps_limits, smallest_sample
+from benchctl.analysis.metrics.latency import (
+    PERCENTS,
+    choice_tokens,
+    is_completed,
+    keeps_limits,
+    smallest_sample,
+    total,
+)
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_S, ms_from_ns, percentage, three_digits
 
-_MOST_ANSWERS: Final = 200
+_MOST_ANSWERS: Final = 25
 """Answers of a second that are looked at."""
 _LEAST_SPAN_NS: Final = 10 * NS_PER_S
 """Time over which throughput is measured, or three times as long as an answer takes if that is longer: answers
@@ -49,7 +56,7 @@ class _Durations:
 
 
 class LiveNumbers:
-    """What a load has come to so far. Limits and all times are those of the server's clock, by ``clock_factor``."""
+    """The numbers of a load so far. Limits and all times are those of the server's clock, by ``clock_factor``."""
 
     def __init__(self, limits_ms: Mapping[str, float], clock_factor: float) -> None:
         self._limits_ms, self._factor = limits_ms, clock_factor
@@ -95,8 +102,8 @@ class LiveNumbers:
                     durations.add(duration_ns, stride)
             self._e2el_ns += stride * sum(durations_ns["e2el"])
         self._new.clear()
-        known = [count for count in tokens if count is not None]
-        self._ended.append((now_ns, num_answers, stride * sum(known) if len(known) == len(tokens) else None))
+        num_tokens = total(tokens) if tokens else 0
+        self._ended.append((now_ns, num_answers, None if num_tokens is None else stride * num_tokens))
         mean_ns = self._e2el_ns / max(self._num_ended - self._num_failed, 1) / self._factor
         while self._ended[0][0] < now_ns - max(_LEAST_SPAN_NS, 3 * mean_ns):
             self._begin_ns = self._ended.popleft()[0]
@@ -105,9 +112,9 @@ class LiveNumbers:
         seconds = (now_ns - self._begin_ns) / NS_PER_S * self._factor
         tokens = [num_tokens for _, _, num_tokens in self._ended if num_tokens is not None]
         is_counted = len(tokens) == len(self._ended)
-        total = sum(tokens) if is_counted else sum(num_answers for _, num_answers, _ in self._ended)
+        ended = sum(tokens) if is_counted else sum(num_answers for _, num_answers, _ in self._ended)
         if seconds > 0:
-            yield f"{total / seconds:,.0f} tokens/s" if is_counted else f"{total / seconds:,.1f} answers/s"
+            yield f"{ended / seconds:,.0f} tokens/s" if is_counted else f"{ended / seconds:,.1f} answers/s"
         yield f"{sum(self._open_by_worker.values())} open"
         if self._num_failed:
             yield f"{self._num_failed} failed"

@@ -45,7 +45,7 @@ def sample(at_s, num_open=4, worker=0):
 
 def test_live_numbers_of_a_load_are_those_of_its_result(tmp_path):
     """Two processes send to a real server; records and samples are taken in the order of their times."""
-    sizes = ("--num-prompts", "240", "--max-concurrency", "8", "--input-len", "20", "--output-len", "16")
+    sizes = ("--num-prompts", "60", "--max-concurrency", "2", "--input-len", "20", "--output-len", "16")
     with sim_server(tmp_path / "server", time_scale=2.0) as server:
         printed("load", server.client.base_url, *sizes, "--workers", "2", "-o", tmp_path / "r", cwd=tmp_path)
     (run,) = load_results(tmp_path / "r").runs
@@ -59,17 +59,17 @@ def test_live_numbers_of_a_load_are_those_of_its_result(tmp_path):
             taken.append(event)
         elif (parts := live.parts(event)) is not None:
             words, counted = parts, measured(taken)
-    assert len(counted) > 100
+    assert len(counted) > 20
     throughput, num_open, objective, ttft, tpot = words
     seconds = (max(r.done_ns for r in counted) - min(r.sent_ns for r in counted)) / NS_PER_S
     num_tokens = sum(record.completion_tokens for record in counted)
     assert float(throughput.split()[0].replace(",", "")) == pytest.approx(num_tokens / seconds, rel=0.1)
-    assert 0 <= int(num_open.removesuffix(" open")) <= 8
+    assert 0 <= int(num_open.removesuffix(" open")) <= 2
     is_within = request_ratios(chunks_of(counted), {"ttft": limit_ms, "tpot": 1000}, 1.0) <= 1
-    assert objective == f"{float(f'{100 * is_within.mean():.3g}'):g}% within the objective"
+    assert float(objective.removesuffix("% within the objective")) == pytest.approx(100 * is_within.mean(), abs=3)
     for text, name in ((ttft, "ttft"), (tpot, "tpot")):
         middle_ms = float(text.split("p50 ")[1].split(",")[0])
-        assert middle_ms == pytest.approx(median(latencies_ns(counted)[name]) / NS_PER_MS, rel=0.02)
+        assert middle_ms == pytest.approx(median(latencies_ns(counted)[name]) / NS_PER_MS, rel=0.05)
 
 
 def test_the_objective_counts_failed_requests_and_times_are_on_the_clock_of_the_server():
@@ -110,13 +110,14 @@ def test_numbers_come_once_a_second_and_once_something_has_ended_and_throughput_
 
 def test_of_many_answers_in_a_second_some_stand_for_all():
     stream = random.Random(3)
-    live, times = LiveNumbers({"ttft": 20.0}, 1.0), [stream.lognormvariate(3, 0.5) for _ in range(10_000)]
-    for index, ttft_ms in enumerate(times):
-        live.take(answer(index, index / 20_000, ttft_ms=ttft_ms))
-    words = live.parts(sample(1.0))
-    assert float(words[0].split()[0].replace(",", "")) == pytest.approx(110_000, rel=0.02)
-    assert float(words[3].split("p50 ")[1].split(",")[0]) == pytest.approx(sorted(times)[5_000], rel=0.15)
-    assert live.parts(sample(2.0))[0].startswith(words[0].split()[0][:1]) is False
+    live, times = LiveNumbers({"ttft": 20.0}, 1.0), [stream.lognormvariate(3, 0.5) for _ in range(20_000)]
+    for second in range(10):
+        for index in range(2_000 * second, 2_000 * (second + 1)):
+            live.take(answer(index, index / 2_000, ttft_ms=times[index]))
+        words = live.parts(sample(second + 1.0))
+    assert float(words[0].split()[0].replace(",", "")) == pytest.approx(22_000, rel=0.02)
+    assert float(words[2].removesuffix("% within the objective")) == pytest.approx(50, abs=10)
+    assert float(words[3].split("p50 ")[1].split(",")[0]) == pytest.approx(sorted(times)[10_000], rel=0.1)
 
 
 def test_a_narrow_terminal_leaves_numbers_out_and_cuts_none():
