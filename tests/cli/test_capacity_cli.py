@@ -134,3 +134,19 @@ def test_the_rate_that_a_server_carries_lies_below_the_one_whose_backlog_grows(t
         assert block["holds"] in {14, 30}, block
         assert block["size"] < 50
     assert any(point["breaks"] for block in baseline["blocks"] for point in block["points"])
+
+
+def test_loads_too_short_for_the_share_are_refused_before_anything_is_measured(tmp_path):
+    workload = PROFILE["workload"] | {"num_prompts": 50}
+    refused = benchctl("run", "--profile", written(tmp_path, workload=workload, slo={"tpot_ms": 40}), cwd=tmp_path)
+    assert refused.returncode == 2
+    words = "workload.num_prompts: is 50, and a share of 0.99 takes 299 requests in the steady window of each load"
+    assert words in " ".join(refused.stderr.split())
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_capacity_of_loads_without_sizes_is_refused_with_what_to_measure(measured):
+    refused = benchctl("compare", measured[0], "--metrics", "capacity_rate")
+    assert refused.returncode == 2
+    words = "capacity_rate needs loads of several sizes and an objective: measure with slo and sweep.request_rate"
+    assert words in " ".join(refused.stderr.split())
