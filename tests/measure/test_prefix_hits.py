@@ -11,7 +11,7 @@ from support.results.several import simulated, write_profile
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.validity.answers import planned_hit_frac
+from benchctl.analysis.validity.answers import check_planned_hits, planned_hit_frac
 from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import create_simulation, run_experiment
 from benchctl.measure.run import Listener, RunContext, measure_run
@@ -96,6 +96,17 @@ def test_larger_blocks_than_planned_are_named(tmp_path):
     (message,) = (each.message for each in done.results.runs[0].record.warnings if each.code == "check-failed")
     assert "the server finds whole blocks of 64 tokens, by which 0.75 are expected" in message
     assert "set workload.prefix.block: 64" in message
+
+
+@pytest.mark.parametrize("stated", ["64 tokens", 0, -3, [64]])
+def test_a_server_that_states_no_number_for_its_blocks_is_no_mistake_of_ours(tmp_path, stated):
+    done = experiment(tmp_path, options={"block_size": 64}, loads_per_server=1, blocks=1)
+    for run in done.results.runs:
+        record = msgspec.structs.replace(run.record, effective_config={"server.block_size": stated})
+        check = check_planned_hits(done.results.requests, 0.81, 0.5, record, is_allowed=False)
+        assert (check.ok, "its cache may be too small" in check.detail) == (False, True)
+    nothing = [msgspec.structs.replace(each, prompt_tokens=0) for each in done.results.requests]
+    assert planned_hit_frac(nothing) is None
 
 
 def test_an_arm_without_a_cache_is_planned_to_find_nothing(tmp_path):

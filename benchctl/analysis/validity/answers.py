@@ -148,17 +148,18 @@ HITS_TOLERANCE: Final = 0.02
 
 def planned_hit_frac(prepared: Sequence[PreparedRequest], settings: VariantSettings | None = None) -> float | None:
     """Share of the prompt tokens that a server of these settings finds in its cache by plan; None without one."""
-    shared = sum(each.shared_tokens for each in prepared)
-    if not shared:
+    shared, prompt = sum(each.shared_tokens for each in prepared), sum(each.prompt_tokens for each in prepared)
+    if not (shared and prompt):
         return None
     has_cache = settings is None or getattr(settings.server, "enable_prefix_caching", True)
-    return shared / sum(each.prompt_tokens for each in prepared) if has_cache else 0.0
+    return shared / prompt if has_cache else 0.0
 
 
 def block_tokens(record: RunRecord) -> int | None:
     """Tokens that the server's cache finds together; None where it does not say."""
     config = record.effective_config
-    return config.get("server.block_size") or config.get("server.page_size")
+    stated = config.get("server.block_size") or config.get("server.page_size")
+    return stated if isinstance(stated, int) and stated > 0 else None
 
 
 def check_planned_hits(
@@ -195,8 +196,8 @@ def check_planned_hits(
             f"the server finds whole blocks of {block} tokens, by which {expected:.2f} are expected: set "
             f"workload.prefix.block: {block}"
         )
-    as_it_is = "set workload.allow_prefix_cache_hits: true to measure it as it is"
-    return Check(name, ok=False, detail=f"{detail}; {remedy}; or {as_it_is}", is_fatal=True)
+    detail += f"; {remedy}; or set workload.allow_prefix_cache_hits: true to measure it as it is"
+    return Check(name, ok=False, detail=detail, is_fatal=True)
 
 
 def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
