@@ -28,6 +28,8 @@ engines capture those and pad the others to them."""
 _LARGEST_BURST: Final = 512
 """The largest batch of the warm-up: more shapes would cost time and change little."""
 _STEPS_PER_SIZE: Final = 2
+_PRIMED: Final = 64
+"""Prefixes that are primed at once: thousands of connections would be more than the load has."""
 
 
 def warmup_bursts(
@@ -68,10 +70,13 @@ def prime_bursts(requests: Sequence[PreparedRequest], prefix: SharedPrefix | Non
     if prefix is None:
         return ()
     by_length = sorted(requests, key=lambda request: request.shared_tokens)
-    longest = {request.index % prefix.groups: request for request in by_length}
+    longest = sorted({request.index % prefix.groups: request for request in by_length}.items())
     return tuple(
-        tuple(_prefix_alone(request, f"prime-{turn}-{group}") for group, request in sorted(longest.items()))
+        tuple(
+            _prefix_alone(request, f"prime-{turn}-{group}") for group, request in longest[start : start + _PRIMED]
+        )
         for turn in range(2)
+        for start in range(0, len(longest), _PRIMED)
     )
 
 

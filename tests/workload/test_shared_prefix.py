@@ -2,6 +2,7 @@
 
 from itertools import combinations, takewhile
 
+import msgspec
 import pytest
 from support.prepared import profile_of
 from support.tokenizer_kinds import byte_level
@@ -62,6 +63,8 @@ def test_the_longest_prefix_of_each_group_is_primed_twice_with_an_ending_of_its_
         for request in requests[group::3]:
             assert first.prompt.startswith(request.prompt[: request.shared_chars])
     assert prime_bursts(requests, None) == ()
+    many = [msgspec.structs.replace(requests[0], index=i) for i in range(150)]
+    assert [len(burst) for burst in prime_bursts(many, SharedPrefix(groups=100, len=16))] == [64, 36, 64, 36]
 
 
 def test_a_set_without_a_prefix_has_the_bytes_it_always_had_and_one_with_a_prefix_has_its_own():
