@@ -7,6 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.words import warning_kind
 from benchctl.profile.planning import several_loads_hint
+from benchctl.records.loads import server_id
 from benchctl.report.curve_tables import knee_lines
 from benchctl.report.experiment_tables import footnotes
 from benchctl.units import SECONDS_PER_MINUTE, first_of, s_from_ns
@@ -38,10 +39,11 @@ def time_lines(analysis: AnalyzedExperiment) -> list[str]:
     """The time of the runs by its parts, and the load that would be worth it; none where starts took
     less than half of it, or less than a minute.
     """
-    times, profile = [run.record.times for run in analysis.runs], analysis.profile
-    total_s = _lasting_s((each.launch_ns, each.stop_ns) for each in times)
-    start_s = _lasting_s((each.launch_ns, each.ready_ns) for each in times)
-    load_s = _lasting_s((each.first_send_ns, each.last_token_ns) for each in times)
+    records, profile = [run.record for run in analysis.runs], analysis.profile
+    of_servers = {server_id(record): record.times for record in records}.values()
+    total_s = _lasting_s((each.launch_ns, each.stop_ns) for each in of_servers)
+    start_s = _lasting_s((each.launch_ns, each.ready_ns) for each in of_servers)
+    load_s = _lasting_s((each.times.first_send_ns, each.times.last_token_ns) for each in records)
     if profile is None or not load_s or start_s < max(SECONDS_PER_MINUTE, total_s / 2):
         return []
     number = profile.workload.num_prompts
@@ -54,10 +56,8 @@ def time_lines(analysis: AnalyzedExperiment) -> list[str]:
 
 
 def _lasting_s(spans: Iterable[tuple[int | None, int | None]]) -> float:
-    """Seconds of all spans whose ends are both known; load points of a ladder share those of their server."""
-    return sum(
-        s_from_ns(end - begin) for begin, end in dict.fromkeys(spans) if begin is not None and end is not None
-    )
+    """Seconds of all spans whose ends are both known."""
+    return sum(s_from_ns(end - begin) for begin, end in spans if begin is not None and end is not None)
 
 
 def _footnote_lines(analysis: AnalyzedExperiment) -> list[str]:

@@ -13,9 +13,12 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.profile.settings import load_part, load_points, server_part
 from benchctl.records.directory import ResultDirectory, arm_label, cell_name
+from benchctl.records.record import RunTimes
 from benchctl.records.schema import Cell
 from benchctl.report.experiment_tables import cells_table, runs_table, sweep_table
 from benchctl.report.export import drawing, write_derived
+from benchctl.report.texts import time_lines
+from benchctl.units import NS_PER_S
 
 CLOSED = {"dataset": "synthetic", "num_prompts": 24, "input_len": 64, "output_len": 16}
 OPEN = CLOSED | {"arrival": {"kind": "poisson", "request_rate": 20}}
@@ -108,3 +111,18 @@ def test_a_record_whose_points_are_not_those_of_the_plan_is_damage(tmp_path: Pat
     assert len(analysis.runs) == 3 * 3, "the points of the other servers are read"
     with drawing() as draw:
         write_derived(analysis, draw)
+
+
+def test_the_start_of_a_server_counts_once_for_all_of_its_points(tmp_path: Path) -> None:
+    results = ResultDirectory(simulated(tmp_path, blocks=1).path)
+    for run in results.runs():
+        record = run.read()
+        times = RunTimes(launch_ns=0, ready_ns=100 * NS_PER_S, stop_ns=110 * NS_PER_S)
+        loads = tuple(
+            msgspec.structs.replace(load, first_send_ns=i * NS_PER_S, last_token_ns=(i + 1) * NS_PER_S)
+            for i, load in enumerate(record.loads, start=100)
+        )
+        run.write(msgspec.structs.replace(record, times=times, loads=loads))
+    first, second = time_lines(analyze_directory(results.path))
+    assert first == "220 s: 200 s starting servers, 6 s under load, 14 s the rest"
+    assert "loads_per_server" not in second, "a ladder has one load for each point"
