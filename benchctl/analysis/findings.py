@@ -145,8 +145,11 @@ def _curves(rows: Sequence[SweepRow]) -> Iterator[Finding | None]:
     factors = dict.fromkeys(factor for row in rows for factor in load_part(row.cell))
     swept = next((factor for factor in factors if len({row.cell.get(factor) for row in rows}) > 1), None)
     curves: dict[str, list[SweepRow]] = {}
-    for row in rows if swept else ():
-        curves.setdefault(arm_label(row.variant, {k: v for k, v in row.cell.items() if k != swept}), []).append(row)
+    for row in rows:
+        value = row.cell.get(swept or "")
+        if type(value) in {int, float} and float(str(value)) > 0:  # a foreign plan may have other values
+            label = arm_label(row.variant, {key: each for key, each in row.cell.items() if key != swept})
+            curves.setdefault(label, []).append(row)
     return (_of_curve(swept, label, curve) for label, curve in curves.items() if swept and len(curve) > 1)
 
 

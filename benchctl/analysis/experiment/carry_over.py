@@ -21,11 +21,12 @@ def carry_over_of(experiment: Experiment) -> dict[str, CarryOver]:
     By ``step_ms`` and ``ratio of step_ms``; the metrics are tested together, and so are the ratios. Without those
     that some run does not know; empty where no server got several load points.
     """
-    runs = [run for run in experiment.counted_runs.values() if run.record.ladder]
+    counted = experiment.counted_runs.values()  # a foreign record may have points that its ladder lacks
+    runs = [run for run in counted if load_part(run.record.cell) in run.record.ladder]
     orders = {run.record.block: [cell_key(point) for point in run.record.ladder] for run in runs}
     points = {cell_key(point): point for run in runs for point in run.record.ladder}
-    sizes = sorted(points, key=lambda name: [float(str(value)) for value in points[name].values()])
-    pairs = baseline_pairs(experiment) if runs else ()
+    sizes = sorted(points, key=lambda name: [v if type(v) in {int, float} else 0.0 for v in points[name].values()])
+    pairs = [pair for pair in baseline_pairs(experiment) if cell_key(load_part(pair.b.cell)) in points]
     primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
     levels: dict[str, dict[LoadKey, float]] = {}
     ratios: dict[str, dict[LoadKey, float]] = {}
@@ -37,7 +38,7 @@ def carry_over_of(experiment: Experiment) -> dict[str, CarryOver]:
                 _key(block, pair.b): math.log(b / a)
                 for pair in pairs
                 for block, a, b in zip(pair.blocks, *pair.values(name), strict=True)
-                if a and b
+                if a and b and block in orders
             }
     return carry_over(levels, orders, sizes) | carry_over(ratios, orders, sizes)
 
