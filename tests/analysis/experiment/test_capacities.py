@@ -157,8 +157,9 @@ def test_sizes_around_a_capacity_are_nine_per_cent_apart_beside_it_and_bracket_t
     largest = smallest * apart
     sizes = capacity_sizes(profile.model_copy(update={"workload": workload}), smallest, largest)
     assert list(sizes) == sorted(set(sizes))
-    rounding = 0.006 if is_rate else 0.51 / min(sizes)
-    assert sizes[0] <= smallest / 2 * (1 + rounding) or sizes[0] == 1
-    assert sizes[-1] >= largest * 1.4 * (1 - rounding)
-    inner = [size for size in sizes if 0.85 * smallest <= size <= 1.18 * largest]
-    assert all(after / before < 1.09 + 2 * rounding for before, after in pairwise(inner))
+    near = {"rel": 0.006} if is_rate else {"abs": 0.5}
+    assert sizes[0] == pytest.approx(max(smallest / 2, 0 if is_rate else 1), **near)
+    assert sizes[-1] == pytest.approx(largest * (1.4 if is_rate else 2), **near)
+    inner = [size for size in sizes if 0.86 * smallest <= size <= 1.17 * largest]
+    for before, after in pairwise(inner):
+        assert after / before < 1.09 * 1.012 if is_rate else after <= 1.09 * (before + 0.5) + 0.5
