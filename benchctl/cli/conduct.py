@@ -6,8 +6,8 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line, width_of
 from benchctl.cli.options import check_names, refuse
-from benchctl.cli.screen import LiveLine, bar, note, say, warn
+from benchctl.cli.screen import bar, live_line, note, say, warn
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.measure.directory import Origin, done_runs
@@ -257,13 +257,13 @@ class _Course:
         self,
         runs: "tqdm[Any]",
         requests: "tqdm[Any]",
-        live: LiveLine | None,
+        show_live: Callable[[Sequence[str]], None],
         num_runs: int,
         runs_per_block: int,
     ) -> None:
         self._runs = runs
         self._requests = requests
-        self._live = live
+        self._show_live = show_live
         self._num_runs = num_runs
         self._runs_per_block = runs_per_block
         self._run_id = ""
@@ -279,8 +279,7 @@ class _Course:
         self._began_s = self._reported_s = time.monotonic()
         self._requests.reset(total=num_requests)
         self._requests.set_description(visible_line(planned.run_id))
-        if self._live is not None:
-            self._live.show(())
+        self._show_live(())
 
     def advance(self, num_done: int) -> None:
         self._requests.set_postfix_str("", refresh=False)
@@ -378,11 +377,11 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
         bar(
             is_quiet=is_quiet, total=1, desc="requests", unit="req", position=1, leave=False, mininterval=1.0
         ) as requests,
-        nullcontext() if runs.disable else closing(LiveLine(position=2)) as live,
+        live_line(position=2, is_quiet=is_quiet) as show_live,
     ):
-        course = _Course(runs, requests, live, num_runs, runs_per_block)
+        course = _Course(runs, requests, show_live, num_runs, runs_per_block)
         yield Listener(
-            on_live=None if live is None else live.show,
+            on_live=None if runs.disable else show_live,
             on_run_start=course.begin_run,
             on_request_end=course.advance,
             on_run_end=course.end_run,

@@ -129,19 +129,13 @@ def bar(*, is_quiet: bool = False, **options: Any) -> "tqdm[Any]":
     return tqdm(disable=is_hidden, dynamic_ncols=True, file=drawing(sys.stderr), **options)
 
 
-class LiveLine:
-    """A line below the bars of a load, with as many numbers as its width has room for."""
-
-    def __init__(self, position: int) -> None:
-        self._line = bar(total=0, bar_format="{desc}", position=position, leave=False)
-
-    def show(self, parts: Sequence[str]) -> None:
-        """Show the first of ``parts`` that fit; none clears the line."""
-        text = fitting(parts, width_of(sys.stderr) - 1)
-        self._line.set_description_str(visible_line(text))
-
-    def close(self) -> None:
-        self._line.close()
+@contextmanager
+def live_line(position: int, *, is_quiet: bool = False) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Yield the function that shows as many numbers as the width has room for, on a line below the bars of a load;
+    none clear the line.
+    """
+    with bar(is_quiet=is_quiet, total=0, bar_format="{desc}", position=position, leave=False) as line:
+        yield lambda parts: line.set_description_str(visible_line(fitting(parts, width_of(sys.stderr) - 1)))
 
 
 def fitting(parts: Sequence[str], width: int) -> str:

@@ -158,7 +158,8 @@ class ServerUnderTest:
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
         run, (sent_before, num_warmups) = self._run, opening
-        live = None if self._on_live is None else _live_numbers(run)
+        limits_ms = {} if run.profile.slo is None else run.profile.slo.limits_ms
+        live = None if self._on_live is None else LiveNumbers(limits_ms, run.record.clock_factor)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
@@ -237,11 +238,6 @@ class ServerUnderTest:
             call = self._run.engine.request_call(marked, self.settings)
             is_warmup = num_warmups is None or number < num_warmups
             yield msgspec.structs.replace(call, is_warmup=True) if is_warmup else call
-
-
-def _live_numbers(run: MeasuredRun) -> LiveNumbers:
-    slo = run.profile.slo
-    return LiveNumbers({} if slo is None else slo.limits_ms, run.record.clock_factor)
 
 
 def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Sequence[PreparedRequest]:

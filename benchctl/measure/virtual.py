@@ -272,7 +272,7 @@ def _metrics_of(
         slowest_ns = np.zeros(len(ended))
         slowest_ns[several] = tpot_ns
         durations_ns = {"tpot": slowest_ns} | {name: np.asarray(latencies[name]) for name in ("ttft", "e2el")}
-        ratios = ratios_to_limits(durations_ns, np.ones(len(ended), np.bool_), slo.limits_ms)
+        ratios = ratios_to_limits(durations_ns, slo.limits_ms)
         unanswered = np.full(len(load) - len(ended), np.inf)
         metrics |= slo_metrics(np.append(ratios, unanswered), slo.share, wall_s)
     return {name: metrics.get(name) for name in METRICS}

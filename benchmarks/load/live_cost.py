@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.cli.screen import LiveLine
+from benchctl.cli.screen import live_line
 from benchctl.measure import sending
 from benchctl.measure.directory import Origin
 from benchctl.measure.live import LiveNumbers
@@ -124,10 +124,9 @@ def figures(case: str, seconds: float, root: Path) -> dict[str, Any]:
         results = sending.create_load_directory(profile, prepared, origin)
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, usable_cores()[1])
-        line = LiveLine(position=0)
         sending.LiveNumbers = timed.numbers  # type: ignore[misc,assignment]
-        sending.load_server(results, profile, lambda _: None, timed.around("show", line.show))
-        line.close()
+        with live_line(position=0) as show_live:
+            sending.load_server(results, profile, lambda _: None, timed.around("show", show_live))
         os.sched_setaffinity(0, cores)
     (run,) = load_results(directory).runs
     cpu_ns, span_ns = (getattr(run.client[-1], name) - getattr(run.client[0], name) for name in ("cpu_ns", "t_ns"))

@@ -83,14 +83,29 @@ def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
 
 
-def keeps_limits(durations_ns: Mapping[str, Sequence[float]], limits_ms: Mapping[str, float]) -> bool:
-    """True for an answer of which every limited duration is known and within its limit, by the rule of
-    ``request_ratios``; one without a time per token keeps a limit on it.
+def request_durations_ns(request: RequestRecord) -> dict[str, float]:
+    """TTFT, TPOT of the slowest choice and E2EL of one request, as limits are held against them.
+
+    Infinite where it has none and without a complete answer; but 0 for the TPOT of one without a choice of several
+    tokens, which keeps every limit on it.
     """
-    return all(
-        (durations_ns[name] or name == "tpot") and all(ms_from_ns(each) / limit <= 1 for each in durations_ns[name])
-        for name, limit in limits_ms.items()
-    )
+    if not is_completed(request):
+        return dict.fromkeys(("ttft", "tpot", "e2el"), math.inf)
+    choices = [choice for choice in request.choices if choice.chunk_ns]
+    sent_ns = -math.inf if request.sent_ns is None else request.sent_ns
+    last_ns: float | None = request.done_ns
+    if request.stamps != "whole":
+        last_ns = max((choice.chunk_ns[-1] for choice in choices), default=None)
+    tpots_ns = [0.0]
+    for choice in choices:
+        num_tokens = choice_tokens(request, choice) or 0
+        if num_tokens > 1:
+            tpots_ns.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (num_tokens - 1))
+    return {
+        "ttft": min((choice.chunk_ns[0] for choice in choices), default=math.inf) - sent_ns,
+        "tpot": max(tpots_ns),
+        "e2el": (math.inf if last_ns is None else last_ns) - sent_ns,
+    }
 
 
 def send_lag_ns(request: RequestRecord) -> int | None:

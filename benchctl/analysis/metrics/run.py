@@ -156,7 +156,7 @@ def _objective_metrics(
     chunks: Chunks, window: Window | None, slo: Slo, factor: float, wall_s: float | None
 ) -> dict[str, float | None]:
     """``OF_SLO``; in the window of the requests that were sent in it, and of those without a time of their send."""
-    ratios = request_ratios(chunks, slo.limits_ms, factor)
+    ratios = request_ratios(chunks.requests, slo.limits_ms, factor)
     metrics = slo_metrics(ratios, slo.share, wall_s)
     if window is None:
         return dict.fromkeys(OF_SLO) | metrics

@@ -6,41 +6,27 @@ kept all of them. Limits hold for each request as a whole: shares that keep each
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy as np
 
-from benchctl.analysis.metrics.chunks import Chunks
-from benchctl.analysis.metrics.latency import is_completed, quotient, smallest_sample
-from benchctl.records.columns import Flags, Floats
+from benchctl.analysis.metrics.latency import quotient, request_durations_ns, smallest_sample
+from benchctl.records.columns import Floats
+from benchctl.records.record import RequestRecord
 from benchctl.units import NS_PER_MS
 
 
-def ratios_to_limits(
-    durations_ns: Mapping[str, Floats], has_answer: Flags, limits_ms: Mapping[str, float]
-) -> Floats:
-    """The ratio of each request: the largest of its limited ``durations_ns`` over their limits.
-
-    Infinite for a request without a complete answer. A duration of 0 keeps every limit, NaN none.
-    """
-    ratios = reduce(np.maximum, (durations_ns[name] / NS_PER_MS / limit for name, limit in limits_ms.items()))
-    return np.where(has_answer & ~np.isnan(ratios), ratios, np.inf)
+def ratios_to_limits(durations_ns: Mapping[str, Floats], limits_ms: Mapping[str, float]) -> Floats:
+    """The ratio of each request: the largest of its limited ``durations_ns`` over their limits."""
+    return reduce(np.maximum, (durations_ns[name] / NS_PER_MS / limit for name, limit in limits_ms.items()))
 
 
-def request_ratios(chunks: Chunks, limits_ms: Mapping[str, float], factor: float) -> Floats:
-    """The ratio of each request of ``chunks``, with times multiplied by ``factor``; the slowest choice counts."""
-    (first_ns, last_ns), sent_ns = chunks.outputs_ns(chunks.t_ns), chunks.sent_ns
-    slowest_ns = np.zeros(len(sent_ns))
-    tpots_ns, owners = chunks.tpots_ns(chunks.t_ns)
-    np.maximum.at(slowest_ns, owners, tpots_ns)
-    durations_ns = {
-        "ttft": np.where((first_ns >= 0) & (sent_ns >= 0), first_ns - sent_ns, np.nan),
-        "tpot": slowest_ns,
-        "e2el": np.where((last_ns >= 0) & (sent_ns >= 0), last_ns - sent_ns, np.nan),
-    }
-    has_answer = np.fromiter(map(is_completed, chunks.requests), np.bool_, len(sent_ns))
-    return ratios_to_limits({name: each * factor for name, each in durations_ns.items()}, has_answer, limits_ms)
+def request_ratios(requests: Sequence[RequestRecord], limits_ms: Mapping[str, float], factor: float) -> Floats:
+    """The ratio of each request, with times multiplied by ``factor``; infinite without a complete answer."""
+    durations_ns = [request_durations_ns(request) for request in requests]
+    columns = {name: np.array([each[name] for each in durations_ns]) * factor for name in limits_ms}
+    return ratios_to_limits(columns, limits_ms)
 
 
 def slo_metrics(ratios: Floats, share: float, duration_s: float | None) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from benchctl.cli.failures import advising, exit_code_of, in_words, keeping, spelled
 from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
-from benchctl.cli.screen import LiveLine, bar, has_room_for_bars, note, print_json, say, text_console, warn
+from benchctl.cli.screen import bar, has_room_for_bars, live_line, note, print_json, say, text_console, warn
 from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
@@ -219,7 +219,7 @@ def load(options: LoadOptions) -> None:
     results = create_load_directory(profile, prepared, origin)
     del prepared  # the load reads its requests from the file, one at a time
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    requests = live = None
+    requests = show_live = None
 
     def advance(num_ended: int) -> None:
         if requests is not None:
@@ -230,8 +230,8 @@ def load(options: LoadOptions) -> None:
             requests = drawn.enter_context(
                 bar(total=size.num_requests, desc="requests", unit="req", leave=False, mininterval=1.0)
             )
-            live = drawn.enter_context(closing(LiveLine(position=1)))
-        record, figures = load_server(results, profile, advance, None if live is None else live.show)
+            show_live = drawn.enter_context(live_line(position=1))
+        record, figures = load_server(results, profile, advance, show_live)
     with keeping(results.path):
         _report(results, profile.workload.arrival, record, figures, options)
     raise typer.Exit(exit_code_of(record.state == "failed", record.state == "suspect"))

@@ -12,7 +12,6 @@ from support.closed_loops import closed
 from support.servers.simulator import sim_server
 from test_client_guard import run_of, samples_of
 
-from benchctl.analysis.metrics.chunks import chunks_of
 from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.run import load_figures, run_metrics
 from benchctl.analysis.metrics.slo import request_ratios, slo_metrics
@@ -50,14 +49,14 @@ def failed(record):
 
 
 def ratios(records, factor=1.0, **limits_ms):
-    return request_ratios(chunks_of(records), limits_ms, factor).tolist()
+    return request_ratios(records, limits_ms, factor).tolist()
 
 
 def test_a_request_is_within_the_objective_only_if_it_keeps_every_limit():
     both = [answer(0, 100, 10), answer(1, 100, 30), answer(2, 300, 10), answer(3, 300, 30)]
     assert ratios(both, ttft=200, tpot=20) == pytest.approx([0.5, 1.5, 1.5, 1.5])
     assert ratios(both, ttft=300, tpot=30, e2el=420) == pytest.approx([140 / 420, 1, 1, 1])
-    metrics = slo_metrics(request_ratios(chunks_of(both), {"ttft": 200, "tpot": 20}, 1.0), 0.5, 2.0)
+    metrics = slo_metrics(request_ratios(both, {"ttft": 200, "tpot": 20}, 1.0), 0.5, 2.0)
     assert metrics == {"goodput": 0.5, "slo_attained_frac": 0.25, "slo_ratio": pytest.approx(1.5)}
 
 
