@@ -167,10 +167,10 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def range_of(numbers: Sequence[int]) -> str:
-    """``8``, or ``6 to 8`` where the numbers differ."""
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
+def range_of(numbers: Sequence[float], form: str = "") -> str:
+    """``8``, or ``6 to 8`` where the numbers differ in this form."""
+    low, high = f"{min(numbers):{form}}", f"{max(numbers):{form}}"
+    return low if low == high else f"{low} to {high}"
 
 
 def first_of(items: Sequence[str], limit: int) -> str:

@@ -167,7 +167,7 @@ def print_plan(
     step_time_model: Path | None = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
-    from benchctl.report.experiment_tables import conversations_text, prefixes_text, prompt_lengths_text
+    from benchctl.report.experiment_tables import planned_hits_text, prompt_lengths_text
 
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
@@ -182,9 +182,8 @@ def print_plan(
         f"{number} each{times}; {duration_text(profile, estimate)}"
     )
     if (lengths := prompt_lengths_text(requests.requests, profile.engine.kind)) is not None:
-        texts = dict.fromkeys(conversations_text(each) for _, each in requests.sets)
-        texts = {prefixes_text(requests, profile.workload.prefix): None} | texts
-        say("; ".join([f"prompts of {lengths}", *(text for text in texts if text is not None)]))
+        hits = planned_hits_text(requests, profile.workload.prefix)
+        say(f"prompts of {lengths}" + ("" if hits is None else f"; {hits}"))
     print_prediction(estimate)
     if num_servers > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), num_servers, profile.blocks))

@@ -31,7 +31,7 @@ from benchctl.profile.arrival import Arrival
 from benchctl.records.record import Call, RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
-from benchctl.workload.turns import grouped, unsent_turn, with_answers
+from benchctl.workload.turns import grouped, with_answers
 
 LEAD_NS: Final = 100 * NS_PER_MS
 """How long before it is due a request of an open loop gets its connection, so that it is open by then."""
@@ -304,18 +304,12 @@ class Load:
         self._has_changed.set()
 
     def _follow(self, ended: Exchange, record: RequestRecord) -> None:
-        """Plan the turn behind one that has ended; behind one that failed, its conversation is over."""
-        had_slot = ended in self._in_slots
+        """Plan the turn behind one that has ended, with as much of an answer as there is."""
         self._in_slots.discard(ended)
         if self._is_cancelled:
             return
-        if record.error is not None:
-            for call in ended.later:
-                self._keep(unsent_turn(call.request, record))
-            if had_slot:
-                self._fill_slot(ended)
-            return
-        answers, call = (*ended.earlier_answers, record.choices[0].text), ended.later[0]
+        answers = (*ended.earlier_answers, record.choices[0].text if record.choices else "")
+        call = ended.later[0]
         exchange = self._client.begin(with_answers(call, answers), self._on_end)
         exchange.later, exchange.earlier_answers = ended.later[1:], answers
         exchange.scheduled_ns = ended.done_ns + round(call.request.think_ns / self._time_scale)
@@ -421,17 +415,14 @@ class Load:
         self._is_recording = True
         try:
             record = await exchange.record()
-            self._keep(record)
+            self.summary.count(record)
+            self._on_record(record)
             if exchange.later:
                 self._follow(exchange, record)
         except Exception as error:  # noqa: BLE001 - any error; the other requests are recorded as far as possible
             self._fail(error)
         finally:
             self._is_recording = False
-
-    def _keep(self, record: RequestRecord) -> None:
-        self.summary.count(record)
-        self._on_record(record)
 
     async def _cancel_remaining(self) -> None:
         """End the requests that are still in flight, each with its record."""

@@ -175,27 +175,16 @@ def _longest(length: Length | None) -> int:
     return max(length) if isinstance(length, tuple) else length or 0
 
 
-ThinkSeconds = Annotated[float, Field(ge=0, le=SECONDS_PER_HOUR)]
-
-
-class ThinkRange(Section):
-    """Think times drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut at ``max``."""
-
-    mean: float = Field(gt=0, le=SECONDS_PER_HOUR, description="Mean in seconds before cutting.")
-    cv: float = Field(default=1.0, ge=0, le=5)
-    """Standard deviation over mean; 0 gives every turn the mean."""
-    max: ThinkSeconds = SECONDS_PER_HOUR
-    """Longest time in seconds, above the mean."""
-
-
 class Turns(Section):
     """Conversations: each turn is sent when the answer before it has come and its user has thought."""
 
     number: Length = 4
     """Turns of a conversation: one number, a range, or a list that conversations take in turn. Of ShareGPT, at most
-    so many."""
-    think_s: ThinkSeconds | ThinkRange = 1.0
-    """Seconds from the last byte of an answer until the next turn is sent: one number or a range."""
+    the largest of them."""
+    think_s: float = Field(default=1.0, ge=0, le=SECONDS_PER_HOUR)
+    """Mean seconds from the last byte of an answer until the next turn is sent, drawn log-normally."""
+    think_cv: float = Field(default=0.0, ge=0, le=5)
+    """Standard deviation of think times over their mean; 0 gives every turn the mean."""
     answers: Literal["real", "recorded"] = "real"
     """Answers in later prompts: those of the server, or those of the data set."""
     max_tokens: TokenCount = 4096
@@ -307,6 +296,10 @@ class Workload(Section):
                     f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
                     f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
                 ),
+            ),
+            (
+                prefix is not None and (prefix.hit_rate is None) == (prefix.len is None),
+                "prefix needs hit_rate or len, and not both; set one of them",
             ),
             (
                 prefix is not None and not prefix.tokens_of(longest),

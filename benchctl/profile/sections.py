@@ -210,12 +210,6 @@ class SharedPrefix(Section):
     block: BlockTokens = 16
     """Tokens that the server's cache finds together: 128 for vLLM on a CPU, 1 for SGLang."""
 
-    @model_validator(mode="after")
-    def _of_one_length(self) -> "SharedPrefix":
-        if (self.hit_rate is None) == (self.len is None):
-            raise ValueError("needs hit_rate or len, and not both; set one of them")
-        return self
-
     def tokens_of(self, prompt_tokens: int) -> int:
         """Tokens of the prefix of a prompt of so many, in whole blocks; ``hit_rate`` leaves one at least."""
         if self.hit_rate is None:

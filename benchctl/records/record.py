@@ -353,7 +353,7 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     ``finish-content-filter`` and ``finish-timeout`` (the finish reason says that the answer is none),
     ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``unrequested-choice``, ``oversized-head``,
     ``oversized-line`` and ``oversized-answer`` (more than any answer to the request holds: it was not read to its
-    end), ``turn-unsent`` (the turn before it failed), ``cancelled``.
+    end), ``cancelled``.
     """
 
     kind: str

@@ -1,7 +1,6 @@
 """Tables of an analyzed experiment, and the notes that they number. ms and % exist from here on, not before."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -33,7 +32,6 @@ from benchctl.units import (
     percentage,
     percentage_change,
     range_of,
-    s_from_ns,
     shortened_inside,
     three_digits,
     whole,
@@ -52,43 +50,32 @@ def prompt_lengths_text(requests: Sequence[PreparedRequest], engine: str) -> str
     return f"{tokens}, {' or '.join(sources)}"
 
 
-def prefixes_text(sets: RequestSets, prefix: SharedPrefix | None) -> str | None:
-    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``; None for prompts without one.
+def planned_hits_text(sets: RequestSets, prefix: SharedPrefix | None) -> str | None:
+    """``prefixes of 512 tokens in 4 groups: planned prefix hits 0.80``, or of conversations; None without plan.
 
     Where load points have sets of their own, from the least share to the largest.
     """
     plans = known_values(planned_hit_frac(requests) for _, requests in sets.sets)
-    if prefix is None or not plans:
+    if not plans:
         return None
-    lengths = range_of([request.shared_tokens for _, requests in sets.sets for request in requests])
-    hits = " to ".join(dict.fromkeys(f"{each:.2f}" for each in (min(plans), max(plans))))
-    return f"prefixes of {lengths} tokens in {count_of(prefix.groups, 'group')}: planned prefix hits {hits}"
-
-
-def conversations_text(requests: Sequence[PreparedRequest]) -> str | None:
-    """``12 conversations of 3 to 5 turns, whose users think 1.9 s on average; planned prefix hits 0.71``."""
-    thinks_ns = [request.think_ns for request in requests if request.turn]
-    if not thinks_ns:
-        return None
-    turns = Counter(request.session for request in requests)
-    return (
-        f"{count_of(len(turns), 'conversation')} of {range_of([*turns.values()])} turns, whose users think "
-        f"{three_digits(s_from_ns(fmean(thinks_ns)))} s on average; planned prefix hits "
-        f"{planned_hit_frac(requests):.2f}"
-    )
+    requests = [request for _, each in sets.sets for request in each]
+    what = f"conversations of up to {max(request.turn or 0 for request in requests) + 1} turns"
+    if prefix is not None:
+        lengths = range_of([request.shared_tokens for request in requests])
+        what = f"prefixes of {lengths} tokens in {count_of(prefix.groups, 'group')}"
+    return f"{what}: planned prefix hits {range_of(plans, '.2f')}"
 
 
 def hits_text(analysis: AnalyzedExperiment) -> str | None:
-    """``planned 0.80, measured 0.79 (baseline), 0.80 (candidate)``, each a mean over runs; None without a plan."""
-    measured, sets = dict[float, list[str]](), analysis.results.sets
+    """``planned 0.80, measured 0.79 (candidate)`` for each cell, a mean over runs; None without a plan."""
+    texts = []
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
-        planned = planned_hit_frac(sets.of(cell.cell), cell.runs[0].settings) if hits else None
+        requests = analysis.results.sets.of(cell.cell)
+        planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
         if planned is not None:
-            measured.setdefault(planned, []).append(f"{fmean(hits):.2f} ({cell.label})")
-    of_arms = "; ".join(f"planned {planned:.2f}, measured {', '.join(arms)}" for planned, arms in measured.items())
-    primed = " and prefixes primed" if any(request.shared_chars for request in sets.requests) else ""
-    return f"{of_arms}; cache renewed{primed} before each load" if measured else None
+            texts.append(f"planned {planned:.2f}, measured {fmean(hits):.2f} ({cell.label})")
+    return "; ".join(texts) or None
 
 
 def counted_by(source: str, engine: str) -> str:

@@ -57,7 +57,7 @@ class Phase:
     C)-th end. A request that is due and has not come in holds the others back.
 
     A conversation is open from the entry of its first turn to the end of its last, and so the limit is one of
-    conversations: a later turn enters when it is due. Behind a turn that is lost no other comes.
+    conversations: a later turn enters when it is due.
     """
 
     def __init__(self, load: SimLoad) -> None:
@@ -79,8 +79,7 @@ class Phase:
         """Those of ``order``."""
         self._due: list[tuple[int, int]] = []
         """Heap of later turns whose time is known, with their indices."""
-        self._num_requests = self._num_left = load.num_requests
-        """Requests that have not ended."""
+        self._num_ended = 0
         self._ended_ns = array("q")
         """Ends of conversations, and of requests outside of any."""
         self._open: dict[str, int] = {}
@@ -99,7 +98,7 @@ class Phase:
     @property
     def progress(self) -> float:
         """Share of the requests of a load that have ended; 0 in a warm-up."""
-        return 0.0 if self.is_warmup else (self._num_requests - self._num_left) / max(self._num_requests, 1)
+        return 0.0 if self.is_warmup else self._num_ended / max(self.load.num_requests, 1)
 
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns
@@ -138,28 +137,24 @@ class Phase:
             request = self.load.requests[index]
         self.is_measured = self.is_measured or not (self.is_warmup or index < self.load.num_warmups)
         if request is None:
-            self._end(index, now_ns, is_lost=True)
+            self._end(index, now_ns)
             return None
         self._open[request.request_id] = index
         self._find_next()
         return request, Entry(index, planned_ns, slot_free_ns)
 
-    def end(self, name: str, now_ns: int, *, is_lost: bool = False) -> None:
-        """Note the end of a request; one that has come in and not entered will end as it enters.
-
-        One ``is_lost`` that is dropped before its answer is complete.
-        """
+    def end(self, name: str, now_ns: int) -> None:
+        """Note the end of a request; one that has come in and not entered will end as it enters."""
         if name in self._open:
-            self._end(self._open.pop(name), now_ns, is_lost=is_lost)
+            self._end(self._open.pop(name), now_ns)
         elif self._waiting.get(name) in self._come_in:
             self._come_in[self._waiting[name]] = None
 
-    def _end(self, index: int, now_ns: int, *, is_lost: bool) -> None:
-        think_ns, self._num_left = self.load.thinks_ns.get(index + 1), self._num_left - 1
-        if think_ns is None or is_lost:
+    def _end(self, index: int, now_ns: int) -> None:
+        self._num_ended += 1
+        think_ns = self.load.thinks_ns.get(index + 1)
+        if think_ns is None:
             self._ended_ns.append(now_ns)
-            while is_lost and (index := index + 1) in self.load.thinks_ns:
-                self._num_left -= 1
         elif not self.load.announced or self.load.announced[index + 1] in self._waiting:
             heapq.heappush(self._due, (now_ns + think_ns, index + 1))
         self._find_next()
@@ -224,7 +219,7 @@ class Core:
         """Drop a request whose client has disconnected."""
         self.engine.abort(request_id)
         for phase in self._phases():
-            phase.end(request_id, self.engine.now_ns, is_lost=True)
+            phase.end(request_id, self.engine.now_ns)
 
     def missing(self) -> str | None:
         """The announced request that holds the core back, or None."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence as Items
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.http.api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests import Request, static_prefixes
 from benchctl.sim.sequences import Sequence, SequenceStatus
-from benchctl.workload.turns import thinks_before, unsent_turn, with_answers_in
+from benchctl.workload.turns import thinks_before, with_answers_in
 
 _BAD_REQUEST: Final = 400
 _AT_ONCE: Final = Arrival(kind="burst")
@@ -98,7 +98,7 @@ class VirtualServer:
                 num_opening -= is_warmup
                 yield _refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
         offsets_ns = launch_offsets_ns((prepared.arrival_ns for prepared, _ in servable), arrival.launch_rate_limit)
-        entering = _Entering(self, servable, num_opening)
+        entering = _Entering(self, servable)
         load = SimLoad(
             requests=entering,
             arrival_ns=offsets_ns,
@@ -133,7 +133,7 @@ class VirtualServer:
             if prepared.turn is not None:
                 entering.answers[prepared.session].append(record.choices[0].text)
             yield record
-        yield from entering.lost
+        yield from entering.refused
 
     def _serve(self, load: SimLoad) -> Iterator[list["_Choice"]]:
         """Serve one phase to its end; yields the choices of each request as it ends."""
@@ -155,14 +155,12 @@ class VirtualServer:
 class _Entering(Items[Request | None]):
     """The requests of a load as they enter: a turn of a conversation is made of what was said before it."""
 
-    def __init__(
-        self, server: VirtualServer, servable: Items[tuple[PreparedRequest, Request | None]], num_warmups: int
-    ) -> None:
+    def __init__(self, server: VirtualServer, servable: Items[tuple[PreparedRequest, Request | None]]) -> None:
         self.answers: Final = defaultdict[str | None, list[str]](list)
-        """The answers of each conversation."""
-        self.lost: Final[list[RequestRecord]] = []
-        """Records of refused turns, and of those behind them."""
-        self._server, self._servable, self._num_warmups = server, servable, num_warmups
+        """The answers of each conversation; to a refused turn an empty one."""
+        self.refused: Final[list[RequestRecord]] = []
+        """Records of refused turns."""
+        self._server, self._servable = server, servable
 
     def __len__(self) -> int:
         return len(self._servable)
@@ -174,10 +172,8 @@ class _Entering(Items[Request | None]):
         try:
             return self._server.check_servable(with_answers_in(prepared, self.answers[prepared.session]))
         except UsageError as error:
-            is_warmup = index < self._num_warmups
-            refusal = _refusal_record(prepared, error, self._server.now_ns, is_warmup=is_warmup)
-            later = takewhile(lambda each: each[0].turn, self._servable[index + 1 :])
-            self.lost.extend((refusal, *(unsent_turn(turn, refusal) for turn, _ in later)))
+            self.answers[prepared.session].append("")
+            self.refused.append(_refusal_record(prepared, error, self._server.now_ns, is_warmup=False))
             return None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median_low
 from typing import Final, TypeAlias
@@ -24,7 +24,7 @@ import msgspec
 from benchctl.errors import DatasetError, ProfileError, UsageError
 from benchctl.profile.arrival import Arrival, arrival_offsets_ns, trace_offsets_ns
 from benchctl.profile.load import stored_profile
-from benchctl.profile.model import Profile, Workload
+from benchctl.profile.model import Profile, Workload, length_bounds
 from benchctl.profile.planning import variant_settings
 from benchctl.profile.settings import is_load_factor, load_points, setting_of, under_load
 from benchctl.records.directory import ResultDirectory, cell_name, open_results
@@ -52,7 +52,7 @@ from benchctl.workload.datasets.base import (
 from benchctl.workload.datasets.made import generated_prompts
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
 from benchctl.workload.tokenizers import Estimate, Tokenizer
-from benchctl.workload.turns import as_conversations, think_times_ns
+from benchctl.workload.turns import as_conversations
 from benchctl.workload.written_texts import counted_prompts
 
 LENGTHS_KEY: Final = "workload.lengths_from"
@@ -349,18 +349,12 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
         source = pinned
     else:
         return _substitute(workload, dataset, seed, directory)
-    most_turns = None if workload.turns is None else workload.turns.number
-    if not isinstance(most_turns, int | None):
-        raise ProfileError(
-            f"workload.turns.number is {most_turns} with dataset {workload.dataset}, whose conversations have as "
-            "many turns as they have; set the most that are taken of each, one number"
-        )
     selection = Selection(
         num_prompts=workload.num_prompts,
         method=workload.selection,
         seed=seed,
         repeats=workload.repeat,
-        turns=most_turns,
+        turns=1 if workload.turns is None else length_bounds(workload.turns.number)[1],
     )
     return source.dataset, dataset.read(source, selection, tokenizer), ()
 
@@ -419,9 +413,10 @@ def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer)
     indices = count()
     written = counted_prompts(prompts, tokenizer, chat=workload.chat or turns is not None)
     pairs = (
-        zip(written, limits, strict=True) if turns is None else as_conversations(written, limits, turns, tokenizer)
+        zip(written, limits, strict=True)
+        if turns is None
+        else as_conversations(written, limits, turns, tokenizer, profile.seed)
     )
-    thinks = repeat(0) if turns is None else think_times_ns(turns, profile.seed)
     for prompt, max_tokens in pairs:
         for sample in range(copies):
             offset_ns = offset_ns if prompt.turn else next(offsets)
@@ -441,8 +436,8 @@ def _requests(profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer)
                 sample=sample,
                 answer=prompt.answer,
                 session=prompt.session,
-                turn=prompt.turn,
-                think_ns=next(thinks) if prompt.turn else 0,
+                turn=None if turns is None else prompt.turn,
+                think_ns=prompt.think_ns,
                 shared_tokens=prompt.shared,
                 shared_chars=prompt.shared_chars,
             )

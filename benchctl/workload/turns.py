@@ -8,14 +8,14 @@ answers, and the hash of the set is that of the plan. The turns of a conversatio
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, groupby, repeat
+from itertools import groupby, repeat
 from typing import Final
 
 from msgspec.structs import replace
 
-from benchctl.profile.model import ThinkRange, Turns
+from benchctl.profile.model import Turns
 from benchctl.records.files import encode
-from benchctl.records.record import Call, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import Call, Message, PreparedRequest
 from benchctl.units import NS_PER_S
 from benchctl.workload.datasets.base import Prompt
 from benchctl.workload.seeded import lognormal, named_stream
@@ -27,21 +27,24 @@ _MARK: Final = "benchctl-answer-5f1d9c3e8b7a4206"
 
 
 def as_conversations(
-    prompts: Iterable[Prompt], limits: Sequence[int], turns: Turns, tokenizer: Tokenizer
+    prompts: Iterable[Prompt], limits: Sequence[int], turns: Turns, tokenizer: Tokenizer, seed: int
 ) -> Iterator[tuple[Prompt, int]]:
     """Each turn as the chat up to it, with its limit of output tokens, until its conversation would be too long.
 
     ``prompts`` are the words of the user, turn by turn. ``num_tokens`` counts answers of the server with their
-    limits, which is the most that they can have.
+    limits, which is the most that they can have. Think times are log-normal, from the stream ``think``.
     """
+    thinks = named_stream(seed, "think")
     chats = counted_prompts(_with_history(prompts, turns), tokenizer, chat=True)
-    for _, conversation in groupby(zip(chats, limits, strict=True), key=lambda pair: pair[0].session):
+    for session, conversation in groupby(zip(chats, limits, strict=True), key=lambda pair: pair[0].prompt_id):
         answer_tokens = shared = 0
         for prompt, limit in conversation:
             num_tokens = (prompt.num_tokens or 0) + answer_tokens
             if prompt.turn and num_tokens + limit > turns.max_tokens:
                 break
-            yield replace(prompt, num_tokens=num_tokens, shared=shared), limit
+            think_s = turns.think_s * lognormal(1.0, turns.think_cv, thinks) if prompt.turn else 0.0
+            of_turn = {"session": session, "prompt_id": f"{session}-t{prompt.turn:02d}", "shared": shared}
+            yield replace(prompt, num_tokens=num_tokens, think_ns=round(think_s * NS_PER_S), **of_turn), limit
             of_server = limit if turns.answers == "real" else 0
             answer_tokens, shared = answer_tokens + of_server, num_tokens + of_server
 
@@ -53,14 +56,6 @@ def _with_history(prompts: Iterable[Prompt], turns: Turns) -> Iterator[Prompt]:
         yield replace(prompt, messages=messages)
         reply = prompt.reply if turns.answers == "recorded" else None
         history = (*messages, Message(role="assistant", content=reply or ""))
-
-
-def think_times_ns(turns: Turns, seed: int) -> Iterator[int]:
-    """Think times without end, the same or drawn log-normally from the stream ``think`` and cut."""
-    think, stream = turns.think_s, named_stream(seed, "think")
-    if not isinstance(think, ThinkRange):
-        return repeat(round(think * NS_PER_S))
-    return (round(min(lognormal(think.mean, think.cv, stream), think.max) * NS_PER_S) for _ in repeat(None))
 
 
 def thinks_before(requests: Iterable[PreparedRequest]) -> dict[int, int]:
@@ -89,23 +84,9 @@ def with_answers(call: Call, answers: Sequence[str]) -> Call:
     return replace(call, body=first + b"".join(filled))
 
 
-def unsent_turn(turn: PreparedRequest, failed: RequestRecord) -> RequestRecord:
-    """The record of a turn that is not sent, because one before it has failed."""
-    end_ns = failed.done_ns or failed.scheduled_ns
-    return RequestRecord(
-        request_id=turn.request_id,
-        index=turn.index,
-        is_warmup=failed.is_warmup,
-        scheduled_ns=end_ns,
-        done_ns=end_ns,
-        natural_tokens=turn.natural_tokens,
-        turn=turn.turn,
-        error=RequestError(kind="turn-unsent", message=f"{failed.request_id}, a turn before it, failed"),
-    )
-
-
 def grouped(calls: Iterable[Call]) -> Iterator[tuple[Call, ...]]:
     """The turns of each conversation together, all other calls alone."""
-    numbers = count()  # one for each call outside of a conversation, so that no two are equal
-    groups = groupby(calls, key=lambda call: next(numbers) if call.request.turn is None else call.request.session)
+    groups = groupby(
+        calls, key=lambda call: call.request.request_id if call.request.turn is None else call.request.session
+    )
     return (tuple(turns) for _, turns in groups)

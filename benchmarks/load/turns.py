@@ -41,7 +41,11 @@ from benchmarks.common.harness import options, show, write
 from benchmarks.load.planned_hits import PORT, simulated
 
 NUMBERS: Final = {"2": 2, "8": 8, "1 to 12": {"mean": 4, "cv": 0.6, "max": 12}}
-THINKS: Final = {"0": 0.0, "1": 1.0, "mean 1": {"mean": 1.0, "cv": 1.0, "max": 8.0}}
+THINKS: Final = {
+    "0": {"think_s": 0.0},
+    "1": {"think_s": 1.0},
+    "mean 1": {"think_s": 1.0, "think_cv": 1.0},
+}
 ARRIVALS: Final = {
     "8 users": {"kind": "closed-loop", "max_concurrency": 8},
     "poisson, 2/s": {"kind": "poisson", "request_rate": 2.0},
@@ -51,9 +55,11 @@ TOLERANCE: Final = 0.02
 BLOCK: Final = 16
 
 
-def profile_text(conversations: int, number: object, think: object, arrival: object, **more: Any) -> str:
+def profile_text(
+    conversations: int, number: object, think: Mapping[str, object], arrival: object, **more: Any
+) -> str:
     """A profile of one server with a cache, as JSON, which is YAML, too."""
-    turns = {"number": number, "think_s": think}
+    turns = {"number": number, **think}
     workload = {"dataset": "synthetic", "num_prompts": conversations, "input_len": [30, 70], "output_len": 24}
     options_of_sim = {"noise": "published", "enable_prefix_caching": True, "num_kv_blocks": 100_000}
     profile = {"name": "turns", "blocks": 1, "engine": {"kind": "sim", "options": options_of_sim}}

@@ -89,10 +89,10 @@ def test_a_longer_set_extends_a_shorter_one():
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["prefix={groups: 4}"], "workload.prefix: needs hit_rate or len, and not both; set one of them"),
+        (["prefix={groups: 4}"], "workload: prefix needs hit_rate or len, and not both; set one of them"),
         (
             ["prefix={hit_rate: 0.5, len: 64}"],
-            "workload.prefix: needs hit_rate or len, and not both; set one of them",
+            "workload: prefix needs hit_rate or len, and not both; set one of them",
         ),
         (["prefix={hit_rate: 1.5}"], "is 1.5; it must be below 1"),
         (

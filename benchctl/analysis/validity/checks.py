@@ -30,7 +30,7 @@ from benchctl.analysis.validity.answers import (
     check_server_tokens,
     planned_hit_frac,
 )
-from benchctl.analysis.validity.conversations import check_hits_of_turns, check_turns
+from benchctl.analysis.validity.conversations import check_turns, hits_of_turns
 from benchctl.guided.params import parse_params
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.model import Profile, VariantSettings
@@ -123,16 +123,15 @@ def reconcile(
     completed, drafts = [request for request in requests if is_completed(request)], draft_counts(steps)
     planned, is_allowed = planned_hit_frac(prepared, settings), profile.workload.allow_prefix_cache_hits
     hits = prefix_hit_frac(samples, requests)
+    bounds = (planned or 0, planned or 0) if profile.workload.turns is None else hits_of_turns(sent, run.record)
     return (
         _check_requests(run.record, requests, sent, prepared),
         *check_turns(sent, prepared, run.record),
         check_client_tokens(completed),
         *check_server_tokens(all_steps, samples, sent, [request for request in sent if is_completed(request)]),
-        check_prefix_cache(samples, sent, all_steps, is_allowed=is_allowed)
-        if not planned
-        else check_hits_of_turns(sent, hits, run.record)
-        if profile.workload.turns is not None
-        else check_planned_hits(prepared, planned, hits, run.record, is_allowed=is_allowed),
+        check_planned_hits(prepared, bounds, hits, run.record, is_allowed=is_allowed)
+        if planned
+        else check_prefix_cache(samples, sent, all_steps, is_allowed=is_allowed),
         check_draft_counters(samples, drafts if all_steps is steps else draft_counts(all_steps)),
         check_accepted(drafts),
         check_speculation(samples, drafts, is_speculative=settings.server.speculates),

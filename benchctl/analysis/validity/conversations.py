@@ -1,10 +1,10 @@
-"""Checks of conversations: their turns in order, and what the prefix cache had of them."""
+"""Conversations: the check of the order of their turns, and what a prefix cache can have of them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from benchctl.analysis.validity.answers import HITS_TOLERANCE, NUM_NAMED, Check, block_tokens
+from benchctl.analysis.validity.answers import NUM_NAMED, Check, block_tokens
 from benchctl.records.record import PreparedRequest, RequestRecord, RunRecord
 from benchctl.units import first_of
 
@@ -33,24 +33,17 @@ def check_turns(
     return (Check("turns", not early, detail, is_fatal=True),)
 
 
-def check_hits_of_turns(requests: Sequence[RequestRecord], hits: float | None, record: RunRecord) -> Check:
-    """The share of prompt tokens from a cache is one that conversations can have.
+def hits_of_turns(requests: Sequence[RequestRecord], record: RunRecord) -> tuple[float, float]:
+    """The least and the most of the prompt tokens that a cache has of conversations, by the server's own counts.
 
-    At least whole blocks of the prompt before each turn, at most of its answer as well, by the server's own counts.
-    A warning alone: a tokenizer may make other tokens of an answer, and a chat template may rewrite it.
+    The least are whole blocks of the prompt before each turn, or none where the server does not say how large its
+    blocks are. The most has the answer, too: a tokenizer may make other tokens of it, and a chat template may
+    rewrite it.
     """
-    stated, prompt = block_tokens(record), sum(request.prompt_tokens or 0 for request in requests)
-    block = stated or 1
-    counts = [(before.prompt_tokens or 0, before.completion_tokens or 0) for before, _ in _later_turns(requests)]
-    least, most = (
-        sum(num_tokens // block * block for num_tokens in each)
-        for each in ([prompt_tokens for prompt_tokens, _ in counts], [sum(both) for both in counts])
-    )
-    if hits is None or not prompt:
-        return Check("prefix-cache", None, "neither counters nor usage record hits in a prefix cache")
-    detail = f"conversations can have {least / prompt:.2f} to {most / prompt:.2f}, measured {hits:.2f}"
-    is_possible = least / prompt - HITS_TOLERANCE <= hits <= most / prompt + HITS_TOLERANCE
-    if not is_possible and hits < least / prompt and stated is None:
-        return Check("prefix-cache", None, f"{detail}; the server does not say how large its blocks are")
-    remedy = "" if is_possible else "; the cache is too small for open conversations, or the server shares it"
-    return Check("prefix-cache", is_possible, detail + remedy)
+    block, before = block_tokens(record), [each for each, _ in _later_turns(requests)]
+    prompts = [each.prompt_tokens or 0 for each in before]
+    whole = [num_tokens + (each.completion_tokens or 0) for num_tokens, each in zip(prompts, before, strict=True)]
+    least = sum(num_tokens // block * block for num_tokens in prompts) if block else 0
+    most = sum(num_tokens // (block or 1) * (block or 1) for num_tokens in whole)
+    num_tokens = sum(each.prompt_tokens or 0 for each in requests) or 1
+    return least / num_tokens, most / num_tokens

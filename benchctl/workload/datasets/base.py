@@ -51,7 +51,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     token of a text that is to be written, equal numbers for equal tokens. ``num_tokens`` are those of ``text`` by
     the tokenizer of the request set, where the data set had to count them. ``output_tokens`` and ``arrival_ns``,
     from the beginning of the data set, are recorded ones. ``session`` names the conversation of which the prompt is
-    a turn; ``turn`` is its position, from 0, where turns are sent in order, and ``reply`` the recorded answer.
+    a turn; ``turn`` is its position, from 0, where turns are sent in order, ``reply`` the recorded answer, and
+    ``think_ns`` the time until a user has thought. ``later`` are the turns behind a first one.
     ``shared`` tokens at its beginning are in a prefix cache by plan; of a written text ``shared_chars`` are these.
     """
 
@@ -67,8 +68,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None
     arrival_ns: int | None = None
     session: str | None = None
-    turn: int | None = None
+    turn: int = 0
+    think_ns: int = 0
     reply: str | None = None
+    later: "tuple[Prompt, ...]" = ()
     shared: int = 0
     shared_chars: int = 0
 
@@ -115,15 +118,15 @@ class SourceFile:
 class Selection:
     """The selection of rows: the first in file order, or a seeded sample.
 
-    ``repeats``: begin again where there are fewer rows. ``turns``: whole conversations of at most so many turns;
-    None for single prompts. Law: more prompts extend the same selection.
+    ``repeats``: begin again where there are fewer rows. ``turns``: of a conversation at most so many, with 1
+    single prompts. Law: more prompts extend the same selection.
     """
 
     num_prompts: int
     method: Literal["first", "sample"]
     seed: int
     repeats: bool = False
-    turns: int | None = None
+    turns: int = 1
 
     def row_order(self, num_rows: int) -> Sequence[int]:
         """Rows in the order in which they are considered."""
@@ -164,11 +167,6 @@ def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
             yield msgspec.structs.replace(
                 prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns
             )
-
-
-def turn_id(session: str, turn: int) -> str:
-    """The identity of a turn, from 0, of a conversation."""
-    return f"{session}-t{turn:02d}"
 
 
 def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:

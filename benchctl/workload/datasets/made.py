@@ -15,7 +15,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Workload
 from benchctl.profile.sections import SharedPrefix
-from benchctl.workload.datasets.base import MadeDataset, Prompt, turn_id
+from benchctl.workload.datasets.base import MadeDataset, Prompt
 from benchctl.workload.datasets.published import question_prompt
 from benchctl.workload.seeded import draw_lengths, named_stream, numbers_of_prompt, prefix_numbers
 
@@ -34,15 +34,14 @@ class SyntheticPrompts(Sequence[Prompt]):
         return len(self.lengths)
 
     def __getitem__(self, i: Any) -> Any:
-        number, turn = self.turns[i] if self.turns else (i, None)
-        name, length, prefix = f"synthetic-{number:05d}", self.lengths[i], self.prefix
+        number, turn = self.turns[i] if self.turns else (i, 0)
+        length, prefix = self.lengths[i], self.prefix
         shared = () if prefix is None else prefix_numbers(i % prefix.groups, prefix.tokens_of(length), self.seed)
         return Prompt(
-            prompt_id=name if turn is None else turn_id(name, turn),
+            prompt_id=f"synthetic-{number:05d}",
             source=f"synthetic:{i}",
             token_numbers=(*shared, *numbers_of_prompt(length - len(shared), i, self.seed)),
             shared=len(shared),
-            session=None if turn is None else name,
             turn=turn,
         )
 
@@ -55,11 +54,12 @@ def _synthetic(workload: Workload, seed: int) -> SyntheticPrompts:
     if workload.input_len is None:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
     lengths = draw_lengths(workload.input_len, named_stream(seed, "input-len"))
-    if workload.turns is None:
-        return SyntheticPrompts(tuple(islice(lengths, workload.num_prompts)), seed, prefix=workload.prefix)
-    numbers = islice(draw_lengths(workload.turns.number, named_stream(seed, "turns")), workload.num_prompts)
-    turns = tuple((i, turn) for i, number in enumerate(numbers) for turn in range(number))
-    return SyntheticPrompts(tuple(islice(lengths, len(turns))), seed, turns)
+    numbers = () if workload.turns is None else draw_lengths(workload.turns.number, named_stream(seed, "turns"))
+    turns = tuple(
+        (i, turn) for i, number in enumerate(islice(numbers, workload.num_prompts)) for turn in range(number)
+    )
+    num_prompts = len(turns) or workload.num_prompts
+    return SyntheticPrompts(tuple(islice(lengths, num_prompts)), seed, turns, workload.prefix)
 
 
 class Cast(NamedTuple):

@@ -34,7 +34,6 @@ from benchctl.workload.datasets.base import (
     prompts_of_trace,
     read_file,
     read_jsonl_rows,
-    turn_id,
     unreadable,
 )
 from benchctl.workload.tokenizers import Tokenizer
@@ -144,8 +143,8 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
     """The selected usable conversations: the first turn is the prompt, the second gives the length of the output.
 
     The first two turns must be those of a human and of the model. Lengths are those of the tokenizer of the request
-    set, counted only until enough are selected; an estimate can keep other rows than the model's tokenizer. Where
-    conversations are asked for, the pairs of turns behind the first are theirs.
+    set, counted only until enough are selected; an estimate can keep other rows than the model's tokenizer. Of
+    conversations, those of two turns at least, each further pair of turns is a prompt behind the first.
     """
     content = read_file(file.path)
     try:
@@ -155,16 +154,10 @@ def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenize
             f"{file.path}: {decoding_problem(error)}. Expected a JSON list of objects with 'conversations' of "
             "'from' and 'value': fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
         ) from error
-    most = selection.turns or 1
-    answered = ((i, _exchanges(rows[i].conversations, most)) for i in selection.row_order(len(rows)))
-    conversations = _usable(((i, pairs) for i, pairs in answered if pairs), file.dataset, tokenizer)
-    if selection.turns is None:
-        alone = (replace(turns[0], prompt_id=turns[0].session, session=None, turn=None) for turns in conversations)
-        return selection.take(alone, file)
-    turns_of: dict[str | None, tuple[Prompt, ...]] = {}
-    several = (turns for turns in conversations if len(turns) >= min(most, 2))
-    first_turns = (turns_of.setdefault(turns[0].session, turns)[0] for turns in several)
-    return tuple(chain.from_iterable(turns_of[first.session] for first in selection.take(first_turns, file)))
+    answered = ((i, _exchanges(rows[i].conversations, selection.turns)) for i in selection.row_order(len(rows)))
+    usable = _usable(((i, pairs) for i, pairs in answered if pairs), file.dataset, tokenizer)
+    selected = selection.take((first for first in usable if first.later or selection.turns == 1), file)
+    return tuple(chain.from_iterable((first, *first.later) for first in selected))
 
 
 def _exchanges(turns: Sequence[Turn], most: int) -> list[tuple[str, str]]:
@@ -176,27 +169,28 @@ def _exchanges(turns: Sequence[Turn], most: int) -> list[tuple[str, str]]:
 
 def _usable(
     rows: Iterator[tuple[int, list[tuple[str, str]]]], dataset: str, tokenizer: Tokenizer
-) -> Iterator[tuple[Prompt, ...]]:
-    """The turns of each row whose first is within the rules, until one is too short, counted batch by batch."""
+) -> Iterator[Prompt]:
+    """The first turn of each row where it is within the rules, with those behind it until one is too short, counted
+    batch by batch.
+    """
     # Conversations whose lengths are counted in one call
     while batch := list(islice(rows, 64)):
         counts = iter(tokenizer.count_texts([text for _, pairs in batch for pair in pairs for text in pair]))
         for i, pairs in batch:
-            turns = tuple(
+            turns = [
                 Prompt(
-                    prompt_id=turn_id(f"sharegpt-{i:05d}", turn),
+                    prompt_id=f"sharegpt-{i:05d}",
                     source=f"{dataset}:{i}",
                     text=prompt,
                     num_tokens=next(counts),
                     output_tokens=next(counts),
-                    session=f"sharegpt-{i:05d}",
                     turn=turn,
                     reply=reply,
                 )
                 for turn, (prompt, reply) in enumerate(pairs)
-            )
+            ]
             if is_usable(turns[0].num_tokens or 0, turns[0].output_tokens or 0):
-                yield tuple(takewhile(_is_long_enough, turns))
+                yield replace(turns[0], later=tuple(takewhile(_is_long_enough, turns[1:])))
 
 
 def _is_long_enough(turn: Prompt) -> bool:
