@@ -72,9 +72,8 @@ def create_results(
     with _new_directory(origin, profile.name, manifest.directory_name) as (path, finish):
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
-        results.write_prepared_requests(prepared.content)
-        for each, listed in zip(prepared.others, manifest.request_sets[1:], strict=True):
-            results.write_prepared_requests(each.content, listed.file)
+        for each, file in zip((prepared, *prepared.others), manifest.request_files, strict=True):
+            results.write_prepared_requests(each.content, file)
         results.write_plan(plan_runs(profile))
         if noise is not None:
             write_json_atomic(path / NOISE.file, noise)
@@ -186,8 +185,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         )
     if profile_sha256(stored) != manifest.profile_sha256:
         raise _altered(profile_path)
-    hashes = [each.sha256 for each in manifest.request_sets] or [manifest.request_set_sha256]
-    for file, sha256 in zip(manifest.request_files, hashes, strict=True):
+    for file, sha256 in manifest.request_files.items():
         if digest_of(path / file, within=path).sha256 != sha256:
             raise _altered(path / file)
     results.begun_runs(results.plan())  # refuses a run whose directory is a link, before anything is measured

@@ -11,12 +11,12 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
 import psutil
@@ -31,11 +31,10 @@ from benchctl.measure.server.process import number_ranges
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, stopping_rule
-from benchctl.profile.settings import load_part, load_points, under_load
-from benchctl.records.directory import cell_name
-from benchctl.records.record import Manifest
+from benchctl.profile.settings import load_points, under_load
+from benchctl.records.record import Manifest, PreparedRequest
 from benchctl.records.request_sets import RequestSets
-from benchctl.records.schema import SCHEMA_VERSION, GitState, HostInfo, NodeGpu, NodeInfo
+from benchctl.records.schema import SCHEMA_VERSION, Cell, GitState, HostInfo, NodeGpu, NodeInfo
 from benchctl.units import megabytes
 from benchctl.untrusted.secrets import environment_redactor
 from benchctl.workload.prepare import PreparedSet
@@ -207,23 +206,34 @@ class Shortfall:
     """False where the load may stay below the limit: an open loop opens as many streams as the server is slow."""
 
 
-Load: TypeAlias = tuple[Profile, LoadSize]
-"""The profile under a load, and the size of that."""
+class LoadToSend(NamedTuple):
+    """The profile under one load, which has no load factors, and the load's requests with their totals."""
+
+    profile: Profile
+    size: LoadSize
+    requests: tuple[PreparedRequest, ...] = ()
+    """Left out where they are too many to hold."""
 
 
-def loads_of_block(profile: Profile, requests: RequestSets) -> tuple[Load, ...]:
-    """The loads of the arms of one block."""
-    by_point = {
-        cell_name(point): (under_load(profile, point), size_of(requests.of(point)))
-        for point in load_points(profile)
-    }
-    return tuple(by_point[cell_name(load_part(cell))] for _, cell in arms(profile))
+def loads_at(profile: Profile, requests: RequestSets, cells: Iterable[Cell]) -> tuple[LoadToSend, ...]:
+    """The loads of cells."""
+    sets = ((under_load(profile, cell), requests.of(cell)) for cell in cells)
+    return tuple(LoadToSend(loaded, size_of(sent), sent) for loaded, sent in sets)
 
 
-def shortfalls(loads: Sequence[Load], results: Path) -> tuple[Shortfall, ...]:
-    """The limits that measuring ``loads``, those of one block, into ``results`` would meet."""
-    widest = max(loads, key=lambda load: max_open(load[0].workload.arrival, load[1]))
-    return (*open_files_shortfalls(*widest), *memory_shortfalls(), *disk_shortfalls(loads, results))
+def loads_of_points(profile: Profile, requests: RequestSets) -> tuple[LoadToSend, ...]:
+    """The loads of all load points."""
+    return loads_at(profile, requests, load_points(profile))
+
+
+def shortfalls(loads: Sequence[LoadToSend], results: Path) -> tuple[Shortfall, ...]:
+    """The limits that measuring ``loads``, those of all load points, into ``results`` would meet."""
+    widest = max(loads, key=lambda load: max_open(load.profile.workload.arrival, load.size))
+    return (
+        *open_files_shortfalls(widest.profile, widest.size),
+        *memory_shortfalls(),
+        *disk_shortfalls(loads, results),
+    )
 
 
 def open_files_shortfalls(profile: Profile, size: LoadSize) -> Iterator[Shortfall]:
@@ -257,15 +267,14 @@ def memory_shortfalls() -> Iterator[Shortfall]:
         yield Shortfall(message=message)
 
 
-def disk_shortfalls(loads: Sequence[Load], results: Path) -> Iterator[Shortfall]:
+def disk_shortfalls(loads: Sequence[LoadToSend], results: Path) -> Iterator[Shortfall]:
     """Space for results, where less is free than the runs are estimated to write for their tokens and steps."""
-    of_block = 0.0
-    for profile, size in loads:
+    needed = 0
+    for profile, size, _ in loads:
         streams = max_open(profile.workload.arrival, size) * size.num_outputs / max(size.num_requests, 1)
         num_steps = size.num_tokens / max(streams, 1)
         of_load = size.num_tokens * _BYTES_PER_TOKEN + num_steps * _BYTES_PER_STEP
-        of_block += profile.blocks * profile.num_loads * of_load
-    needed = round(of_block)
+        needed += round(profile.blocks * len(arms(profile)) * profile.num_loads * of_load)
     free = shutil.disk_usage(existing_parent(results)).free
     if free < needed:
         yield Shortfall(

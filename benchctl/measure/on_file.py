@@ -7,11 +7,9 @@ import datetime as dt
 import hashlib
 import heapq
 import platform
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from math import log
 from pathlib import Path
 from statistics import mean, median
@@ -28,7 +26,7 @@ from benchctl.profile.load import engine_sha256, hardware_names
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, is_repeated_baseline, server_of, variant_settings
 from benchctl.profile.settings import under_load
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
 from benchctl.records.record import LoadRecord, Manifest, PlannedRun, PreparedRequest, RunRecord
@@ -180,18 +178,17 @@ def remember_duration(
     """
     if record.state not in {"done", "suspect"} or record.is_virtual:
         return
-    loads_s = defaultdict[str, list[float]](list)
-    cells = {cell_name(cell): cell for cell in (record.ladder or ({},))}
-    for load in record.loads or (record.times,):
-        if load.first_send_ns is not None and load.last_token_ns is not None:
-            name = cell_name(load.cell) if isinstance(load, LoadRecord) else ""
-            loads_s[name].append(s_from_ns(load.last_token_ns - load.first_send_ns))
     settings = variant_settings(profile, record.variant, record.cell)
-    for name, of_point in loads_s.items():
-        cell = record.cell | cells[name]
-        arrival, sent = under_load(profile, cell).workload.arrival, requests.of(cell)
-        if not sent:
+    loads_s = [
+        (load.cell if isinstance(load, LoadRecord) else {}, s_from_ns(load.last_token_ns - load.first_send_ns))
+        for load in record.loads or (record.times,)
+        if load.first_send_ns is not None and load.last_token_ns is not None
+    ]
+    for point in record.ladder or ({},):
+        of_point, sent = [took for cell, took in loads_s if cell == point], requests.of(record.cell | point)
+        if not of_point or not sent:
             continue
+        arrival = under_load(profile, record.cell | point).workload.arrival
         store_duration(
             RunDuration(
                 measured_at=utc_now(),
@@ -201,7 +198,7 @@ def remember_duration(
                 model=profile.model,
                 server_sha256=_sha256(settings.server.model_dump(mode="json")),
                 settings_sha256=_settings_sha256(settings),
-                overhead_s=max(took_s - sum(chain.from_iterable(loads_s.values())), 0.0),
+                overhead_s=max(took_s - sum(took for _, took in loads_s), 0.0),
                 token_s=_token_s(sent, arrival, mean(of_point)),
                 num_sequences=_num_sequences(sent, arrival),
             ),

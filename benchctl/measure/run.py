@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -24,8 +24,8 @@ from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import LoadSize, max_open, num_processes, num_workers, size_of
-from benchctl.measure.machine import this_node
+from benchctl.load.demand import max_open, num_processes, num_workers
+from benchctl.measure.machine import LoadToSend, loads_at, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
@@ -44,7 +44,6 @@ from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.measure.waves import send_waves
 from benchctl.profile.model import Profile
-from benchctl.profile.settings import under_load
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.record import (
     LoadsChoice,
@@ -101,23 +100,11 @@ class RunContext:
     """True to keep the servers' logs with their secrets, too."""
 
 
-class LoadToSend(NamedTuple):
-    """The profile under one load, and the load's requests with their totals."""
-
-    profile: Profile
-    requests: tuple[PreparedRequest, ...]
-    size: LoadSize
-
-
 def loads_of(context: RunContext, planned: PlannedRun) -> tuple[LoadToSend, ...]:
     """The loads of the server of a run in their order: one for each point of its ladder, else all the same."""
-    cells = [planned.cell | point for point in planned.ladder] or [planned.cell]
-    sets = [context.requests.of(cell) for cell in cells]
-    points = [
-        LoadToSend(under_load(context.profile, cell), requests, size_of(requests))
-        for cell, requests in zip(cells, sets, strict=True)
-    ]
-    return tuple(points if planned.ladder else points * context.num_loads)
+    cells = [planned.cell | point for point in planned.ladder or ({},)]
+    loads = loads_at(context.profile, context.requests, cells)
+    return loads if planned.ladder else loads * context.num_loads
 
 
 def widest(loads: Sequence[LoadToSend]) -> tuple[Profile, tuple[PreparedRequest, ...]]:
@@ -282,7 +269,7 @@ async def _measure_server(
                 await send_waves(run, requests, target.send_bursts)
                 for number, load in enumerate(loads, start=1):
                     with run.each_load(number, load.profile):
-                        await _send_load(run, load.requests, load.size, target, server, client, gpu)
+                        await _send_load(run, load, target, server, client, gpu)
     finally:
         run.warn(*server.warnings)
         run.time(stop_ns=server.stop_ns)
@@ -318,15 +305,14 @@ async def _first_generation(
 
 async def _send_load(
     run: MeasuredRun,
-    requests: Sequence[PreparedRequest],
-    size: LoadSize,
+    load: LoadToSend,
     target: ServerUnderTest,
     server: AnyServer,
     client: StreamClient,
     gpu: GpuReader | None,
 ) -> None:
     """Send one load while its server is sampled, and judge it if it is one of several."""
-    profile, engine = run.profile, run.engine
+    profile, requests, engine = run.profile, load.requests, run.engine
     path = engine.metrics_path(run.settings)
     await target.prime(requests)
     with sampling(
@@ -337,7 +323,7 @@ async def _send_load(
         metrics_url=None if path is None else str(client.control.base_url.join(path)),
         counts_late=not run.record.is_virtual,
     ) as sampler_warnings:
-        await target.send_load(requests, size, opening_of(requests, profile))
+        await target.send_load(requests, load.size, opening_of(requests, profile))
     run.warn(*sampler_warnings)
     async with control_errors(server):
         run.warn(*await engine.after_load_warnings(client.control))

@@ -95,7 +95,7 @@ async def _simulate_server(run: MeasuredRun, context: RunContext, seed: int, *, 
             run.time(warmup_start_ns=server.now_ns)
             await warm_up(bursts, writer)
     num_ended = 0
-    for number, (profile, requests, _) in enumerate(loads, start=1):
+    for number, (profile, _, requests) in enumerate(loads, start=1):
         with run.each_load(number, profile):
             with writing() as writer:
                 server.settings = run.settings_of_load()

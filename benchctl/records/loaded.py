@@ -299,7 +299,7 @@ class LoadedResults:
     @property
     def requests(self) -> tuple[PreparedRequest, ...]:
         """The request set, of several one after the other; ``sets`` has that of a load point."""
-        return tuple(chain.from_iterable(requests for _, requests in self.sets.sets))
+        return self.sets.requests
 
 
 def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
@@ -356,9 +356,8 @@ def _points_of(run: PlannedRun) -> Sequence[PlannedRun]:
 
 def _check_points(records: Sequence[RunRecord], planned: PlannedRun, path: Path) -> None:
     """Raise RecordError where the load points of a run are not those of its plan."""
-    ladders = {len(record.ladder) for record in records}
-    names = [[(each.run_id, each.cell) for each in points] for points in (records, _points_of(planned))]
-    if ladders != {len(planned.ladder)} or (planned.ladder and names[0] != names[1]):
+    read, due = ([(each.run_id, each.cell) for each in points] for points in (records, _points_of(planned)))
+    if (planned.ladder or records[0].ladder) and read != due:
         raise RecordError(f"{path / 'run.json'}: its load points are not those of the plan; restore the file")
 
 

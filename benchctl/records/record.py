@@ -226,9 +226,9 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
         return any(warning.code == "simulated" for warning in self.warnings)
 
     @property
-    def request_files(self) -> tuple[str, ...]:
-        """Names of the files with its request sets."""
-        return tuple(each.file for each in self.request_sets) or ("requests.jsonl",)
+    def request_files(self) -> dict[str, str]:
+        """The SHA-256 of each file with one of its request sets."""
+        return {each.file: each.sha256 for each in self.request_sets} or {"requests.jsonl": self.request_set_sha256}
 
     @property
     def directory_name(self) -> str:

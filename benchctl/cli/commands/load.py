@@ -24,7 +24,7 @@ from benchctl.engines.attach import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.load.demand import size_of
 from benchctl.measure.directory import Origin
-from benchctl.measure.machine import shortfalls
+from benchctl.measure.machine import LoadToSend, shortfalls
 from benchctl.measure.sending import create_load_directory, load_server
 from benchctl.measure.tokens import prepare_counted, tokenizer_for
 from benchctl.profile.arrival import Arrival
@@ -215,7 +215,7 @@ def load(options: LoadOptions) -> None:
         prepared = prepare_counted(profile, tokenizer)
     engine.check_requests(prepared, settings)
     size = size_of(prepared)
-    refuse_certain(shortfalls([(profile, size)], options.output or RESULTS))
+    refuse_certain(shortfalls([LoadToSend(profile, size)], options.output or RESULTS))
     results = create_load_directory(profile, prepared, origin)
     del prepared  # the load reads its requests from the file, one at a time
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
