@@ -318,9 +318,6 @@ class _Course:
             codes = dict.fromkeys(each.code for each in record.warnings if each.code not in printed)
             self._codes.update(codes)
             parts += [", ".join(codes)] if codes else []
-            if record.ladder:
-                num_done = sum(load.state == "done" for load in record.loads)
-                parts.append(f"{num_done} of {len(record.ladder)} load points")
             num_left = self._num_runs - self._num_ended
             if not record.is_virtual and self._num_ended == self._runs_per_block and num_left:
                 block_s = now_s - self._started_s

@@ -149,32 +149,25 @@ def refuse_certain(shortfalls: Iterable["Shortfall"], *, is_plan: bool = False) 
 
 
 def check_names(profile: "Profile") -> None:
-    """Check the names that only the analysis needs, before anything is measured."""
-    from benchctl.analysis.metrics.table import deciding_metrics  # help needs no msgspec
+    """Check the names and numbers that only the analysis needs, before anything is measured."""
+    from benchctl.analysis.metrics.latency import smallest_sample  # help needs no msgspec
+    from benchctl.analysis.metrics.table import deciding_metrics
+    from benchctl.profile.sizes import capacity_metric
 
     try:
         key = "primary_metrics"
         deciding_metrics(profile.primary_metrics)
-        key = "workload.num_prompts"
-        _check_share(profile)
         key = "hardware"
         hardware_for(profile.hardware)
     except UsageError as error:
         raise ProfileError(f"profile {profile.name}: {key}: {error}") from error
-
-
-def _check_share(profile: "Profile") -> None:
-    """Refuse loads of fewer requests than the share of the objective takes, where a capacity rests on it."""
-    from benchctl.analysis.metrics.latency import smallest_sample
-    from benchctl.profile.sizes import capacity_metric
-
     if profile.slo is None or capacity_metric(profile) is None:
         return
-    needed = smallest_sample(100 * profile.slo.share)
-    if profile.workload.num_prompts < needed:
-        raise UsageError(
-            f"is {profile.workload.num_prompts}, and a share of {profile.slo.share:g} takes {needed} requests "
-            "in the steady window of each load; raise it, or lower slo.share"
+    number, needed = profile.workload.num_prompts, smallest_sample(100 * profile.slo.share)
+    if number < needed:
+        raise ProfileError(
+            f"profile {profile.name}: workload.num_prompts: is {number}, and a share of {profile.slo.share:g} "
+            f"takes {needed} requests in the steady window of each load; raise it, or lower slo.share"
         )
 
 

@@ -27,7 +27,7 @@ from benchctl.profile.planning import (
     stopping_rule,
     variant_settings,
 )
-from benchctl.profile.settings import server_part
+from benchctl.profile.settings import load_points, under_load
 from benchctl.profile.sizes import capacity_metric, capacity_text
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun
@@ -259,10 +259,7 @@ def _ladder_text(ladder: Sequence[Cell]) -> str:
 
 def print_changes(profile: Profile) -> None:
     """Print what each variant changes against the baseline, over all of its cells."""
-    of_loads = {
-        arm_label(variant, server_part(cell)): (variant, server_part(cell)) for variant, cell in arms(profile)
-    }
-    baseline, *others = of_loads.values()
+    baseline, *others = arms(under_load(profile, load_points(profile)[0]))
     from benchctl.analysis.compare.answer import change_in_words
     from benchctl.analysis.validity.comparable import Difference, planned_differences
 

@@ -1,6 +1,5 @@
 """Rules of a profile beyond the types of its keys: baseline, lengths, stopping rule, sweep."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any, Final
@@ -18,13 +17,12 @@ from benchctl.profile.settings import (
     factors_of,
     is_load_factor,
     is_same,
-    load_part,
     load_points,
     server_part,
     setting_of,
 )
 from benchctl.profile.yaml import Problem, Steps, value_text
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.directory import cell_name
 from benchctl.records.schema import Cell
 
 MAX_CELLS: Final = 1000
@@ -182,6 +180,16 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ),
         ),
         (
+            profile.slo is not None and not profile.slo.limits_ms,
+            ("slo",),
+            "names no limit; set ttft_ms, tpot_ms or e2el_ms",
+        ),
+        (
+            profile.capacity is not None and 4 * profile.capacity.smallest > profile.capacity.largest,
+            ("capacity",),
+            "spans less than 4 times; a capacity lies between sizes",
+        ),
+        (
             profile.slo is not None and not serves,
             ("slo",),
             f"limits latencies of requests, and engine {kind!r} serves none; leave it out",
@@ -297,8 +305,7 @@ def _load_factor_problems(profile: Profile) -> Iterator[Problem]:
     """Load factors that no load of this workload reads."""
     workload, kind = profile.workload, profile.workload.arrival.kind
     factors = {setting_of(factor)[-1]: factor for factor in profile.sweep if is_load_factor(factor)}
-    has_natural_lengths = profile.stop == "replay-natural" or workload.lengths_from is not None
-    rules = (
+    rules: tuple[tuple[bool, str, str], ...] = (
         (
             kind not in RATED,
             "request_rate",
@@ -310,7 +317,7 @@ def _load_factor_problems(profile: Profile) -> Iterator[Problem]:
             "is read with stop: forced only; set it, or remove the factor",
         ),
         (
-            has_natural_lengths,
+            profile.stop == "replay-natural" or workload.lengths_from is not None,
             "input_len",
             "natural lengths are those of one set of prompts; sweep max_concurrency or request_rate",
         ),
@@ -325,12 +332,9 @@ def _ladder_problems(profile: Profile) -> Iterator[Problem]:
     """A ladder of loads that a server cannot get, or that not every server would get whole."""
     if profile.per_server != "ladder":
         return
-    points, loads = load_points(profile), defaultdict[str, list[Cell]](list)
-    for name in profile.variants:
-        for cell in cells_of(profile, name):
-            loads[arm_label(name, server_part(cell))].append(load_part(cell))
-    lacking = ((arm, point) for arm, own in loads.items() for point in points if point not in own)
-    arm, missing = next(lacking, ("", {}))
+    points, cells = load_points(profile), {name: cells_of(profile, name) for name in profile.variants}
+    servers = {name: {cell_name(server_part(cell)) for cell in cells[name]} for name in cells}
+    uneven = [name for name in cells if len(cells[name]) != len(servers[name]) * len(points)]
     rules: tuple[tuple[bool, Steps, str], ...] = (
         (
             len(points) == 1,
@@ -343,9 +347,12 @@ def _ladder_problems(profile: Profile) -> Iterator[Problem]:
             f"makes {len(points)} loads on each server, more than {MAX_LOADS}; sweep fewer values",
         ),
         (
-            bool(missing),
+            bool(uneven),
             ("cells",),
-            f"with per_server: ladder every server gets the same loads; {arm} lacks {cell_name(missing)}",
+            (
+                f"with per_server: ladder every server gets the same loads, and those of {', '.join(uneven)} lack "
+                "some; list them for each, or leave out cells"
+            ),
         ),
         (
             profile.loads_per_server != 1,

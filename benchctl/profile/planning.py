@@ -26,6 +26,7 @@ from benchctl.profile.settings import (
     load_points,
     resolved_settings,
     server_part,
+    under_load,
 )
 from benchctl.profile.yaml import LocatedError, Location
 from benchctl.records.directory import arm_label, cell_name, run_directory_name
@@ -186,10 +187,8 @@ def arms(profile: Profile) -> tuple[Arm, ...]:
 
 
 def servers(profile: Profile) -> tuple[Arm, ...]:
-    """The arms for which a block starts a server: all, or, with a ladder of loads, each without its load."""
-    if profile.per_server == "fresh":
-        return arms(profile)
-    return tuple({arm_label(*arm): arm for arm in (server_of(profile, *each) for each in arms(profile))}.values())
+    """The arms for which a block starts a server: all, or, with a ladder of loads, those under one load."""
+    return arms(profile if profile.per_server == "fresh" else under_load(profile, load_points(profile)[0]))
 
 
 def server_of(profile: Profile, variant: str, cell: Cell) -> Arm:

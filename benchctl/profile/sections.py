@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.bounds import MAX_DEVICES
@@ -238,11 +238,6 @@ class CapacitySearch(Section):
     largest: float = Field(default=256, gt=0, le=1e6)
     """Its loads are at most that large."""
 
-    @model_validator(mode="after")
-    def _spans(self) -> "CapacitySearch":
-        check_rules((4 * self.smallest > self.largest, "spans less than 4 times; a capacity lies between sizes"))
-        return self
-
 
 class Slo(Section):
     """The objective of requests (SLO): limits of their latencies, and the share that must keep them."""
@@ -256,11 +251,6 @@ class Slo(Section):
     """Most milliseconds from its send to its last token; null: no limit."""
     share: float = Field(default=0.99, ge=0.5, le=0.999)
     """Share of the requests that must keep all limits. A request that failed keeps none."""
-
-    @model_validator(mode="after")
-    def _has_a_limit(self) -> "Slo":
-        check_rules((not self.limits_ms, "names no limit; set ttft_ms, tpot_ms or e2el_ms"))
-        return self
 
     @property
     def limits_ms(self) -> dict[str, float]:

@@ -143,7 +143,7 @@ REFUSED = {
             "sweep": {"top_k": [2, 3], "max_concurrency": [1, 8]},
             "cells": [{"top_k": 2, "max_concurrency": n} for n in (1, 8)] + [{"top_k": 3, "max_concurrency": 1}],
         },
-        "cells: with per_server: ladder every server gets the same loads; small-batch top_k=3 lacks max_conc",
+        "cells: with per_server: ladder every server gets the same loads, and those of small-batch lack some",
     ),
     "several loads of a ladder": (
         {"per_server": "ladder", "loads_per_server": 3},
