@@ -191,11 +191,9 @@ class Turns(Section):
     """A conversation ends before the turn, its first aside, whose prompt and output would have more tokens."""
 
 
-def length_bounds(length: Length) -> tuple[int, int]:
-    """The shortest and the longest of these lengths."""
-    if isinstance(length, LengthRange):
-        return length.min, length.max
-    return (min(length), max(length)) if isinstance(length, tuple) else (length, length)
+def most_of(length: Length) -> int:
+    """The longest of these lengths."""
+    return length.max if isinstance(length, LengthRange) else _longest(length)
 
 
 class Workload(Section):
@@ -277,7 +275,7 @@ class Workload(Section):
         num_turns = 1 if self.turns is None else _longest(self.turns.number)
         num_outputs = self.num_prompts * self.samples_per_prompt * num_turns
         tokens = self.num_prompts * num_turns * _longest(self.input_len)
-        prefix, (shortest, longest) = self.prefix, length_bounds(self.input_len or MAX_TOKENS)
+        prefix, longest = self.prefix, most_of(self.input_len or MAX_TOKENS)
         check_rules(
             (
                 num_outputs > MAX_OUTPUTS,
@@ -309,11 +307,8 @@ class Workload(Section):
                 ),
             ),
             (
-                prefix is not None and prefix.tokens_of(shortest) >= shortest,
-                (
-                    f"prefix.len comes to {prefix and prefix.tokens_of(shortest)} tokens, and the shortest prompt "
-                    f"has {shortest}, of which one at least is its own; lower it, or raise input_len"
-                ),
+                prefix is not None and (prefix.len or 0) >= longest,
+                f"prefix.len is {prefix and prefix.len}, and prompts have {longest} tokens at most; lower it",
             ),
             (
                 prefix is not None and self.turns is not None,

@@ -206,16 +206,14 @@ class SharedPrefix(Section):
     hit_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each prompt that its prefix is, to the nearest whole block; either this or ``len``."""
     len: TokenCount | None = None
-    """Tokens of a prefix, to the nearest whole block."""
+    """Tokens of a prefix, to the nearest whole block; fewer in prompts that have no room for them."""
     block: BlockTokens = 16
     """Tokens that the server's cache finds together: 128 for vLLM on a CPU, 1 for SGLang."""
 
     def tokens_of(self, prompt_tokens: int) -> int:
-        """Tokens of the prefix of a prompt of so many, in whole blocks; ``hit_rate`` leaves one at least."""
-        if self.hit_rate is None:
-            return round((self.len or 0) / self.block) * self.block
-        nearest, most = round(self.hit_rate * prompt_tokens / self.block), (prompt_tokens - 1) // self.block
-        return min(nearest, most) * self.block
+        """Tokens of the prefix of a prompt of so many, in whole blocks, behind which one at least is its own."""
+        wanted = (self.hit_rate or 0) * prompt_tokens if self.len is None else self.len
+        return min(round(wanted / self.block), (prompt_tokens - 1) // self.block) * self.block
 
 
 PriorityOption = Literal["auto", "none"]

@@ -71,8 +71,7 @@ def hits_text(analysis: AnalyzedExperiment) -> str | None:
     texts = []
     for cell in analysis.cells:
         hits = known_values(analysis.experiment.metrics(run.run)["prefix_hit_frac"] for run in cell.runs)
-        requests = analysis.results.sets.of(cell.cell)
-        planned = planned_hit_frac(requests, cell.runs[0].settings) if hits else None
+        planned = planned_hit_frac(analysis.results.sets.of(cell.cell), cell.runs[0].settings) if hits else None
         if planned is not None:
             texts.append(f"planned {planned:.2f}, measured {fmean(hits):.2f} ({cell.label})")
     return "; ".join(texts) or None

@@ -24,7 +24,7 @@ import msgspec
 from benchctl.errors import DatasetError, ProfileError, UsageError
 from benchctl.profile.arrival import Arrival, arrival_offsets_ns, trace_offsets_ns
 from benchctl.profile.load import stored_profile
-from benchctl.profile.model import Profile, Workload, length_bounds
+from benchctl.profile.model import Profile, Workload, most_of
 from benchctl.profile.planning import variant_settings
 from benchctl.profile.settings import is_load_factor, load_points, setting_of, under_load
 from benchctl.records.directory import ResultDirectory, cell_name, open_results
@@ -354,7 +354,7 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
         method=workload.selection,
         seed=seed,
         repeats=workload.repeat,
-        turns=1 if workload.turns is None else length_bounds(workload.turns.number)[1],
+        turns=1 if workload.turns is None else most_of(workload.turns.number),
     )
     return source.dataset, dataset.read(source, selection, tokenizer), ()
 

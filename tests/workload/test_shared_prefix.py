@@ -97,7 +97,7 @@ def test_a_longer_set_extends_a_shorter_one():
         (["prefix={hit_rate: 1.5}"], "is 1.5; it must be below 1"),
         (
             ["prefix={len: 512}"],
-            "workload: prefix.len comes to 512 tokens, and the shortest prompt has 256, of which",
+            "workload: prefix.len is 512, and prompts have 256 tokens at most; lower it",
         ),
         (
             ["prefix={hit_rate: 0.02}"],
@@ -148,5 +148,5 @@ def test_several_loads_with_cached_prompts_need_an_engine_that_takes_a_salt():
 def test_a_hit_rate_is_rounded_to_whole_blocks_and_leaves_a_token():
     assert [SharedPrefix(hit_rate=0.8).tokens_of(length) for length in (640, 100, 16, 8)] == [512, 80, 0, 0]
     assert SharedPrefix(hit_rate=0.99).tokens_of(32) == 16
-    assert SharedPrefix(len=100).tokens_of(640) == 96
+    assert [SharedPrefix(len=100).tokens_of(length) for length in (640, 90, 16)] == [96, 80, 0]
     assert Workload.model_fields["prefix"].default is None

@@ -190,11 +190,10 @@ def _usable(
                 for turn, (prompt, reply) in enumerate(pairs)
             ]
             if is_usable(turns[0].num_tokens or 0, turns[0].output_tokens or 0):
-                yield replace(turns[0], later=tuple(takewhile(_is_long_enough, turns[1:])))
-
-
-def _is_long_enough(turn: Prompt) -> bool:
-    return min(turn.num_tokens or 0, turn.output_tokens or 0) >= LEAST_TOKENS
+                long_enough = takewhile(
+                    lambda turn: min(turn.num_tokens or 0, turn.output_tokens or 0) >= LEAST_TOKENS, turns[1:]
+                )
+                yield replace(turns[0], later=tuple(long_enough))
 
 
 def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
