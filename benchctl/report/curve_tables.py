@@ -1,51 +1,44 @@
 """The curves over the load as a table, as lines about their knees, and as the values of files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.columns import Value
-from benchctl.analysis.experiment.curves import Curve, knee_ratio
-from benchctl.analysis.experiment.pairing import is_reference
-from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.experiment.curves import Curve
 from benchctl.report.table import Column, Table
 from benchctl.steptime.speculation_law import Estimate
-from benchctl.units import percentage, percentage_change, range_of, short_number
+from benchctl.units import percentage, range_of, short_number
 
-_TITLES: Final = {
+TITLES: Final = {
     "throughput": "output tokens/s",
-    "ttft": "TTFT, ms",
-    "tpot": "TPOT, ms",
+    "ttft": "mean TTFT, ms",
+    "tpot": "mean TPOT, ms",
     "speed": "output tokens/s of one user",
-    "e2el": "E2EL, ms",
+    "e2el": "mean E2EL, ms",
 }
-
-
-def quantity_title(quantity: str, curve: Curve) -> str:
-    """The name of a quantity with its unit: ``p99 TTFT, ms``."""
-    statistic = "p99 " if "p99" in curve.metrics[quantity] else "mean "
-    return f"{statistic if quantity in LATENCIES else ''}{_TITLES[quantity]}"
+"""The quantities of a curve with their units."""
 
 
 def curves_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every size of every curve; None where no load was swept."""
     if not (curves := analysis.curves):
         return None
-    quantities = {name: quantity_title(name, curves[0]) for name in curves[0].metrics}
     columns = (
         Column("arm", "arm", is_left=True),
-        Column("workload", "workload", is_left=True),
         Column("size", curves[0].unit, "{:g}".format),
-        *(Column(name, title, _with_interval, is_extra=name == "e2el") for name, title in quantities.items()),
+        *(Column(name, title, _with_interval, is_extra=name == "e2el") for name, title in TITLES.items()),
     )
     rows = (
-        {"arm": curve.label, "workload": curve.workload, "size": size, **levels}
-        for curve in curves
-        for size, levels in curve.levels.items()
+        {"arm": curve.label, "size": size, **levels} for curve in curves for size, levels in curve.levels.items()
     )
-    blocks = range_of([len(cell.runs) for curve in curves for cell in curve.cells.values()])
-    title = f"Over the load: centres of {blocks} blocks with {percentage(curves[0].confidence)} intervals"
+    title = f"Over the load: centres of {blocks_text(curves)} with {percentage(curves[0].confidence)} intervals"
     return Table(title, columns, tuple(rows))
+
+
+def blocks_text(curves: Sequence[Curve]) -> str:
+    """``6 blocks``, those of a point."""
+    return f"{range_of([len(cell.runs) for curve in curves for cell in curve.cells.values()])} blocks"
 
 
 def _with_interval(estimate: Estimate) -> str:
@@ -54,32 +47,15 @@ def _with_interval(estimate: Estimate) -> str:
 
 
 def knee_lines(analysis: AnalyzedExperiment) -> list[str]:
-    """The knee of each curve, that of another arm against the baseline's; or the reason why there is none."""
-    return [
-        f"{f'{curve.label} {curve.workload}'.rstrip()}: {_knee_text(curve, analysis)}" for curve in analysis.curves
-    ]
+    """The knee of each curve, or the reason why there is none."""
+    return [f"{curve.label}: {_knee_text(curve)}" for curve in analysis.curves]
 
 
-def _knee_text(curve: Curve, analysis: AnalyzedExperiment) -> str:
+def _knee_text(curve: Curve) -> str:
     if isinstance(curve.knee, str):
-        return f"no knee, {curve.knee}; add such loads to sweep.{curve.factor}"
-    tokens = short_number(curve.at(curve.knee.value)["throughput"])
-    text = f"{_with_interval(curve.knee)} {curve.unit}, {tokens} output tokens/s"
-    reference = next((other for other in analysis.curves if _is_reference(other, curve, analysis)), None)
-    if reference is None or (ratio := knee_ratio(reference, curve)) is None:
-        return text
-    estimate = ratio.estimate
-    change, *ends = (
-        percentage_change(each - 1) for each in (estimate.ratio, estimate.ci_low, estimate.ci_high) if each
-    )
-    return f"{text}; {change} [{', '.join(ends)}] against {reference.label}".replace(" []", "")
-
-
-def _is_reference(other: Curve, curve: Curve, analysis: AnalyzedExperiment) -> bool:
-    """True for the baseline's curve that another arm is compared with."""
-    pairs = ((a, b) for a in other.cells.values() for b in curve.cells.values() if other is not curve)
-    baseline = analysis.results.manifest.baseline
-    return any(a.variant == baseline and is_reference(a.cell, b.cell) for a, b in pairs)
+        return f"no knee, {curve.knee}"
+    tokens = short_number(curve.at(curve.knee.value, "throughput"))
+    return f"{_with_interval(curve.knee)} {curve.unit}, {tokens} output tokens/s"
 
 
 def curve_rows(curve: Curve) -> Iterator[dict[str, Value]]:
@@ -88,10 +64,9 @@ def curve_rows(curve: Curve) -> Iterator[dict[str, Value]]:
     for size, levels in curve.levels.items():
         yield {
             "arm": curve.label,
-            "workload": curve.workload,
             "factor": curve.factor,
             "size": size,
-            "n_blocks": len(curve.blocks(size, "throughput")),
+            "n_blocks": curve.cells[size].spreads[curve.metrics["throughput"]].n,
             **{
                 f"{name}{end}": getattr(estimate, key, None)
                 for name, estimate in {**levels, "knee": knee}.items()
@@ -104,4 +79,4 @@ def curve_rows(curve: Curve) -> Iterator[dict[str, Value]]:
 def curve_document(curve: Curve) -> dict[str, Any]:
     """A curve in ``summary.json``: the metrics of its quantities, its sizes, and the knee of each block."""
     knees = [{"block": block, "knee": knee} for block, knee in curve.knees.items()]
-    return {"metrics": dict(curve.metrics), "points": list(curve_rows(curve)), "knees": knees}
+    return {"metrics": curve.metrics, "points": list(curve_rows(curve)), "knees": knees}

@@ -1,10 +1,10 @@
 """Does the interval of a knee cover the true one? Servers whose step takes a + b N, so that it is at N = a / b.
 
 By arithmetic: the throughput of each load by that law, times the scatter of launches (one for all loads of a server
-that gets a ladder of loads, one for each load with fresh servers) and of runs; latency by Little's law. Two arms
-over the same blocks, whose knees are equal or 10 % apart. Then the simulator in virtual time: two arms with a step
-time of this law in noise of the published size, a ladder of loads on each server, read as ``benchctl show``
-reads it. The same output every time. Ends with exit code 1 when a demand is refuted.
+that gets a ladder of loads, one for each load with fresh servers) and of runs; latency by Little's law. Then how
+often a corner, where slots end, is named. Then the simulator in virtual time: two arms with a step time of this law
+in noise of the published size, a ladder of loads on each server, read as ``benchctl show`` reads it. The same
+output every time. Ends with exit code 1 when a demand is refuted.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.experiment.curves import knee_level, vertex
-from benchctl.analysis.statistics.estimate import BlockDesign, side_ratio
+from benchctl.analysis.experiment.curves import has_corner, vertex
+from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import create_simulation, run_experiment
 from benchctl.measure.run import Listener
@@ -33,12 +33,10 @@ from benchctl.steptime.model import StepTimeModel, write_model
 from benchctl.steptime.work import Coefficient
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.harness import show
-from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Demand, Row, row
+from benchmarks.verdict.shares import COVERS_AT_LEAST, Demand, Row, row
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 BLOCKS: Final = tuple(range(8))
-DIFFERENCE: Final = 1.1
-"""Knee of the other arm over that of the first, where they differ."""
 CONFIDENCE: Final = 0.95
 
 
@@ -53,66 +51,52 @@ class Condition:
 
 
 def conditions() -> Iterator[Condition]:
-    covers = {"knee covered": COVERS_AT_LEAST, "ratio covered": COVERS_AT_LEAST, "equal called different": SELDOM}
+    demands = {"knee covered": COVERS_AT_LEAST}
     for of_launches, is_ladder in ((0.0, True), (0.05, True), (0.05, False)):
         for of_runs in (0.005, 0.01, 0.02, 0.04):
-            yield Condition(of_launches=of_launches, of_runs=of_runs, is_ladder=is_ladder, demands=covers)
+            yield Condition(of_launches=of_launches, of_runs=of_runs, is_ladder=is_ladder, demands=demands)
 
 
-def knees(truth: float, condition: Condition, rng: np.random.Generator) -> list[float | str]:
-    """The knee of one arm in each block."""
+def log_powers(truth: float, condition: Condition, rng: np.random.Generator) -> list[list[float]]:
+    """ln(throughput / latency) of each block at each size."""
     sizes = np.array(SIZES, dtype=float)
-    knees_of_blocks = []
+    powers = []
     for _ in BLOCKS:
         launch = rng.normal(0, condition.of_launches, 1 if condition.is_ladder else len(sizes))
         log_throughput = np.log(sizes / (truth + sizes)) + launch + rng.normal(0, condition.of_runs, len(sizes))
-        knees_of_blocks.append(vertex(SIZES, list(2 * log_throughput - np.log(sizes))))
-    return knees_of_blocks
+        powers.append(list(2 * log_throughput - np.log(sizes)))
+    return powers
 
 
-def experiment(condition: Condition, seed: int) -> dict[str, float] | None:
-    """Centre and ends of the knee, and ends of both ratios; None where some block has no knee."""
+def experiment(condition: Condition, seed: int) -> dict[str, float] | str:
+    """Centre and ends of the knee over the true one, or the reason why there is none."""
     rng = np.random.default_rng(seed)
     truth = 20 * 2 ** rng.uniform(-0.5, 0.5)  # anywhere between two loads
-    arms = [knees(truth * factor, condition, rng) for factor in (1, 1, DIFFERENCE)]
-    if any(isinstance(knee, str) for arm in arms for knee in arm):
-        return None
-    first, equal, other = ([float(knee) for knee in arm] for arm in arms)
-    level = knee_level(first, CONFIDENCE, "robust")
-    same, apart = (side_ratio(first, arm, BlockDesign(BLOCKS), CONFIDENCE) for arm in (equal, other))
-    assert level.low
-    assert level.high
-    assert same
-    assert apart
-    ends = {"low": level.low, "high": level.high, "knee": level.value}
-    of_same = {"same_low": same.estimate.ci_low, "same_high": same.estimate.ci_high}
-    of_apart = {"apart_low": apart.estimate.ci_low, "apart_high": apart.estimate.ci_high}
-    return {
-        name: (value or math.nan) / (truth if name in ends else 1)
-        for name, value in (ends | of_same | of_apart).items()
-    }
+    powers = log_powers(truth, condition, rng)
+    knees = [vertex(SIZES, of_block) for of_block in powers]
+    logs = [math.log(knee) for knee in knees if not isinstance(knee, str)]
+    if len(logs) < len(knees):
+        return "no knee"
+    if has_corner(SIZES, list(np.mean(powers, axis=0))):
+        return "a corner"
+    knee = estimate_paired(logs, CONFIDENCE)
+    assert knee.ci_low
+    assert knee.ci_high
+    return {"low": knee.ci_low / truth, "high": knee.ci_high / truth, "knee": knee.ratio / truth}
 
 
 def judge(condition: Condition, num_experiments: int) -> Row:
-    """Shares over the experiments in which every block has a knee, and how wide the intervals are."""
+    """Shares over the experiments that have a knee, and how wide the intervals are."""
     every = [experiment(condition, seed) for seed in range(num_experiments)]
-    whole = [each for each in every if each is not None]
-    events = [
-        {
-            "knee covered": each["low"] <= 1 <= each["high"],
-            "ratio covered": each["apart_low"] <= DIFFERENCE <= each["apart_high"],
-            "equal called different": not each["same_low"] <= 1 <= each["same_high"],
-            "10 % told apart": not each["apart_low"] <= 1 <= each["apart_high"],
-        }
-        for each in whole
-    ]
+    whole = [each for each in every if not isinstance(each, str)]
+    events = [{"knee covered": each["low"] <= 1 <= each["high"]} for each in whole]
     half = float(np.median([math.log(each["high"] / each["low"]) / 2 for each in whole]))
     bias = float(np.mean([math.log(each["knee"]) for each in whole]))
     named = {
         "servers": "ladder of loads" if condition.is_ladder else "fresh",
         "scatter of launches": f"{condition.of_launches:.0%}",
         "of runs": f"{condition.of_runs:.1%}",
-        "no knee": f"{100 * (1 - len(whole) / len(every)):.1f}",
+        **{reason: f"{100 * every.count(reason) / len(every):.1f}" for reason in ("no knee", "a corner")},
         "half interval": f"{100 * half:.1f} %",
         "bias": f"{100 * bias:+.1f} %",
     }
@@ -120,20 +104,32 @@ def judge(condition: Condition, num_experiments: int) -> Row:
 
 
 def corners() -> list[dict[str, str]]:
-    """The knee that is computed for servers whose slots end at it, so that the curve has a corner there, without
-    noise: over corners between two loads, by how far beyond the corner a server with more slots has its own.
+    """Servers whose slots end, so that the curve has a corner there, without noise: how often it is named, over
+    corners between two loads, by how far beyond the corner a server with more slots has its knee; and what the
+    parabola says where it is not.
     """
     rows = []
-    for headroom in (1.5, 2.0, 4.0, 100.0):
-        ratios = []
-        for i in range(20):
-            slots = 16 * 2 ** (i / 20)
-            throughput = [min(size, slots) / (headroom * slots + min(size, slots)) for size in SIZES]
-            knee = vertex(SIZES, [2 * math.log(x) - math.log(n) for x, n in zip(throughput, SIZES, strict=True)])
-            ratios.append(float(knee) / slots)
-        rows.append(
-            {"a / b over slots": f"{headroom:g}", "computed / true": f"{min(ratios):.2f} to {max(ratios):.2f}"}
-        )
+    for distance in (2, 4):
+        sizes = [distance**i for i in range(1 + round(math.log(SIZES[-1], distance)))]
+        for headroom in (1.0, 1.5, 2.0, 4.0, 100.0):
+            ratios, num_named = [], 0
+            for i in range(100):
+                slots = 16 * distance ** (i / 100) / math.sqrt(distance)
+                throughput = [min(size, slots) / (headroom * slots + min(size, slots)) for size in sizes]
+                powers = [2 * math.log(x) - math.log(n) for x, n in zip(throughput, sizes, strict=True)]
+                if has_corner(sizes, powers):
+                    num_named += 1
+                else:
+                    ratios.append(float(vertex(sizes, powers)) / slots)
+            else_says = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+            rows.append(
+                {
+                    "loads apart": f"{distance}",
+                    "a / b over slots": f"{headroom:g}",
+                    "named, %": f"{num_named}",
+                    "else computed / true": else_says,
+                }
+            )
     return rows
 
 

@@ -9,44 +9,32 @@ it gives half of its most throughput at twice its least latency. The knee descri
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.experiment.summary import CellSummary, RunSummary
-from benchctl.analysis.metrics.table import STEADY
-from benchctl.analysis.statistics.estimate import (
-    BlockDesign,
-    Estimator,
-    SideRatio,
-    adjusted_level,
-    level_interval,
-    side_ratio,
-)
-from benchctl.profile.settings import load_part, server_part, setting_of
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.pairing import in_window
+from benchctl.analysis.experiment.summary import CellSummary
+from benchctl.analysis.statistics.estimate import estimate_paired, level_interval
+from benchctl.profile.settings import setting_of
+from benchctl.records.directory import arm_label
 from benchctl.steptime.speculation_law import Estimate
 from benchctl.units import MS_PER_S
 
 SIZES: Final = {
-    "workload.arrival.request_rate": "requests/s",
-    "workload.arrival.max_concurrency": "open requests",
+    ("workload", "arrival", "request_rate"): "requests/s",
+    ("workload", "arrival", "max_concurrency"): "open requests",
 }
 """The settings that are the size of a load, with their units; a curve is over the first that was swept."""
-_METRICS: Final = {
-    "throughput": ("output_throughput",),
-    "ttft": ("p99_ttft_ms", "ttft_ms"),
-    "tpot": ("tpot_ms",),
-    "speed": ("tpot_ms",),
-    "e2el": ("e2el_ms",),
-}
-"""Metrics of each quantity, of which the first is taken that all runs know. Speed is 1000 / tpot."""
+_METRICS: Final = {"throughput": "output_throughput", "ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2el_ms"}
 _WIDEST_GAP: Final = math.log(4)
 """Between the loads beside the knee."""
+_SHARPEST: Final = 0.9
+"""Curvature of ln(power) over ln(size) at the largest power; that of a step of a + b N is at most 1/2."""
 
 
 def vertex(sizes: Sequence[float], log_powers: Sequence[float]) -> float | str:
@@ -58,8 +46,7 @@ def vertex(sizes: Sequence[float], log_powers: Sequence[float]) -> float | str:
     """
     u, best = np.log(sizes), int(np.argmax(log_powers))
     if best in (0, len(sizes) - 1):
-        side, which = ("below", "smallest") if best == 0 else ("above", "largest")
-        return f"{side} {sizes[best]:g}, the {which} load"
+        return f"beyond {sizes[best]:g}, the {'largest' if best else 'smallest'} load"
     gap, i = max((u[i + 1] - u[i], i) for i in (best - 1, best))
     if gap > _WIDEST_GAP + 1e-9:
         return f"between {sizes[i]:g} and {sizes[i + 1]:g}, which are {math.exp(gap):.3g} times apart"
@@ -73,137 +60,122 @@ def vertex(sizes: Sequence[float], log_powers: Sequence[float]) -> float | str:
     return math.exp(peak)
 
 
+def has_corner(sizes: Sequence[float], log_powers: Sequence[float]) -> bool:
+    """True where the power of a closed loop turns at once from growing to falling, as where all slots are taken: a
+    parabola has its vertex far below.
+    """
+    u, best = np.log(sizes), int(np.argmax(log_powers))
+    reach = np.diff(u)[max(best - 1, 0) : best + 1].max(initial=math.log(2))
+    low, high = np.interp([u[best] - reach, u[best] + reach], u, log_powers)
+    return bool((2 * log_powers[best] - low - high) / reach**2 > _SHARPEST)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curve:
-    """One arm over its load, at two sizes or more.
-
-    The quantities are ``throughput`` and the ``speed`` that one user sees, 1000 / tpot, in tokens/s, and the
-    latencies ``ttft``, ``tpot`` and ``e2el`` in ms, as far as all runs know them.
-    """
+    """One arm over its load, at two sizes or more."""
 
     label: str
-    """Of the arm, without its load."""
-    workload: str
-    """Other factors of the load, as ``input_len=512``; empty without."""
+    """Of the arm and its load, without the size."""
     factor: str
     unit: str
     """Of the size."""
+    experiment: Experiment
     cells: Mapping[float, CellSummary]
     """By size, the smallest first."""
     metrics: Mapping[str, str]
-    """The metric that was taken for each quantity."""
+    """By quantity: of whole loads, or of their steady windows."""
     confidence: float
     """Of each interval."""
-    estimator: Estimator
-
-    def blocks(self, size: float, quantity: str) -> dict[int, float]:
-        """The values of single blocks, as measured."""
-        values = {run.record.block: run.counted(self.metrics[quantity]) for run in self.cells[size].runs}
-        return {block: _in_unit(quantity, value) for block, value in values.items() if value}
 
     @cached_property
     def levels(self) -> Mapping[float, Mapping[str, Estimate]]:
-        """Centres over blocks by size and quantity, with intervals where there are enough blocks."""
-        return {size: {name: self._level(cell, name) for name in self.metrics} for size, cell in self.cells.items()}
+        """Centres over blocks by size and quantity, with intervals where there are enough blocks.
 
-    def _level(self, cell: CellSummary, quantity: str) -> Estimate:
-        name = self.metrics[quantity]
-        centre, values = cell.spreads[name].centre, [run.counted(name) for run in cell.runs]
-        ends = level_interval(values, centre, self.confidence) or ()
-        return Estimate(_in_unit(quantity, centre), *sorted(_in_unit(quantity, end) for end in ends))
+        ``throughput`` and the ``speed`` that one user sees, 1000 / tpot, are in tokens/s, ``ttft``, ``tpot`` and
+        ``e2el`` in ms.
+        """
+        levels: dict[float, dict[str, Estimate]] = {}
+        for size, cell in self.cells.items():
+            levels[size] = {quantity: self._level(cell, name) for quantity, name in self.metrics.items()}
+            tpot = levels[size]["tpot"]
+            ends = (MS_PER_S / end for end in (tpot.value, tpot.high, tpot.low) if end)
+            levels[size]["speed"] = Estimate(*ends)
+        return levels
+
+    def _level(self, cell: CellSummary, metric: str) -> Estimate:
+        centre, values = cell.spreads[metric].centre, [run.counted(metric) for run in cell.runs]
+        return Estimate(centre, *(level_interval(values, centre, self.confidence) or ()))
 
     @cached_property
     def knees(self) -> Mapping[int, float | str]:
         """The size at the knee, or where it must be, in each block that has all sizes."""
         powers: dict[int, list[float]] = {}
-        for run in (
-            run for cell in self.cells.values() for run in cell.runs if run.usability.client_excluded is None
-        ):
+        for run in (run for cell in self.cells.values() for run in cell.runs if run.counted(self.metrics["e2el"])):
             throughput, latency = (
-                (run.counted(name) or math.nan) * run.experiment.position_scale(run.run, name)
+                (run.counted(name) or math.nan) * self.experiment.position_scale(run.run, name)
                 for name in (self.metrics["throughput"], self.metrics["e2el"])
             )
             powers.setdefault(run.record.block, []).append(math.log(throughput / latency))
-        whole = {block: of_block for block, of_block in powers.items() if len(of_block) == len(self.cells)}
-        return {block: vertex([*self.cells], of_block) for block, of_block in sorted(whole.items())}
+        return {
+            block: vertex([*self.cells], of_block)
+            for block, of_block in sorted(powers.items())
+            if len(of_block) == len(self.cells)
+        }
 
     @cached_property
     def knee(self) -> Estimate | str:
         """Centre over blocks and interval, or the reason why some block has none: the others would be biased."""
-        reasons = Counter(knee for knee in self.knees.values() if isinstance(knee, str))
-        sizes = [knee for knee in self.knees.values() if not isinstance(knee, str)]
-        if reasons or not sizes:
-            (where, number), *_ = reasons.most_common(1) or [("no block has all loads", 0)]
-            return f"{where}, in {number} of {len(self.knees)} blocks" if number else where
-        return knee_level(sizes, self.confidence, self.estimator)
+        if not self.knees:
+            return "no block has all loads"
+        if reasons := [knee for knee in self.knees.values() if isinstance(knee, str)]:
+            where = max(reasons, key=reasons.count)
+            blocks = f"{reasons.count(where)} of {len(self.knees)} blocks"
+            return f"{where}, in {blocks}; add such loads to sweep.{self.factor}"
+        powers = {size: math.log(of["throughput"].value / of["e2el"].value) for size, of in self.levels.items()}
+        if self.unit == "open requests" and has_corner([*powers], [*powers.values()]):
+            size = max(powers, key=powers.__getitem__)
+            return f"a corner near {size:g}, beyond which throughput does not grow"
+        logs = [math.log(knee) for knee in self.knees.values() if not isinstance(knee, str)]
+        estimate = estimate_paired(logs, self.confidence, estimator=self.experiment.estimator)
+        return Estimate(estimate.ratio, estimate.ci_low, estimate.ci_high)
 
-    def at(self, size: float) -> dict[str, float]:
-        """The quantities at a size within the curve: straight lines between points in logarithms."""
-        sizes = np.log([*self.cells])
-        logs = {name: np.log([level[name].value for level in self.levels.values()]) for name in self.metrics}
-        return {name: math.exp(np.interp(math.log(size), sizes, of_name)) for name, of_name in logs.items()}
-
-
-def _in_unit(quantity: str, value: float) -> float:
-    return MS_PER_S / value if quantity == "speed" else value
-
-
-def knee_level(sizes: Sequence[float], confidence: float, estimator: Estimator) -> Estimate:
-    """The centre of the knees of blocks and its interval."""
-    centre, _ = adjusted_level(sizes, None, None, estimator)
-    return Estimate(centre, *(level_interval(sizes, centre, confidence) or ()))
+    def at(self, size: float, quantity: str) -> float:
+        """A quantity between two points, straight in logarithms; beyond the ends that of the end."""
+        values = [levels[quantity].value for levels in self.levels.values()]
+        return math.exp(np.interp(math.log(size), np.log([*self.cells]), np.log(values)))
 
 
-def knee_ratio(a: Curve, b: Curve) -> SideRatio | None:
-    """Knee of B over that of A in the blocks of both; None where either curve has none."""
-    if isinstance(a.knee, str) or isinstance(b.knee, str):
-        return None
-    blocks = tuple(sorted(a.knees.keys() & b.knees.keys()))
-    of_a, of_b = ([float(curve.knees[block]) for block in blocks] for curve in (a, b))
-    return side_ratio(of_a, of_b, BlockDesign(blocks), a.confidence, a.estimator)
-
-
-def curves_of(cells: Sequence[CellSummary], confidence: float, estimator: Estimator) -> tuple[Curve, ...]:
-    """The curve of each arm over its load, the baseline first; none where no size of a load was swept, and where
-    throughput or latency of a run is unknown.
+def curves_of(cells: Sequence[CellSummary], experiment: Experiment, confidence: float) -> tuple[Curve, ...]:
+    """The curve of each arm over its load, the baseline first; none where no size of a load was swept, and where a
+    run does not know one of the quantities.
     """
     timed = [cell for cell in cells if cell.centre("output_throughput")]
-    factors = {".".join(setting_of(factor)): factor for cell in timed for factor in cell.cell}
+    factors = {setting_of(factor): factor for cell in timed for factor in cell.cell}
     setting = next((setting for setting in SIZES if setting in factors), None)
-    metrics = _metrics_of([run for cell in timed for run in cell.runs if run.usability.client_excluded is None])
-    if setting is None or not {"throughput", "e2el"} <= metrics.keys():
+
+    def all_know(metric: str) -> bool:
+        return all(
+            run.counted(metric) for cell in timed for run in cell.runs if run.usability.client_excluded is None
+        )
+
+    metrics = in_window([*_METRICS.values()], experiment.profile_or_none, all_know)
+    if setting is None or not all(map(all_know, metrics)):
         return ()
-    factor, arms = factors[setting], dict[tuple[str, str], dict[float, CellSummary]]()
+    factor, arms = factors[setting], dict[str, dict[float, CellSummary]]()
     for cell in timed:
-        others = {name: value for name, value in load_part(cell.cell).items() if name != factor}
+        others = {name: value for name, value in cell.cell.items() if name != factor}
         if isinstance(size := cell.cell.get(factor), int | float):
-            key = arm_label(cell.variant, server_part(cell.cell)), cell_name(others)
-            arms.setdefault(key, {})[size] = cell
+            arms.setdefault(arm_label(cell.variant, others), {})[size] = cell
     return tuple(
         Curve(
             label=label,
-            workload=workload,
             factor=factor,
             unit=SIZES[setting],
-            cells={size: of_arm[size] for size in sorted(of_arm)},
-            metrics=metrics,
+            experiment=experiment,
+            cells=of_arm,
+            metrics=dict(zip(_METRICS, metrics, strict=True)),
             confidence=confidence,
-            estimator=estimator,
         )
-        for (label, workload), of_arm in arms.items()
+        for label, of_arm in arms.items()
         if len(of_arm) > 1
     )
-
-
-def _metrics_of(runs: Sequence[RunSummary]) -> dict[str, str]:
-    """The metric of each quantity that all runs know: all in steady windows, or all of whole loads."""
-
-    def first_known(names: Iterable[str]) -> str | None:
-        return next((name for name in names if all(run.experiment.counted(run.run, name) for run in runs)), None)
-
-    steady = {
-        quantity: first_known(STEADY[name] for name in names if name in STEADY)
-        for quantity, names in _METRICS.items()
-    }
-    whole = {quantity: first_known(names) for quantity, names in _METRICS.items()}
-    return {quantity: name for quantity, name in (steady if all(steady.values()) else whole).items() if name}

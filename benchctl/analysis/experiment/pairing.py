@@ -291,14 +291,14 @@ def deciding_between(primary: Sequence[str], pair: ArmPair) -> tuple[str, ...]:
     a, b = pair.sides
     unrecorded = unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs)
     runs = [*((a, run) for run in pair.a_runs), *((b, run) for run in pair.b_runs)]
-    return _in_window(
+    return in_window(
         [name for name in primary if name not in unrecorded],
         a.profile_or_none,
         lambda name: bool(runs) and all(side.metrics(run).get(name) is not None for side, run in runs),
     )
 
 
-def _in_window(names: Sequence[str], profile: Profile | None, has_window: Callable[[str], bool]) -> tuple[str, ...]:
+def in_window(names: Sequence[str], profile: Profile | None, has_window: Callable[[str], bool]) -> tuple[str, ...]:
     """Each metric, or in its place that of the steady window; ``has_window`` tells whether all runs know that."""
     window = "auto" if profile is None else profile.comparison.window
     decisive = {
@@ -327,7 +327,7 @@ def deciding_in_plan(
     baseline = any(steps for name, steps in has_step_log if name == profile.baseline)
     others = any(steps for name, steps in has_step_log if name != profile.baseline)
     recorded = [name for name in primary if name not in OF_STEPS or (baseline and others)]
-    return _in_window(recorded, profile, lambda _name: has_window)
+    return in_window(recorded, profile, lambda _name: has_window)
 
 
 def _has_window(workload: Workload) -> bool:
