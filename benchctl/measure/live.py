@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, request_durations_ns, smallest_sample
+from benchctl.load.exchange import LoadSummary
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_S, ms_from_ns, percentage, three_digits
@@ -21,28 +22,25 @@ _LARGEST_SAMPLE: Final = _THINNING * smallest_sample(PERCENTS[-1])
 
 
 class LiveNumbers:
-    """The numbers of a load so far. Limits and all times are those of the server's clock, by ``clock_factor``."""
+    """The numbers of a load so far, whose counts are ``counts``. Limits and all times are those of the server's
+    clock, by ``clock_factor``.
+    """
 
-    def __init__(self, limits_ms: Mapping[str, float], clock_factor: float) -> None:
-        self._limits_ms, self._factor = limits_ms, clock_factor
-        self._begin_ns, self._last_ns = math.inf, 0
-        self._num_ended = self._num_failed = self._num_tokens = 0
+    def __init__(self, counts: LoadSummary, limits_ms: Mapping[str, float], clock_factor: float) -> None:
+        self._counts, self._limits_ms, self._factor = counts, limits_ms, clock_factor
+        self._last_ns = self._num_tokens = 0
         self._open_by_worker = dict[int, int]()
         self._sample, self._stride = list[tuple[float, float, bool]](), 1
         """TTFT, TPOT and whether all limits were kept, of one answer of each stride."""
 
     def take(self, record: RequestRecord) -> None:
-        """Count an ended request; those of the warm-up do not count."""
+        """Take in an ended request that has been counted; those of the warm-up do not count."""
         if record.is_warmup:
             return
-        if self._num_ended % self._stride == 0:
+        if (self._counts.num_sent - 1) % self._stride == 0:
             self._look_at(record)
-        self._num_ended += 1
         if is_completed(record):
             self._num_tokens += record.completion_tokens or 0
-        else:
-            self._num_failed += 1
-        self._begin_ns = min(self._begin_ns, record.scheduled_ns)
 
     def _look_at(self, record: RequestRecord) -> None:
         ms = {name: ms_from_ns(ns * self._factor) for name, ns in request_durations_ns(record).items()}
@@ -57,15 +55,16 @@ class LiveNumbers:
         began, and while nothing has ended.
         """
         self._open_by_worker[sample.worker] = sample.num_open
-        if sample.t_ns < max(self._begin_ns, self._last_ns) + NS_PER_S:
+        begin_ns, num_failed = self._counts.first_send_ns, self._counts.num_failed
+        if begin_ns is None or sample.t_ns < max(begin_ns, self._last_ns) + NS_PER_S:
             return None
         self._last_ns = sample.t_ns
-        seconds = (sample.t_ns - self._begin_ns) / NS_PER_S * self._factor
+        seconds = (sample.t_ns - begin_ns) / NS_PER_S * self._factor
         ttfts_ms, tpots_ms, kept = zip(*self._sample, strict=True)
         parts = [f"{self._num_tokens / seconds:,.0f} tokens/s"] if self._num_tokens else []
         parts.append(f"{sum(self._open_by_worker.values())} open")
-        if self._num_failed:
-            parts.append(f"{self._num_failed} failed")
+        if num_failed:
+            parts.append(f"{num_failed} failed")
         if self._limits_ms:
             parts.append(f"{percentage(sum(kept) / len(kept))} within the objective")
         return parts + _percentiles("TTFT", ttfts_ms) + _percentiles("TPOT", tpots_ms)

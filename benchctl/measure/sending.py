@@ -159,7 +159,7 @@ class ServerUnderTest:
         """
         run, (sent_before, num_warmups) = self._run, opening
         limits_ms = {} if run.profile.slo is None else run.profile.slo.limits_ms
-        live = None if self._on_live is None else LiveNumbers(limits_ms, run.record.clock_factor)
+        live = None if self._on_live is None else LiveNumbers(run.load, limits_ms, run.record.clock_factor)
         with run.directory.append("requests") as writer, run.directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:

@@ -8,7 +8,7 @@ counts as theirs. Taking an ended request, and a sample after which nothing is m
 that clock: their time is that of as many in a loop, afterwards. The time of the client is that between its first
 and last sample; it includes all of this.
 
-    us/answer   taking one ended request
+    us/answer   taking one ended request, a sample of which are looked at
     ms/s        making and drawing the numbers, per second of the load
     share       of the client's processor time, per cent
     of a core   per cent of one core
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.cli.screen import live_line
+from benchctl.load.exchange import LoadSummary
 from benchctl.measure import sending
 from benchctl.measure.directory import Origin
 from benchctl.measure.live import LiveNumbers
@@ -99,8 +100,10 @@ class Timed:
 
 def looped_ns(run: LoadedRun) -> tuple[float, float]:
     """Time of taking one request, and of a sample after which nothing is made."""
-    live, begin_ns = LiveNumbers({}, 1.0), time.thread_time_ns()
+    counts = LoadSummary()
+    live, begin_ns = LiveNumbers(counts, {}, 1.0), time.thread_time_ns()
     for record in run.requests:
+        counts.num_sent += 1
         live.take(record)
     taken_ns = time.thread_time_ns()
     live.parts(run.client[0])

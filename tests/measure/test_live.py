@@ -12,6 +12,7 @@ from benchctl.analysis.metrics.chunks import latencies_ns
 from benchctl.analysis.metrics.latency import measured
 from benchctl.analysis.metrics.slo import request_ratios
 from benchctl.cli.screen import fitting
+from benchctl.load.exchange import LoadSummary
 from benchctl.measure.live import LiveNumbers
 from benchctl.profile.sections import Slo
 from benchctl.records.loaded import load_results
@@ -38,6 +39,19 @@ def answer(index, at_s, ttft_ms=10.0, tpot_ms=2.0, num_tokens=11, **changes):
     return msgspec.structs.replace(record, **changes)
 
 
+class Load:
+    """A load whose requests are counted before its live numbers take them, as those of every load are."""
+
+    def __init__(self, limits_ms, clock_factor=1.0):
+        self.counts = LoadSummary(opening=LoadSummary())
+        self.live = LiveNumbers(self.counts, limits_ms, clock_factor)
+        self.parts = self.live.parts
+
+    def take(self, record):
+        self.counts.count(record)
+        self.live.take(record)
+
+
 def sample(at_s, num_open=4, worker=0):
     t_ns = START_NS + round(at_s * NS_PER_S)
     return ClientSample(t_ns=t_ns, worker=worker, loop_lag_ns=0, cpu_ns=0, num_open=num_open)
@@ -52,7 +66,7 @@ def test_live_numbers_of_a_load_are_those_of_its_result(tmp_path):
     events = sorted([(record.done_ns, 0, record) for record in run.requests] + [(s.t_ns, 1, s) for s in run.client],
                     key=lambda event: event[:2])  # fmt: skip
     limit_ms = median(latencies_ns(measured(run.requests))["ttft"]) / NS_PER_MS
-    live, taken, words = LiveNumbers({"ttft": limit_ms, "tpot": 1000}, 1.0), [], ()
+    live, taken, words = Load({"ttft": limit_ms, "tpot": 1000}), [], ()
     for _, _, event in events:
         if isinstance(event, RequestRecord):
             live.take(event)
@@ -73,7 +87,7 @@ def test_live_numbers_of_a_load_are_those_of_its_result(tmp_path):
 
 
 def test_the_objective_counts_failed_requests_and_times_are_on_the_clock_of_the_server():
-    live = LiveNumbers({"ttft": 150, "tpot": 25}, 10.0)
+    live = Load({"ttft": 150, "tpot": 25}, 10.0)
     error = RequestError(kind="reset", message="x")
     records = [
         answer(0, 0.1),
@@ -94,7 +108,7 @@ def test_the_objective_counts_failed_requests_and_times_are_on_the_clock_of_the_
 
 
 def test_numbers_come_once_a_second_and_once_something_has_ended_and_throughput_is_that_of_all_answers():
-    live = LiveNumbers({}, 1.0)
+    live = Load({})
     assert live.parts(sample(0.5)) is None
     live.take(answer(0, 0.0))
     assert live.parts(sample(1.0, num_open=3))[:2] == ["11 tokens/s", "3 open"]
@@ -105,7 +119,7 @@ def test_numbers_come_once_a_second_and_once_something_has_ended_and_throughput_
 
 
 def test_of_a_server_that_counts_no_tokens_their_throughput_is_left_out():
-    live = LiveNumbers({}, 1.0)
+    live = Load({})
     live.take(answer(0, 0.0, completion_tokens=None))
     assert live.parts(sample(1.0)) == ["4 open", "TTFT p50 10.0 ms"]
 
@@ -116,7 +130,7 @@ def test_of_many_answers_a_sample_stands_for_all_and_every_slot_is_in_it(num_slo
     stream = random.Random(3)
     times = [stream.lognormvariate(3, 0.5) for _ in range(num_slots * (20_000 // num_slots))]
     waves = [sorted(times[i : i + num_slots]) for i in range(0, len(times), num_slots)]
-    live = LiveNumbers({"ttft": 20.0}, 1.0)
+    live = Load({"ttft": 20.0})
     for index, ttft_ms in enumerate(time for wave in waves for time in wave):
         live.take(answer(index, index / 2_000, ttft_ms=ttft_ms))
     words, ordered = live.parts(sample(10.0)), sorted(times)
@@ -140,7 +154,7 @@ def test_live_numbers_and_results_keep_one_rule(limits_ms):
     records = [answer(0, 0, 12.0, 2.0), answer(1, 0, 12.1, 1.9), answer(2, 0, 9.0, 5.0), answer(3, 0, 1, 1, 1)]
     records += [answer(4, 0, 1, 1, choices=()), answer(5, 0, 1, 1, error=RequestError(kind="reset", message="x"))]
     share = (request_ratios(records, limits_ms, 1.0) <= 1).mean()
-    live = LiveNumbers(limits_ms, 1.0)
+    live = Load(limits_ms)
     for record in records:
         live.take(record)
     assert f"{float(f'{100 * share:.3g}'):g}% within the objective" in live.parts(sample(2.0))
