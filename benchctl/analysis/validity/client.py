@@ -225,10 +225,8 @@ def _left_out(run: LoadedRun) -> str | None:
 def _unlike_poisson(sends: Sends, arrival: Arrival) -> str | None:
     """The gaps between sends are no longer those of the Poisson process that was planned."""
     rate = arrival.request_rate if arrival.kind == "poisson" else None
-    if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
-        return None
     arrivals = [(each.scheduled_ns, each.sent_ns or 0) for each in sends.requests if not each.turn]
-    if len(arrivals) < 2:
+    if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns or len(arrivals) < 2:
         return None
     planned, sent = (_distance_from_poisson(times_ns, rate) for times_ns in zip(*arrivals, strict=True))
     # The distance of gaps from their law times the root of their number: below by chance in 95 %
