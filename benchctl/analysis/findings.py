@@ -1,7 +1,7 @@
 """Findings: conclusions in words that the numbers support and that no table says."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.compare.noise_words import NOISY_SCATTER_FRAC
-from benchctl.analysis.experiment.pairing import deciding_between
+from benchctl.analysis.experiment.pairing import deciding_among
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
 from benchctl.analysis.metrics.run import arm_drafts
-from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, estimate_paired
-from benchctl.profile.settings import load_part
+from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.profile.settings import load_part, server_part
 from benchctl.records.directory import arm_label, arm_order
+from benchctl.records.schema import Cell
 from benchctl.units import count_of, s_from_ns
 
 
@@ -44,22 +45,26 @@ def collect_findings(
     """All findings, in a fixed order. ``runs`` includes suspect ones, which ``cells`` may leave out."""
     greedy = {cell.label: finding for cell in cells if (finding := _greedy_path(cell)) is not None}
     active = [row for row in rows if row.label not in greedy]
-    loads = [load_part(row.cell) for row in active]
-    active.sort(key=lambda row: loads.index(load_part(row.cell)))
-    under_one_load = [
-        list(group) for _, group in groupby(active, key=lambda row: (load_part(row.cell), row.variant))
-    ]
+    of_loads = _groups(active, load_part)
     ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
     findings = (
         *greedy.values(),
-        *(_factor_effect(group) for group in under_one_load),
-        *(_unexplained(group, cells) for group in under_one_load),
-        *_curves(rows),
+        *(_factor_effect(*group) for group in of_loads.items()),
+        *(_unexplained(group, cells) for group in of_loads.values()),
+        *(_of_curve(*group) for group in _groups(rows, server_part).items() if len(group[1]) > 1),
         _baseline_noise(cells, baseline, greedy),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
         *(_drafts_in_vain(list(group), cells) for _, group in groupby(ordered, key=lambda run: run.label)),
     )
     return tuple(finding for finding in findings if finding is not None)
+
+
+def _groups(rows: Iterable[SweepRow], part: Callable[[Cell], Cell]) -> dict[str, list[SweepRow]]:
+    """Rows that share their variant and this part of their cell, by its name."""
+    groups: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        groups.setdefault(arm_label(row.variant, part(row.cell)), []).append(row)
+    return groups
 
 
 def _greedy_path(cell: CellSummary) -> Finding | None:
@@ -94,17 +99,21 @@ def _greedy_path(cell: CellSummary) -> Finding | None:
     return Finding(code="greedy-path", sentence=sentence, numbers=numbers)
 
 
-def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
+def _factor_effect(arm: str, rows: Sequence[SweepRow]) -> Finding | None:
     """Dependence of a variant's overhead, under one load, on the one factor that its cells differ in.
 
-    The baseline of a block shifts all its points equally, so its noise does not affect the slope.
+    Per block the slope of ln(wall ratio) over the factor by least squares; the baseline of the block shifts all
+    its points equally, so its noise does not affect the slope. Then a Student-t interval over blocks.
     """
     factor = _numeric_factor(rows)
     walls = [row.ratios["wall"] for row in rows if "wall" in row.ratios]
     if factor is None or len(walls) < len(rows):
         return None
+    logs = [dict(zip(wall.design.blocks, wall.adjusted_log_ratios, strict=True)) for wall in walls]
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
-    slope = _slope_over(values, walls)
+    blocks = sorted(set.intersection(*map(set, logs)))
+    slopes = [float(np.polyfit(values, [of_row[block] for of_row in logs], 1)[0]) for block in blocks]
+    slope = estimate_paired(slopes, estimator="mean") if slopes else None
     if slope is None or slope.log_interval is None:
         return None
     low, high = slope.log_interval
@@ -115,7 +124,6 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
         return None
     of_range = [math.expm1(log_ratio * (last - first)) for log_ratio in (slope.log_ratio, low, high)]
     trend = "is flat in" if is_flat else "grows with" if low > 0 else "shrinks with"
-    arm = arm_label(rows[0].variant, load_part(rows[0].cell))
     sentence = (
         f"The overhead of {arm} {trend} {factor} from {first:g} to {last:g}: the wall ratio changes by "
         f"{of_range[0]:+.1%} [{of_range[1]:+.1%}, {of_range[2]:+.1%}] over the range"
@@ -130,63 +138,31 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     return Finding(code="flat" if is_flat else "not-flat", sentence=sentence + ".", numbers=numbers)
 
 
-def _slope_over(values: Sequence[float], ratios: Sequence[SideRatio]) -> RatioEstimate | None:
-    """The slope of the log-ratio over these values: by least squares in each block, then with a Student-t interval
-    over blocks; None where no block has all ratios.
+def _of_curve(arm: str, rows: Sequence[SweepRow]) -> Finding | None:
+    """The loads of a server under which the first deciding metric differs from the baseline, by intervals that all
+    hold together.
     """
-    logs = [dict(zip(ratio.design.blocks, ratio.adjusted_log_ratios, strict=True)) for ratio in ratios]
-    blocks = sorted(set.intersection(*map(set, logs)))
-    slopes = [float(np.polyfit(values, [of_value[block] for of_value in logs], 1)[0]) for block in blocks]
-    return estimate_paired(slopes, estimator="mean") if slopes else None
-
-
-def _curves(rows: Sequence[SweepRow]) -> Iterator[Finding | None]:
-    """For each variant and server setting, where over the first load factor its difference sits."""
-    factors = dict.fromkeys(factor for row in rows for factor in load_part(row.cell))
-    swept = next((factor for factor in factors if len({row.cell.get(factor) for row in rows}) > 1), None)
-    curves: dict[str, list[SweepRow]] = {}
-    for row in rows:
-        value = row.cell.get(swept or "")
-        if type(value) in {int, float} and float(str(value)) > 0:  # a foreign plan may have other values
-            label = arm_label(row.variant, {key: each for key, each in row.cell.items() if key != swept})
-            curves.setdefault(label, []).append(row)
-    return (_of_curve(swept, label, curve) for label, curve in curves.items() if swept and len(curve) > 1)
-
-
-def _of_curve(factor: str, arm: str, rows: Sequence[SweepRow]) -> Finding | None:
-    """The points of a curve whose ratio differs from 1, by intervals that all hold together, and its trend over the
-    doublings of the load; of the first primary metric that all points know.
-    """
-    profile = rows[0].pair.sides[0].profile_or_none
-    names = () if profile is None else deciding_between(profile.primary_metrics, rows[0].pair)
-    by_name = {name: [ratio for row in rows if (ratio := row.pair.ratio(name)) is not None] for name in names}
-    name = next((name for name, ratios in by_name.items() if len(ratios) == len(rows)), None)
-    if name is None:
+    pairs = [row.pair for row in rows]
+    name = next(iter(deciding_among(pairs[0].sides[0], pairs)), "")
+    level = 1 - (1 - pairs[0].confidence) / len(pairs)
+    differing, changes, numbers = list[str](), list[str](), dict[str, float]()
+    for pair in pairs:
+        load, ratio = "/".join(map(str, load_part(pair.b.cell).values())), pair.ratio(name)
+        interval = None if ratio is None else ratio.estimate.interval_at(level)
+        if ratio is None or interval is None:
+            continue
+        value, low, high = (f"{math.expm1(end):+.1%}" for end in (ratio.estimate.log_ratio, *interval))
+        changes.append(f"{value} [{low}, {high}] at {load}")
+        numbers[f"ratio_at_{load}"] = ratio.estimate.ratio
+        if not interval[0] <= 0 <= interval[1]:
+            differing.append(load)
+    if not differing:
         return None
-    values, level = [float(str(row.cell[factor])) for row in rows], 1 - (1 - rows[0].pair.confidence) / len(rows)
-    intervals = [ratio.estimate.interval_at(level) for ratio in by_name[name]]
-    clear = [value for value, each in zip(values, intervals, strict=True) if each and not each[0] <= 0 <= each[1]]
-    if not clear:
-        return None
-    slope = _slope_over([math.log2(value) for value in values], by_name[name])
-    low, high = (slope and slope.log_interval) or (0.0, 0.0)
-    trend = "rises" if low > 0 else "falls" if high < 0 else None
-    points = [
-        f"{math.expm1(ratio.estimate.log_ratio):+.1%} [{math.expm1(each[0]):+.1%}, {math.expm1(each[1]):+.1%}] at "
-        f"{value:g}"
-        for value, ratio, each in zip(values, by_name[name], intervals, strict=True)
-        if each
-    ]
-    return Finding(
-        code="place-on-curve",
-        sentence=(
-            f"The change of {name} from {rows[0].pair.a.variant} to {arm} sits at {factor}="
-            f"{', '.join(f'{value:g}' for value in clear)}: {', '.join(points)}"
-            f"{f'; it {trend} with {factor}' if trend else ''}."
-        ),
-        numbers={f"ratio_at_{value:g}": r.estimate.ratio for value, r in zip(values, by_name[name], strict=True)}
-        | {"log_per_doubling_ci_low": low, "log_per_doubling_ci_high": high},
+    sentence = (
+        f"The change of {name} from {pairs[0].a.variant} to {arm} sits at {'/'.join(load_part(rows[0].cell))}="
+        f"{', '.join(differing)}: {', '.join(changes)}."
     )
+    return Finding(code="place-on-curve", sentence=sentence, numbers=numbers)
 
 
 def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:

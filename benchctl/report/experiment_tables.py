@@ -399,10 +399,7 @@ def carry_over_table(analysis: AnalyzedExperiment) -> Table | None:
         *(Column(term, term.replace("_", " "), in_percent) for term in reversed(TERMS)),
         Column("p_value", "p", p_value),
     )
-    rows = [
-        {"metric": name, **each.effects} | ({} if each.p_value is None else {"p_value": each.p_value})
-        for name, each in analysis.carry_over.items()
-    ]
+    rows = [{"metric": name, **each.effects, "p_value": each.p_value} for name, each in analysis.carry_over.items()]
     title = (
         "Carry-over between the loads of a server in %, with 95 % intervals: in its first load, after a larger one "
         "against after a smaller one, and with each further load"

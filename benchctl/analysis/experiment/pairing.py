@@ -1,6 +1,6 @@
 """Pairs of arms to compare, with their one ratio of each metric, and the metrics that decide between them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -296,6 +296,12 @@ def deciding_between(primary: Sequence[str], pair: ArmPair) -> tuple[str, ...]:
         a.profile_or_none,
         lambda name: bool(runs) and all(side.metrics(run).get(name) is not None for side, run in runs),
     )
+
+
+def deciding_among(experiment: Experiment, pairs: Iterable[ArmPair]) -> tuple[str, ...]:
+    """The metrics that decide between some of these pairs; without pairs those that would with another arm."""
+    primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
+    return tuple(dict.fromkeys(name for pair in pairs for name in deciding_between(primary, pair))) or primary
 
 
 def in_window(names: Sequence[str], profile: Profile | None, has_window: Callable[[str], bool]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import baseline_pairs, deciding_between
+from benchctl.analysis.experiment.pairing import baseline_pairs, deciding_among
 from benchctl.analysis.statistics.components import Components, Costs, variance_components
 from benchctl.units import s_from_ns
 
@@ -20,9 +20,7 @@ def scatter_by_metric(experiment: Experiment, names: Iterable[str] | None = None
     if all(len(run.loads) == 1 for run in experiment.counted_runs.values()):
         return {}
     if names is None:
-        primary = () if experiment.profile_or_none is None else experiment.profile.primary_metrics
-        pairs = baseline_pairs(experiment)
-        names = dict.fromkeys(name for pair in pairs for name in deciding_between(primary, pair)) or primary
+        names = deciding_among(experiment, baseline_pairs(experiment))
     loads = {
         key: list(zip((load.load or 1 for load in run.loads), experiment.load_metrics(run), strict=True))
         for key, run in experiment.counted_runs.items()

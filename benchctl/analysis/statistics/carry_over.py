@@ -10,28 +10,29 @@ differently, do no harm. The largest |t| over all terms and metrics counts (P. H
 *Resampling-Based Multiple Testing*, 1993), so that p < 0.01 is one false alarm in a hundred experiments.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.steptime.speculation_law import Estimate
 
-TERMS: Final = ("per_load", "after_larger", "first")
-"""What each load adds to the next one of its server; a load after a larger one against the same load after a
-smaller one; and the first load of a server against the same load later. Where orders do not tell all apart, the
-earlier ones stay: of two loads, which one came first."""
-LoadKey: TypeAlias = tuple[int, str, str]
+TERMS: Final = {
+    "per_load": "with each load of its server",
+    "after_larger": "after a larger load, against after a smaller one",
+    "first": "in the first load of a server",
+}
+"""The terms, and when a value changes by them. Where orders do not tell all apart, the earlier ones stay: of two
+loads, which one came first."""
+Load: TypeAlias = tuple[float, ...]
+"""Its sizes, by which loads are ordered."""
+LoadKey: TypeAlias = tuple[int, str, Load]
 """Block, server (or pair of servers), load."""
 _NUM_DRAWS: Final = 999
-_MIN_EXCHANGES: Final = 200
-"""With fewer, hardly any p-value can be below 0.01."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +43,33 @@ class CarryOver:
     """Those of ``TERMS`` that the orders tell, with intervals of 95 %."""
     clearest: str
     """The effect with the largest |t|."""
-    p_value: float | None
-    """Of "no carry-over", over all metrics; None where there are too few blocks or orders for the test."""
+    p_value: float
+    """Of "no carry-over", over all metrics; never small where few blocks or orders leave few exchanges."""
 
 
 def carry_over(
-    tables: Mapping[str, Mapping[LoadKey, float]], orders: Mapping[int, Sequence[str]], sizes: Sequence[str]
+    tables: Mapping[str, Mapping[LoadKey, float]], orders: Mapping[int, Sequence[Load]]
 ) -> dict[str, CarryOver]:
     """The carry-over in each of these tables of logarithms; empty where they do not tell it.
 
-    ``orders`` are the loads of a block's servers, in order, also those that are missing in the tables; ``sizes``
-    are all loads, the smallest first. Keys that only some tables have do not count.
+    All tables have the same keys. ``orders`` are the loads of a block's servers, in order, also those that are
+    missing in the tables.
     """
-    keys = sorted(set[LoadKey].intersection(*map(set, tables.values()))) if tables else []
+    keys = sorted(next(iter(tables.values()), ()))
     if not keys:
         return {}
     servers, loads = dict.fromkeys(key[:2] for key in keys), dict.fromkeys(key[1:] for key in keys)
     levels = np.array([[key[:2] == s for s in servers] + [key[1:] == p for p in loads] for key in keys], np.float64)
     remainder = np.eye(len(keys)) - levels @ np.linalg.pinv(levels)
-    terms = np.tensordot(remainder, _drawn_terms(keys, orders, sizes), 1)  # keys, draws, terms
-    estimable: list[int] = []
-    for i in range(len(TERMS)):
-        if np.linalg.matrix_rank(terms[:, 0, [*estimable, i]], tol=1e-6) > len(estimable):
-            estimable.append(i)
-    df = round(float(np.trace(remainder))) - len(estimable)
-    if not estimable or df < 1:
+    terms = np.tensordot(remainder, _drawn_terms(keys, orders), 1)  # keys, draws, terms
+    ranks = [0, *(int(np.linalg.matrix_rank(terms[:, 0, : i + 1], tol=1e-6)) for i in range(len(TERMS)))]
+    is_told = np.diff(ranks) > 0
+    names = list(compress(TERMS, is_told))
+    df = round(float(np.trace(remainder))) - len(names)
+    if not names or df < 1:
         return {}
     values = remainder @ np.array([[table[key] for table in tables.values()] for key in keys])
-    terms = terms[:, :, estimable]
+    terms = terms[:, :, is_told]
     inverse = np.linalg.pinv(np.einsum("kdt,kdu->dtu", terms, terms), hermitian=True, rcond=1e-9)
     products = np.einsum("kdt,km->dtm", terms, values)
     effects = inverse @ products  # draws, terms, metrics
@@ -82,31 +82,26 @@ def carry_over(
     return {
         name: CarryOver(
             effects={
-                TERMS[i]: Estimate(*(float(effects[0, j, m] + end) for end in (0, -half[j, m], half[j, m])))
-                for j, i in enumerate(estimable)
+                term: Estimate(*(float(effects[0, i, m] + end) for end in (0, -half[i, m], half[i, m])))
+                for i, term in enumerate(names)
             },
-            clearest=TERMS[estimable[int(t[0, :, m].argmax())]],
-            p_value=float(p_values[m]) if terms.shape[1] > 1 else None,
+            clearest=names[int(t[0, :, m].argmax())],
+            p_value=float(p_values[m]),
         )
         for m, name in enumerate(tables)
     }
 
 
-def _drawn_terms(
-    keys: Sequence[LoadKey], orders: Mapping[int, Sequence[str]], sizes: Sequence[str]
-) -> NDArray[np.float64]:
-    """The terms by key, draw, and term: of the order as it was, then of exchanged ones if there are enough."""
-    blocks = list(dict.fromkeys(block for block, _, _ in keys))
-    repeats = Counter(tuple(orders[block]) for block in blocks).values()
-    exchanges = math.factorial(len(blocks)) // math.prod(map(math.factorial, repeats))
-    is_tested = len(blocks) >= MIN_PAIRED_BLOCKS and exchanges >= _MIN_EXCHANGES
-    draws = np.tile(np.arange(len(blocks)), (1 + is_tested * _NUM_DRAWS, 1))
-    draws[1:] = np.random.default_rng(0).permuted(draws[1:], axis=1)
+def _drawn_terms(keys: Sequence[LoadKey], orders: Mapping[int, Sequence[Load]]) -> NDArray[np.float64]:
+    """The terms by key, draw, and term: of the orders as they were, then of those exchanged between blocks."""
+    blocks = sorted({block for block, _, _ in keys})
+    sizes = sorted({load for _, _, load in keys}.union(*(orders[block] for block in blocks)))
     of_blocks = np.zeros((len(blocks), len(sizes), len(TERMS)))
     for i, block in enumerate(blocks):
         loads = [sizes.index(load) for load in orders[block]]
-        for position, (before, load) in enumerate(zip([None, *loads], loads, strict=False)):
-            larger = 0.0 if before is None else math.copysign(0.5, before - load)
-            of_blocks[i, load] = position, larger, before is None
+        for position, (before, load) in enumerate(pairwise([loads[0], *loads])):
+            of_blocks[i, load] = position, np.sign(before - load) / 2, position == 0
+    draws = np.tile(np.arange(len(blocks)), (1 + _NUM_DRAWS, 1))
+    draws[1:] = np.random.default_rng(0).permuted(draws[1:], axis=1)
     of_key = draws[:, [blocks.index(block) for block, _, _ in keys]].T
     return np.asarray(of_blocks[of_key, np.array([[sizes.index(load)] for _, _, load in keys])])

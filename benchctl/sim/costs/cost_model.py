@@ -271,8 +271,7 @@ class PlantedFaults:
     def __init__(self, config: SimConfig) -> None:
         self._config: Final = config
         self._num_steps = 0
-        stream = named_stream(config.noise_seed, "launch")
-        self._launch: Final = stream.lognormvariate(0.0, config.launch_scatter)
+        self._launch: Final = named_stream(config.noise_seed, "launch").lognormvariate(0.0, config.launch_scatter)
         self._sizes: Final[set[int]] = set()
         """Numbers of sequences that steps have had."""
         self._progress, self._largest, self._largest_before = 0.0, 0, 0  # batches since a request of a load ended
@@ -285,13 +284,13 @@ class PlantedFaults:
         if progress < self._progress:  # another load begins
             self._largest, self._largest_before = 0, self._largest
         self._progress, self._largest = progress, max(self._largest, num_seqs if progress else 0)
+        is_slow = self._num_steps <= config.slow_first_steps
         factor = (
             self._launch
             * (1 + config.drift * progress)
             * (1 + config.aftermath * (num_seqs < self._largest_before))
+            * (config.slow_first_factor if is_slow else 1.0)
         )
-        if self._num_steps <= config.slow_first_steps:
-            factor *= config.slow_first_factor
         return factor, round(config.first_use_pause_s * NS_PER_S) if is_new else 0
 
 

@@ -27,21 +27,27 @@ def findings(directory, **changes: Any) -> dict[str, Finding]:
     return {each.code: each for each in analyze(simulated(directory, **CURVE | changes)).findings}
 
 
-def test_a_difference_is_found_at_the_loads_where_it_is_with_its_trend(tmp_path):
+def test_a_difference_is_found_at_the_loads_where_it_is(tmp_path):
     finding = findings(tmp_path, variants={"baseline": {}, "narrow": {"server": {"max_num_seqs": 8}}})[
         "place-on-curve"
     ]
     assert finding.sentence.startswith(
         "The change of output_throughput from baseline to narrow sits at max_concurrency=16: +0.0% ["
     )
-    assert finding.sentence.endswith("; it falls with max_concurrency.")
     assert finding.numbers["ratio_at_4"] == 1
     assert finding.numbers["ratio_at_16"] < 0.7
 
 
-def test_equal_arms_differ_nowhere_on_their_curve(tmp_path):
-    noisy = {"kind": "sim", "options": {"noise": "published"}}
-    assert "place-on-curve" not in findings(tmp_path, engine=noisy, seed=3, variants={"baseline": {}, "same": {}})
+def test_equal_arms_seldom_differ_on_their_curve(tmp_path):
+    changes: dict[str, Any] = {
+        "engine": {"kind": "sim", "options": {"noise": "published"}},
+        "variants": {"baseline": {}, "same": {}},
+        "workload": CURVE["workload"] | {"num_prompts": 8},
+        "sweep": {"max_concurrency": [1, 4]},
+    }
+    codes = [findings(tmp_path / str(seed), seed=seed, **changes) for seed in range(5)]
+    # each has a chance of 5 %: three or more of five have one of 0.1 %
+    assert sum("place-on-curve" in of_one for of_one in codes) <= 2
 
 
 def test_each_setting_of_the_server_has_a_curve_and_each_load_a_trend_over_the_settings(tmp_path):
