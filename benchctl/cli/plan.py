@@ -215,9 +215,7 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
     from benchctl.cli.screen import text_console
     from benchctl.report.table import table_of
 
-    has_ladders = any(run.ladder for run in runs)
-    headings = ["run", "block", "position", "variant", "cell", *(["loads"] if has_ladders else [])]
-    headings += ["estimated s"] if durations_s else []
+    headings = ("run", "block", "position", "variant", "cell", "loads", *(["estimated s"] if durations_s else []))
     texts = {label: f"{duration_s:.1f}" for label, duration_s in durations_s.items()}
     rows = [
         (
@@ -226,7 +224,7 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
             run.position,
             run.variant,
             cell_name(run.cell),
-            *([_ladder_text(run.ladder)] if has_ladders else []),
+            _ladder_text(run.ladder),
             texts.get(arm_label(run.variant, run.cell), ""),
         )
         for run in runs

@@ -51,9 +51,6 @@ FACTOR_SETTINGS: Final = {
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
-LOAD_SETTINGS: Final = {path: factor for factor, path in FACTOR_SETTINGS.items() if path.startswith("workload.")}
-"""The keys of ``workload`` that a load factor can stand for, each with its short name."""
-
 FREE_SECTIONS: Final = (
     "extra_body",
     "headers",
@@ -166,13 +163,11 @@ def factor_problem(factor: str, kind: str) -> str | None:
         "request": RequestOptions.model_fields,
         "guidance": Guidance.model_fields,
     }
-    settings = ("model", *(f"{section}.{key}" for section, keys in sections.items() for key in keys))
+    loads = filter(is_load_factor, FACTOR_SETTINGS.values()) if ENGINES[kind].serves_requests else ()
+    settings = ("model", *loads, *(f"{section}.{key}" for section, keys in sections.items() for key in keys))
     path = setting_of(factor)
-    loads = LOAD_SETTINGS if ENGINES[kind].serves_requests else {}
-    if ".".join(path) in (*settings, *loads) or _is_in_free_section(path):
+    if ".".join(path) in settings or _is_in_free_section(path):
         return None
-    if is_load_factor(factor) and loads:
-        return f"no load factor has this name; load factors are {', '.join(loads.values())}"
     hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
     hint = hint or "name one such as server.max_num_seqs or sampling.min_p"
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"

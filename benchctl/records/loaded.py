@@ -336,22 +336,18 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
         path=results.path,
         manifest=manifest,
         profile_yaml=profile_yaml,
-        plan=_by_point(plan),
+        plan=msgspec.structs.replace(plan, runs=tuple(chain.from_iterable(map(_points_of, plan.runs)))),
         sets=sets,
         runs=tuple(run if manifest.state == "running" else _ended(run) for run in runs),
     )
 
 
-def _by_point(plan: Plan) -> Plan:
-    """The plan with a run for each load point of a ladder, as they are read."""
-    return msgspec.structs.replace(plan, runs=tuple(chain.from_iterable(map(_points_of, plan.runs))))
-
-
 def _points_of(run: PlannedRun) -> Sequence[PlannedRun]:
     """The load points of a planned run; itself without a ladder."""
-    cells = enumerate(run.ladder, start=1)
-    points = [msgspec.structs.replace(run, run_id=point_id(run, i), cell=run.cell | cell) for i, cell in cells]
-    return points or [run]
+    return [
+        msgspec.structs.replace(run, run_id=point_id(run, i), cell=run.cell | cell)
+        for i, cell in enumerate(run.ladder, start=1)
+    ] or [run]
 
 
 def _check_points(records: Sequence[RunRecord], planned: PlannedRun, path: Path) -> None:

@@ -214,9 +214,11 @@ class PreparedSet:
     @property
     def listed(self) -> tuple[RequestSet, ...]:
         """This set and the others as a manifest lists them; empty where there are none."""
-        files = ("requests.jsonl", *(f"requests-{i}.jsonl" for i in range(2, len(self.others) + 2)))
-        each = zip((self, *self.others), files, strict=True) if self.others else ()
-        return tuple(RequestSet(cell=one.cell, file=file, sha256=one.sha256) for one, file in each)
+        sets = enumerate((self, *self.others), start=1) if self.others else ()
+        return tuple(
+            RequestSet(cell=each.cell, file=f"requests{f'-{i}' if i > 1 else ''}.jsonl", sha256=each.sha256)
+            for i, each in sets
+        )
 
     @cached_property
     def requests(self) -> tuple[PreparedRequest, ...]:

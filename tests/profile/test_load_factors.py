@@ -103,7 +103,7 @@ def test_a_profile_without_load_factors_keeps_its_hash():
 REFUSED = {
     "unknown key": (
         {"sweep": {"workload.num_prompts": [1]}},
-        "sweep.workload.num_prompts: no load factor has this name; load factors are max_concurrency, request_rate",
+        "sweep.workload.num_prompts: no factor or setting has this name; factors are model",
     ),
     "named twice": (
         {"sweep": {"max_concurrency": [1], "workload.arrival.max_concurrency": [2]}},
