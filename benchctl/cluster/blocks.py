@@ -88,7 +88,7 @@ def begin_block(results: ResultDirectory, block: int) -> ResultDirectory:
     unfinished = ResultDirectory(of_block.path.with_name(f".{of_block.path.name}.{os.getpid()}.partial"))
     try:
         make_folder(unfinished.path, within=results.path)
-        for name in (*_COPIED, *results.manifest().request_files):
+        for name in (*_COPIED, *(each.file for each in results.manifest().all_sets)):
             if is_there(results.path / name, within=results.path):
                 shutil.copyfile(inside(results.path / name, results.path), unfinished.path / name)
         unfinished.write_plan(Plan(schema_version=SCHEMA_VERSION, runs=block_runs(results, block)))

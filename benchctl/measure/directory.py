@@ -72,8 +72,8 @@ def create_results(
     with _new_directory(origin, profile.name, manifest.directory_name) as (path, finish):
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
-        for each, file in zip((prepared, *prepared.others), manifest.request_files, strict=True):
-            results.write_prepared_requests(each.content, file)
+        for each, listed in zip((prepared, *prepared.others), manifest.all_sets, strict=True):
+            results.write_prepared_requests(each.content, listed.file)
         results.write_plan(plan_runs(profile))
         if noise is not None:
             write_json_atomic(path / NOISE.file, noise)
@@ -185,9 +185,9 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         )
     if profile_sha256(stored) != manifest.profile_sha256:
         raise _altered(profile_path)
-    for file, sha256 in manifest.request_files.items():
-        if digest_of(path / file, within=path).sha256 != sha256:
-            raise _altered(path / file)
+    for each in manifest.all_sets:
+        if digest_of(path / each.file, within=path).sha256 != each.sha256:
+            raise _altered(path / each.file)
     results.begun_runs(results.plan())  # refuses a run whose directory is a link, before anything is measured
     digests, plan_path = read_digests(path), path / "plan.json"
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none

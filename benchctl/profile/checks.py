@@ -180,6 +180,12 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ),
         ),
         (
+            workload.prompts_per_slot is not None
+            and ("workload", "arrival", "max_concurrency") not in map(setting_of, profile.sweep),
+            ("workload", "prompts_per_slot"),
+            "is read where sweep has max_concurrency; set num_prompts, or sweep that",
+        ),
+        (
             profile.slo is not None and not profile.slo.limits_ms,
             ("slo",),
             "names no limit; set ttft_ms, tpot_ms or e2el_ms",
@@ -244,7 +250,7 @@ def sweep_problems(profile: Profile) -> Iterator[Problem]:
     """Factors, values and listed cells that cannot be, and more arms or runs than an experiment can have."""
     problems = [*_variant_problems(profile), *_factor_problems(profile), *_cell_problems(profile)]
     problems = problems or [*_load_factor_problems(profile), *_size_problems(profile)]
-    yield from problems or _ladder_problems(profile)
+    yield from problems or (_ladder_problems(profile) if profile.per_server == "ladder" else ())
 
 
 def _factor_problems(profile: Profile) -> Iterator[Problem]:
@@ -323,15 +329,10 @@ def _load_factor_problems(profile: Profile) -> Iterator[Problem]:
         ),
     )
     yield from ((("sweep", factors[key]), text) for is_broken, key, text in rules if is_broken and key in factors)
-    if workload.prompts_per_slot is not None and "max_concurrency" not in factors:
-        path = ("workload", "prompts_per_slot")
-        yield path, "is read where sweep has max_concurrency; set num_prompts, or sweep that"
 
 
 def _ladder_problems(profile: Profile) -> Iterator[Problem]:
     """A ladder of loads that a server cannot get, or that not every server would get whole."""
-    if profile.per_server != "ladder":
-        return
     points, cells = load_points(profile), {name: cells_of(profile, name) for name in profile.variants}
     servers = {name: {cell_name(server_part(cell)) for cell in cells[name]} for name in cells}
     uneven = [name for name in cells if len(cells[name]) != len(servers[name]) * len(points)]

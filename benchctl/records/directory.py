@@ -182,9 +182,8 @@ class ResultDirectory:
 
     def request_sets(self) -> RequestSets:
         """All request sets in memory."""
-        if listed := self.manifest().request_sets:
-            return RequestSets(tuple((each.cell, tuple(self.prepared_requests(each.file))) for each in listed))
-        return RequestSets.single(self.prepared_requests())
+        sets = self.manifest().all_sets
+        return RequestSets(tuple((each.cell, tuple(self.prepared_requests(each.file))) for each in sets))
 
     def write_prepared_requests(self, content: bytes, file: str = "requests.jsonl") -> None:
         """Store a request set exactly as its sha256 was taken."""

@@ -129,7 +129,7 @@ def _digests_of(results: ResultDirectory) -> DirectoryDigests:
     if digests is not None:
         return digests
     on_file = (name for name in FILE_MEASUREMENTS if is_there(results.path / name, within=results.path))
-    names = (*_WHOLE_FILES, *results.manifest().request_files, *on_file)
+    names = (*_WHOLE_FILES, *(each.file for each in results.manifest().all_sets), *on_file)
     return DirectoryDigests(
         schema_version=SCHEMA_VERSION,
         benchctl_version=benchctl.__version__,

@@ -226,9 +226,10 @@ class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
         return any(warning.code == "simulated" for warning in self.warnings)
 
     @property
-    def request_files(self) -> dict[str, str]:
-        """The SHA-256 of each file with one of its request sets."""
-        return {each.file: each.sha256 for each in self.request_sets} or {"requests.jsonl": self.request_set_sha256}
+    def all_sets(self) -> tuple[RequestSet, ...]:
+        """All request sets, also where there is one."""
+        only = RequestSet(cell={}, file="requests.jsonl", sha256=self.request_set_sha256)
+        return self.request_sets or (only,)
 
     @property
     def directory_name(self) -> str:

@@ -189,7 +189,13 @@ def match_cells(
         a_by_key = {arm.key: arm for arm in a_arms}
         pairs = [(a_by_key[arm.key], arm) for arm in b_arms if arm.key in a_by_key]
     else:
-        pairs = [(left, right) for right in b_arms for left in a_arms if _is_pair(left, a_arms, right, b_arms)]
+        of_a, of_b = ({cell_key(server_part(arm.cell)) for arm in arms} for arms in (a_arms, b_arms))
+        pairs = [
+            (left, right)
+            for right in b_arms
+            for left in a_arms
+            if _is_pair(left.cell, right.cell, len(of_a) == 1 or (len(of_b) == 1 and not server_part(right.cell)))
+        ]
     if not pairs:
         labels = " against ".join(" | ".join(arm.label for arm in arms) for arms in (a_arms, b_arms))
         raise NotComparableError(
@@ -231,8 +237,7 @@ def is_reference(a: Cell, b: Cell) -> bool:
     """True where an arm in cell ``a`` is what one in ``b`` is compared with: its load is the same, and its server
     is in the same cell or was not swept.
     """
-    has_same_load = cell_key(load_part(a)) == cell_key(load_part(b))
-    return has_same_load and (cell_key(a) == cell_key(b) or not server_part(a))
+    return _is_pair(a, b, not server_part(a))
 
 
 def pair_in(experiment: Experiment, a: Arm, b: Arm, confidence: float) -> ArmPair:
@@ -268,14 +273,9 @@ def pairing_of(a: LoadedResults, b: LoadedResults) -> Pairing:
     return "same-plan" if same_plan else "unpaired"
 
 
-def _is_pair(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]) -> bool:
-    """True for arms under the same load: in the same cell, or where one side has but one, or B but one unswept."""
-    if cell_key(load_part(left.cell)) != cell_key(load_part(right.cell)):
-        return False
-    if cell_key(left.cell) == cell_key(right.cell):
-        return True
-    of_a, of_b = ({cell_key(server_part(arm.cell)) for arm in arms} for arms in (a_arms, b_arms))
-    return len(of_a) == 1 or (len(of_b) == 1 and not server_part(right.cell))
+def _is_pair(a: Cell, b: Cell, is_any_server: bool) -> bool:
+    """True for cells with the same load, and the same server unless any will do."""
+    return cell_key(load_part(a)) == cell_key(load_part(b)) and (is_any_server or cell_key(a) == cell_key(b))
 
 
 _LOST_RECORDS: Final = frozenset(

@@ -329,7 +329,7 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
             "requests": f"{number_text(analysis)} of {manifest.dataset}, stop {manifest.stop}",
             "prompts": prompt_lengths_text(analysis.results.sets.requests, manifest.engine) or "",
             "prefix hits": hits_text(analysis) or "",
-            "request set": ", ".join(each.sha256 for each in manifest.request_sets) or manifest.request_set_sha256,
+            "request set": ", ".join(each.sha256 for each in manifest.all_sets),
         }
     facts = {
         "directory": directory_name(analysis),
