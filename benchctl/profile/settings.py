@@ -123,10 +123,7 @@ def under_load(profile: Profile, cell: Cell) -> Profile:
 
     The workload of a run is always taken from here. Raises ProfileError for values that no load can have.
     """
-    point = load_part(cell)
-    if not point:
-        return profile
-    loaded, problems = _loaded(profile, point)
+    loaded, problems = _loaded(profile, load_part(cell))
     if loaded is None:
         raise profile_error(
             LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
@@ -136,6 +133,8 @@ def under_load(profile: Profile, cell: Cell) -> Profile:
 
 def _loaded(profile: Profile, point: Cell) -> tuple[Profile | None, list[Problem]]:
     """The profile under a load, or None and every problem, at paths below ``workload``; kept with the profile."""
+    if not point:
+        return profile, []
     key = json.dumps(point)
     if key not in profile.loads_by_point:
         values = profile.workload.model_dump(mode="json")
@@ -203,8 +202,7 @@ def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[Varia
         )
         problems += _guidance_problems(settings, kind, has_own_top_k=has_own_top_k)
         problems += _request_problems(settings, kind)
-    if point := load_part(cell):
-        problems += _loaded(profile, point)[1]
+    problems += _loaded(profile, load_part(cell))[1]
     profile.settings_by_arm[key] = (None if problems else settings), problems
     return profile.settings_by_arm[key]
 

@@ -51,8 +51,12 @@ def record_of_load(record: RunRecord, load: LoadRecord) -> RunRecord:
     if record.ladder:
         run_id, of_server = point_id(record, load.number), [w for w in record.warnings if w.code != _LEFT_OUT]
         of_point = [msgspec.structs.replace(w, where=run_id) for w in load.warnings]
-        own |= {"run_id": run_id, "cell": record.cell | load.cell}
-        own |= {"failure": load.failure, "warnings": (*of_server, *of_point)}
+        own |= {
+            "run_id": run_id,
+            "cell": record.cell | load.cell,
+            "failure": load.failure,
+            "warnings": (*of_server, *of_point),
+        }
         if load.state == "planned" and record.state in {"running", "failed"}:
             own |= {"state": record.state, "failure": record.failure}
         elif load.state == "done" and any(each.code in SUSPECT_CODES for each in of_server):
