@@ -60,7 +60,6 @@ def _knee_text(curve: Curve) -> str:
 
 def curve_rows(curve: Curve) -> Iterator[dict[str, Value]]:
     """One for each size, with quantities and the knee as centre and interval."""
-    knee = None if isinstance(curve.knee, str) else curve.knee
     for size, levels in curve.levels.items():
         yield {
             "arm": curve.label,
@@ -69,7 +68,7 @@ def curve_rows(curve: Curve) -> Iterator[dict[str, Value]]:
             "n_blocks": curve.cells[size].spreads[curve.metrics["throughput"]].n,
             **{
                 f"{name}{end}": getattr(estimate, key, None)
-                for name, estimate in {**levels, "knee": knee}.items()
+                for name, estimate in {**levels, "knee": curve.knee}.items()
                 for key, end in (("value", ""), ("low", "_ci_low"), ("high", "_ci_high"))
             },
             "no_knee": curve.knee if isinstance(curve.knee, str) else None,

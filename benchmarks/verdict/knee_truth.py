@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.experiment.curves import has_corner, vertex
+from benchctl.analysis.experiment.curves import corner, vertex
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import create_simulation, run_experiment
@@ -77,7 +77,7 @@ def experiment(condition: Condition, seed: int) -> dict[str, float] | str:
     logs = [math.log(knee) for knee in knees if not isinstance(knee, str)]
     if len(logs) < len(knees):
         return "no knee"
-    if has_corner(SIZES, list(np.mean(powers, axis=0))):
+    if corner(SIZES, list(np.mean(powers, axis=0))):
         return "a corner"
     knee = estimate_paired(logs, CONFIDENCE)
     assert knee.ci_low
@@ -117,7 +117,7 @@ def corners() -> list[dict[str, str]]:
                 slots = 16 * distance ** (i / 100) / math.sqrt(distance)
                 throughput = [min(size, slots) / (headroom * slots + min(size, slots)) for size in sizes]
                 powers = [2 * math.log(x) - math.log(n) for x, n in zip(throughput, sizes, strict=True)]
-                if has_corner(sizes, powers):
+                if corner(sizes, powers):
                     num_named += 1
                 else:
                     ratios.append(float(vertex(sizes, powers)) / slots)

@@ -60,14 +60,14 @@ def vertex(sizes: Sequence[float], log_powers: Sequence[float]) -> float | str:
     return math.exp(peak)
 
 
-def has_corner(sizes: Sequence[float], log_powers: Sequence[float]) -> bool:
-    """True where the power of a closed loop turns at once from growing to falling, as where all slots are taken: a
-    parabola has its vertex far below.
+def corner(sizes: Sequence[float], log_powers: Sequence[float]) -> float | None:
+    """The size at which the power of a closed loop turns at once from growing to falling, as where all slots are
+    taken: a parabola has its vertex far below. None where it bends.
     """
     u, best = np.log(sizes), int(np.argmax(log_powers))
     reach = np.diff(u)[max(best - 1, 0) : best + 1].max(initial=math.log(2))
     low, high = np.interp([u[best] - reach, u[best] + reach], u, log_powers)
-    return bool((2 * log_powers[best] - low - high) / reach**2 > _SHARPEST)
+    return sizes[best] if (2 * log_powers[best] - low - high) / reach**2 > _SHARPEST else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,17 +94,16 @@ class Curve:
         ``throughput`` and the ``speed`` that one user sees, 1000 / tpot, are in tokens/s, ``ttft``, ``tpot`` and
         ``e2el`` in ms.
         """
-        levels: dict[float, dict[str, Estimate]] = {}
-        for size, cell in self.cells.items():
-            levels[size] = {quantity: self._level(cell, name) for quantity, name in self.metrics.items()}
-            tpot = levels[size]["tpot"]
-            ends = (MS_PER_S / end for end in (tpot.value, tpot.high, tpot.low) if end)
-            levels[size]["speed"] = Estimate(*ends)
-        return levels
+        return {size: self._levels(cell) for size, cell in self.cells.items()}
 
-    def _level(self, cell: CellSummary, metric: str) -> Estimate:
-        centre, values = cell.spreads[metric].centre, [run.counted(metric) for run in cell.runs]
-        return Estimate(centre, *(level_interval(values, centre, self.confidence) or ()))
+    def _levels(self, cell: CellSummary) -> dict[str, Estimate]:
+        levels = {}
+        for quantity, name in self.metrics.items():
+            centre, values = cell.spreads[name].centre, [run.counted(name) for run in cell.runs]
+            levels[quantity] = Estimate(centre, *(level_interval(values, centre, self.confidence) or ()))
+        tpot = levels["tpot"]
+        speed = Estimate(*(MS_PER_S / end for end in (tpot.value, tpot.high, tpot.low) if end))
+        return levels | {"speed": speed}
 
     @cached_property
     def knees(self) -> Mapping[int, float | str]:
@@ -132,8 +131,7 @@ class Curve:
             blocks = f"{reasons.count(where)} of {len(self.knees)} blocks"
             return f"{where}, in {blocks}; add such loads to sweep.{self.factor}"
         powers = {size: math.log(of["throughput"].value / of["e2el"].value) for size, of in self.levels.items()}
-        if self.unit == "open requests" and has_corner([*powers], [*powers.values()]):
-            size = max(powers, key=powers.__getitem__)
+        if self.unit == "open requests" and (size := corner([*powers], [*powers.values()])):
             return f"a corner near {size:g}, beyond which throughput does not grow"
         logs = [math.log(knee) for knee in self.knees.values() if not isinstance(knee, str)]
         estimate = estimate_paired(logs, self.confidence, estimator=self.experiment.estimator)
