@@ -60,13 +60,13 @@ class LiveNumbers:
             return None
         self._last_ns = sample.t_ns
         seconds = (sample.t_ns - begin_ns) / NS_PER_S * self._factor
-        ttfts_ms, tpots_ms, kept = zip(*self._sample, strict=True)
+        ttfts_ms, tpots_ms, were_kept = zip(*self._sample, strict=True)
         parts = [f"{self._num_tokens / seconds:,.0f} tokens/s"] if self._num_tokens else []
         parts.append(f"{sum(self._open_by_worker.values())} open")
         if num_failed:
             parts.append(f"{num_failed} failed")
         if self._limits_ms:
-            parts.append(f"{percentage(sum(kept) / len(kept))} within the objective")
+            parts.append(f"{percentage(sum(were_kept) / len(were_kept))} within the objective")
         return parts + _percentiles("TTFT", ttfts_ms) + _percentiles("TPOT", tpots_ms)
 
 
