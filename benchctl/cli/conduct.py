@@ -35,7 +35,7 @@ from benchctl.measure.tokens import planning_tokenizer, prepare_counted, tokeniz
 from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, servers, variant_settings
-from benchctl.profile.sizes import capacity_sizes, needs_sizes, pilot_profile, with_sizes
+from benchctl.profile.sizes import capacity_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import BLOCKS, ResultDirectory
 from benchctl.records.record import LoadsChoice, Look, PlannedRun, RunRecord, StoppingRecord
 from benchctl.records.request_sets import RequestSets
@@ -147,17 +147,10 @@ def measure_lengths(
     """
     if not needs_lengths(profile):
         return None
-    pilot = lengths_profile(profile)
-    prepared = prepare_experiment(pilot, tokenizer=tokenizer)
-    create = create_experiment if simulate is None else create_simulation
-    results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
-    say(f"natural lengths first: {profile.baseline} once, results in {results.path}")
-    next_step = f"Set {LENGTHS_KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
-    outcome = measure(results, pilot, prepared.sets, next_step, is_quiet=is_quiet, simulate=simulate)
-    if outcome.num_failed:
-        warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
-        raise typer.Exit(exit_code_of(outcome.num_failed, 0))
-    return results.path
+    pilot, first = lengths_profile(profile), f"natural lengths first: {profile.baseline} once"
+    return _measure_first(
+        pilot, origin, first, LENGTHS_KEY, is_quiet=is_quiet, simulate=simulate, tokenizer=tokenizer
+    )
 
 
 def measure_sizes(
@@ -171,37 +164,59 @@ def measure_sizes(
     """The profile with the sizes of its loads, from a pilot in a directory beside that of ``origin`` where it needs
     one. Its capacities choose the sizes and count in nothing.
     """
-    if not needs_sizes(profile):
+    if profile.capacity is None:
         return profile
     if origin.is_elsewhere:
         raise UsageError(
             f"profile {profile.name}: a pilot finds the sizes of its loads, and its blocks are measured elsewhere; "
             "name sizes in sweep, such as those that a run here finds"
         )
-    pilot = pilot_profile(profile)
+    pilot, first = pilot_profile(profile), "sizes of loads first: one server of each arm"
+    path = _measure_first(pilot, origin, first, None, is_quiet=is_quiet, simulate=simulate, tokenizer=tokenizer)
+    from benchctl.analysis.compare.result import EXIT_CODES
+    from benchctl.analysis.experiment.capacity import arm_capacities
+    from benchctl.analysis.experiment.experiment import load_experiment
+
+    capacities = arm_capacities(load_experiment(path), (), 0.95)
+    levels = {each.arm.label: each.level for each in capacities if each.level is not None}
+    if len(levels) < len(capacities):
+        for limit in (limit for each in capacities for limit in each.limits):
+            warn(f"{limit}; set capacity.smallest or capacity.largest, or measure again; it is in {path}")
+        raise typer.Exit(EXIT_CODES["inconclusive"])
+    sizes = capacity_sizes(profile, [*levels.values()])
+    about = ", ".join(f"{label} about {level:.3g}" for label, level in levels.items())
+    say(f"{about}: {len(sizes)} sizes from {sizes[0]:g} to {sizes[-1]:g}")
+    return with_sizes(profile, sizes)
+
+
+def _measure_first(
+    pilot: Profile,
+    origin: Origin,
+    first: str,
+    key: str | None,
+    *,
+    is_quiet: bool,
+    simulate: MeasureRun | None,
+    tokenizer: AbstractContextManager[Tokenizer] | None,
+) -> Path:
+    """Measure what an experiment rests on, which ``first`` names, in a directory beside that of ``origin``.
+
+    Returns the directory, which ``key`` may name for another start. Where a run failed, the command ends.
+    """
     prepared = prepare_experiment(pilot, tokenizer=tokenizer)
     create = create_experiment if simulate is None else create_simulation
     results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False))
-    say(f"sizes of loads first: one server of each arm, results in {results.path}")
-    outcome = measure(results, pilot, prepared.sets, "Start again", is_quiet=is_quiet, simulate=simulate)
+    say(f"{first}, results in {results.path}")
+    again = (
+        "Start again"
+        if key is None
+        else f"Set {key}={shlex.quote(str(results.path))} once it is measured, or start again"
+    )
+    outcome = measure(results, pilot, prepared.sets, again, is_quiet=is_quiet, simulate=simulate)
     if outcome.num_failed:
-        warn(f"the sizes could not be measured, so {profile.name!r} was not begun")
+        warn(f"{pilot.name!r} could not be measured, so nothing that rests on it was begun")
         raise typer.Exit(exit_code_of(outcome.num_failed, 0))
-    from benchctl.analysis.compare.result import EXIT_CODES
-    from benchctl.analysis.experiment.capacity import arm_capacities, censored_text
-    from benchctl.analysis.experiment.experiment import load_experiment
-
-    capacities = arm_capacities(load_experiment(results.path), (), 0.95)
-    levels = [each.level for each in capacities if each.level is not None]
-    for each in capacities:
-        if (text := censored_text(each.label, each.blocks)) is not None:
-            warn(f"{text}; set capacity.smallest or capacity.largest, or measure again; it is in {results.path}")
-    if not capacities or len(levels) < len(capacities):
-        raise typer.Exit(EXIT_CODES["inconclusive"])
-    sizes = capacity_sizes(profile, min(levels), max(levels))
-    about = ", ".join(f"{each.label} about {each.level or 0.0:.3g}" for each in capacities)
-    say(f"{about}: {len(sizes)} sizes from {sizes[0]:g} to {sizes[-1]:g}")
-    return with_sizes(profile, sizes)
+    return results.path
 
 
 def measure(

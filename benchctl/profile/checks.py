@@ -10,7 +10,7 @@ from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
-from benchctl.profile.sections import SLO_METRICS
+from benchctl.profile.sections import CAPACITIES, SLO_METRICS
 from benchctl.profile.settings import (
     cells_of,
     factor_problem,
@@ -172,7 +172,8 @@ def profile_problems(profile: Profile) -> Iterator[Problem]:
             ),
         ),
         (
-            profile.slo is None and any(name.endswith(SLO_METRICS) for name in profile.primary_metrics),
+            profile.slo is None
+            and any(name.endswith((*SLO_METRICS, *CAPACITIES)) for name in profile.primary_metrics),
             ("primary_metrics",),
             (
                 f"is {', '.join(profile.primary_metrics)}, and requests have no objective; "

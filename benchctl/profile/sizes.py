@@ -1,11 +1,12 @@
 """Sizes of loads around a capacity: the rules of a profile that asks for one, and sizes by a pilot."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from benchctl.profile.arrival import RATED
 from benchctl.profile.model import FactorValue, Profile
-from benchctl.profile.sections import CAPACITIES
+from benchctl.profile.sections import CAPACITIES, CapacitySearch
 from benchctl.profile.settings import setting_of
 from benchctl.profile.yaml import Problem, Steps
 
@@ -28,16 +29,10 @@ def capacity_text(profile: Profile) -> str:
     return f"{unit} at which {'' if profile.slo is None else profile.slo.in_words}"
 
 
-def _factor_of(profile: Profile, metric: str) -> str | None:
-    """The factor of the sweep that is the size of a load; None where it has none."""
+def size_factor(factors: Iterable[str], metric: str) -> str | None:
+    """The factor that is the size of a load, of which ``metric`` is the largest; None where none is."""
     path = ("workload", "arrival", CAPACITIES[metric])
-    return next((factor for factor in profile.sweep if setting_of(factor) == path), None)
-
-
-def needs_sizes(profile: Profile) -> bool:
-    """True where a pilot has to find the sizes."""
-    metric = capacity_metric(profile)
-    return metric is not None and profile.capacity is not None and _factor_of(profile, metric) is None
+    return next((factor for factor in factors if setting_of(factor) == path), None)
 
 
 def with_sizes(profile: Profile, sizes: tuple[FactorValue, ...]) -> Profile:
@@ -48,30 +43,25 @@ def with_sizes(profile: Profile, sizes: tuple[FactorValue, ...]) -> Profile:
 
 def pilot_profile(profile: Profile) -> Profile:
     """The pilot: one block, sizes that double, from the smallest to the largest."""
-    search, sizes = profile.capacity, list[float]()
-    while search is not None and (size := search.smallest * 2 ** len(sizes)) <= search.largest:
-        sizes.append(size)
-    pilot = with_sizes(profile, _rounded(profile, sizes))
-    return pilot.model_copy(update={"name": f"{profile.name}-sizes", "blocks": 1, "stopping": None})
+    search = profile.capacity or CapacitySearch()
+    num_doublings = int(math.log2(search.largest / search.smallest))
+    pilot = with_sizes(profile, _rounded(profile, [search.smallest * 2**i for i in range(num_doublings + 1)]))
+    return pilot.model_copy(update={"name": f"{profile.name}-sizes", "blocks": 1})
 
 
-def capacity_sizes(profile: Profile, smallest: float, largest: float) -> tuple[FactorValue, ...]:
-    """Sizes around capacities of arms from ``smallest`` to ``largest``: 9 % apart beside them, then farther.
+def capacity_sizes(profile: Profile, levels: Sequence[float] = ()) -> tuple[FactorValue, ...]:
+    """Sizes around the capacities of arms: 9 % apart beside them, then farther.
 
     Half and twice as much bracket what launches scatter; of a rate only 1.4 times, above which a backlog grows.
+    Without ``levels``, as before the pilot, they are around the middle of its range.
     """
-    low, high = _INNER[0] * smallest, _INNER[1] * largest
+    search = profile.capacity or CapacitySearch()
+    levels = levels or [math.sqrt(search.smallest * search.largest)]
+    low, high = _INNER[0] * min(levels), _INNER[1] * max(levels)
     num_steps = math.ceil(math.log(high / low) / math.log(_STEP))
     inner = [low * (high / low) ** (i / num_steps) for i in range(num_steps + 1)]
-    outer = [factor * (smallest if factor < 1 else largest) for factor in _OUTER]
+    outer = [factor * (min(levels) if factor < 1 else max(levels)) for factor in _OUTER]
     return _rounded(profile, sorted([*inner, *outer[: 4 if profile.workload.arrival.rate is None else 3]]))
-
-
-def sizes_to_plan(profile: Profile) -> tuple[FactorValue, ...]:
-    """Sizes for a plan before the pilot: around the middle of its range."""
-    search = profile.capacity
-    middle = 1.0 if search is None else math.sqrt(search.smallest * search.largest)
-    return capacity_sizes(profile, middle, middle)
 
 
 def _rounded(profile: Profile, sizes: list[float]) -> tuple[FactorValue, ...]:
@@ -82,35 +72,25 @@ def _rounded(profile: Profile, sizes: list[float]) -> tuple[FactorValue, ...]:
 
 def capacity_problems(profile: Profile) -> Iterator[Problem]:
     """The problems of a profile that asks for a capacity."""
-    metric, kind = capacity_metric(profile), profile.workload.arrival.kind
+    metric, kind, has_pilot = capacity_metric(profile), profile.workload.arrival.kind, profile.capacity is not None
     if metric is None:
-        if profile.capacity is not None:
+        if has_pilot:
             yield ("capacity",), f"is read with {' or '.join(CAPACITIES)} in primary_metrics; add one, or remove it"
         return
     key = CAPACITIES[metric]
-    factor = _factor_of(profile, metric)
-    sizes = profile.sweep[factor] if factor is not None else ()
-    is_timed, is_rate = kind in {"trace", "burst"}, profile.workload.arrival.rate is not None
+    factor = size_factor(profile.sweep, metric)
     rules: tuple[tuple[bool, Steps, str], ...] = (
-        (profile.slo is None, (), f"{metric} needs an objective; set slo, such as {{ttft_ms: 200}}"),
         (
-            is_timed,
-            ("workload", "arrival", "kind"),
-            (
-                f"is {kind}, which has its own times, and {metric} needs loads of several sizes; "
-                "set closed-loop or poisson"
-            ),
-        ),
-        (
-            not is_timed and is_rate != (key == "request_rate"),
+            kind not in RATED if key == "request_rate" else kind != "closed-loop",
             ("primary_metrics",),
             (
-                f"has {metric}, and an arrival of kind {kind} has no {key} that its load grows with; "
-                f"take {'capacity_rate' if is_rate else 'capacity_concurrency'}, or another arrival"
+                f"has {metric}, and loads of arrival kind {kind} do not grow with {key}; set "
+                f"workload.arrival.kind: {'poisson' if key == 'request_rate' else 'closed-loop'}, or take another "
+                "metric"
             ),
         ),
         (
-            factor is None and profile.capacity is None,
+            not has_pilot and len(profile.sweep.get(factor or "", ())) < 3,
             ("primary_metrics",),
             (
                 f"has {metric}, which lies between loads of several sizes; name three or more in sweep.{key}, or "
@@ -118,9 +98,9 @@ def capacity_problems(profile: Profile) -> Iterator[Problem]:
             ),
         ),
         (
-            factor is not None and len(sizes) < 3,
-            ("sweep", factor or ""),
-            f"has {len(sizes)}, and {metric} lies between sizes; name at least 3",
+            has_pilot and factor is not None,
+            ("capacity",),
+            f"finds sizes, and sweep.{factor} names them; set capacity: null, or leave the factor out",
         ),
         (
             profile.stopping is not None,

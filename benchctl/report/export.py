@@ -21,7 +21,6 @@ from benchctl.records.files import document_bytes, read_if_there, write_bytes_at
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.records.writers import current_manifest
-from benchctl.report.capacity_tables import CAPACITY_COLUMNS, capacity_rows
 from benchctl.report.charts.figure import Chart, chart_bytes, note_of, on_paper, why_not_drawn
 from benchctl.report.charts.vega import load_vega, vega_bytes
 from benchctl.report.curve_tables import curve_rows
@@ -137,9 +136,6 @@ def _contents(
     yield "sweep_summary.csv", csv_bytes(SWEEP_COLUMNS, analysis.sweep_values())
     if analysis.nodes:
         yield "nodes_summary.csv", csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
-    if analysis.capacities:
-        rows = (row for arm in analysis.capacities for row in capacity_rows(arm))
-        yield "capacity.csv", csv_bytes(CAPACITY_COLUMNS, rows)
     if points := [row for curve in analysis.curves for row in curve_rows(curve)]:
         yield "curves.csv", csv_bytes(list(points[0]), points)
     yield "summary.json", document_bytes(summary_document(analysis) | {"verdict": verdict.word})

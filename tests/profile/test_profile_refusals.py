@@ -60,11 +60,12 @@ REFUSED = {
         ("slo={share: 0.9}", "slo: names no limit; set ttft_ms, tpot_ms or e2el_ms"),
         # A capacity.
         ("capacity={}", "capacity: is read with capacity_concurrency or capacity_rate in primary_metrics; add one"),
-        (["capacity={}", AT_ONCE], "capacity_concurrency needs an objective; set slo, such as {ttft_ms: 200}"),
+        (["capacity={}", AT_ONCE], "is capacity_concurrency, and requests have no objective; set slo, such as"),
         ([SLO, AT_ONCE], "primary_metrics: has capacity_concurrency, which lies between loads of several sizes"),
+        ([SLO, AT_ONCE, "sweep.max_concurrency=[2, 4]"], "name three or more in sweep.max_concurrency, or"),
         (
-            [SLO, AT_ONCE, "sweep.max_concurrency=[2, 4]"],
-            "sweep.max_concurrency: has 2, and capacity_concurrency lies",
+            [SLO, AT_ONCE, "sweep.max_concurrency=[2, 4, 8]", "capacity={}"],
+            "capacity: finds sizes, and sweep.max_concurrency names them; set capacity: null, or leave the factor",
         ),
         ([SLO, AT_ONCE, "capacity={smallest: 8, largest: 16}"], "capacity: spans less than 4 times"),
         (
@@ -73,11 +74,11 @@ REFUSED = {
         ),
         (
             [SLO, "primary_metrics=[capacity_rate]", "capacity={}"],
-            "has capacity_rate, and an arrival of kind closed-loop has no request_rate that its load grows with",
+            "has capacity_rate, and loads of arrival kind closed-loop do not grow with request_rate; set",
         ),
         (
             [SLO, AT_ONCE, "capacity={}", "workload.arrival={kind: burst}"],
-            "workload.arrival.kind: is burst, which has its own times, and capacity_concurrency needs loads",
+            "has capacity_concurrency, and loads of arrival kind burst do not grow with max_concurrency; set",
         ),
         ("slo={ttft_ms: 0}", "slo.ttft_ms: is 0; it must be above 0"),
         ("slo={ttft_ms: 200, share: 1}", "slo.share: is 1; it must be at most 0.999"),

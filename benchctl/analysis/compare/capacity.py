@@ -11,7 +11,7 @@ from benchctl.errors import UsageError
 from benchctl.profile.sections import CAPACITIES
 
 
-def compared_capacities(pairs: Sequence[ArmPair], name: str) -> tuple[CapacityPair, ...]:
+def compared_capacities(pairs: Sequence[ArmPair], name: str) -> list[CapacityPair]:
     """The arms whose capacities are compared. Raises UsageError where their loads have no sizes or no objective."""
     capacities = capacity_pairs(pairs, name)
     if not capacities or any(side.profile.slo is None for side in pairs[0].sides):
@@ -24,18 +24,11 @@ def compared_capacities(pairs: Sequence[ArmPair], name: str) -> tuple[CapacityPa
 
 def compare_capacity(capacity: CapacityPair, rules: Rules) -> MetricComparison:
     """The capacities of two arms; blocks without one leave them undecided: the others are no fair sample."""
-    censored, ratio = capacity.censored, capacity.ratio
-    metric = compare_metric(
-        capacity.metric,
-        "deciding",
-        capacity.values,
-        rules,
-        ratio,
-        limits=(censored,) if censored is not None and ratio is None else (),
-        unreliable=censored,
-    )
-    assert metric is not None  # noqa: S101 - only exploratory metrics are left out
-    return metric
+    metric, _, _, values, ratio, censored = capacity
+    limits = (censored,) if censored is not None and ratio is None else ()
+    compared = compare_metric(metric, "deciding", values, rules, ratio, limits=limits, unreliable=censored)
+    assert compared is not None  # noqa: S101 - only exploratory metrics are left out
+    return compared
 
 
 def capacity_cell(
@@ -44,13 +37,13 @@ def capacity_cell(
     """The capacities of two arms, with the errors of their loads. Requests that failed are none: they broke the
     objective.
     """
-    (a_label, b_label), own = capacity.labels, [cells[pair] for pair in capacity.pairs if pair.blocks]
+    own = [cells[load] for load in capacity.loads if load.blocks]
     errors = [error for cell in own for error in cell.errors if not error.startswith("INCOMPLETE")]
     return CellComparison(
-        label=b_label,
-        a_label=a_label,
-        b_label=b_label,
-        num_blocks=min(map(len, capacity.capacities)),
+        label=capacity.pair.b.label,
+        a_label=capacity.pair.a.label,
+        b_label=capacity.pair.b.label,
+        num_blocks=min(map(len, capacity.values)),
         metrics=metrics,
         errors=tuple(errors) if own else ("no block has a usable run on both sides",),
         design=UNORDERED if capacity.ratio is None else capacity.ratio.design,

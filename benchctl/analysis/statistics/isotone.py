@@ -17,9 +17,9 @@ class Crossing(NamedTuple):
     breaks: float | None = None
     """Smallest sent size above it; None where none breaks."""
     elasticity: float | None = None
-    """d ln(ratio) / d ln(size) there; None where it is not known."""
-    is_between: bool = False
-    """A backlog grows at ``breaks`` and all smaller sizes hold: ``size`` is the geometric mean of the two."""
+    """d ln(ratio) / d ln(size) there. None where it is not known: ``size`` is then only the geometric mean of
+    ``holds`` and ``breaks``, which breaks without a latency of its own.
+    """
 
 
 def crossing(sizes: Sequence[float], log_ratios: Sequence[float], breaks_from: float | None = None) -> Crossing:
@@ -35,29 +35,27 @@ def crossing(sizes: Sequence[float], log_ratios: Sequence[float], breaks_from: f
         breaks_from: the smallest size that breaks without a latency of its own, such as an overloaded one; sizes
             from there on are ignored.
     """
-    below = [i for i, size in enumerate(sizes) if breaks_from is None or size < breaks_from]
+    below = [size for size in sizes if breaks_from is None or size < breaks_from]
     if not below:
         return Crossing(None, breaks=breaks_from)
     from scipy.optimize import isotonic_regression  # noqa: PLC0415 - 0.3 s, and few experiments have a capacity
 
-    x = np.log([sizes[i] for i in below])
-    fit = isotonic_regression([log_ratios[i] for i in below])
+    fit = isotonic_regression(log_ratios[: len(below)])
     pools = fit.blocks
-    centres = np.add.reduceat(x, pools[:-1]) / np.diff(pools)
-    levels = fit.x[pools[:-1]]
+    centres, levels = np.add.reduceat(np.log(below), pools[:-1]) / np.diff(pools), fit.x[pools[:-1]]
     num_holding = int(np.sum(levels <= 0))
+    size = slope = None
     if num_holding == 0:
-        return Crossing(None, breaks=sizes[below[0]])
-    last = sizes[below[-1]]
-    if num_holding == len(levels):
-        size = None if breaks_from is None else math.sqrt(last * breaks_from)
-        return Crossing(size, holds=last, breaks=breaks_from, is_between=size is not None)
-    last_holding, above = num_holding - 1, num_holding
-    slope = float((levels[above] - levels[last_holding]) / (centres[above] - centres[last_holding]))
-    size = math.exp(float(centres[last_holding] - levels[last_holding] / slope))
+        return Crossing(None, breaks=below[0])
+    if num_holding < len(levels):
+        (x, next_x), (y, next_y) = (each[num_holding - 1 : num_holding + 1].tolist() for each in (centres, levels))
+        slope = (next_y - y) / (next_x - x)
+        size = math.exp(x - y / slope)
+    elif breaks_from is not None:
+        size = math.sqrt(below[-1] * breaks_from)
     return Crossing(
         size,
-        holds=max((sizes[i] for i in below if sizes[i] <= size), default=None),
-        breaks=min((sizes[i] for i in below if sizes[i] > size), default=breaks_from),
+        holds=max((each for each in below if size is None or each <= size), default=None),
+        breaks=min((each for each in below if size is not None and each > size), default=breaks_from),
         elasticity=slope,
     )

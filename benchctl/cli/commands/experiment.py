@@ -44,7 +44,7 @@ from benchctl.measure.on_file import earlier_noise, noise_on_file
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.sizes import needs_sizes, pilot_profile, sizes_to_plan, with_sizes
+from benchctl.profile.sizes import capacity_sizes, pilot_profile, with_sizes
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.request_sets import RequestSets
 from benchctl.records.stores import NOISE
@@ -137,11 +137,11 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed, and where the blocks
     would be measured.
     """
-    if needs_sizes(profile):
+    if profile.capacity is not None:
         pilot = pilot_profile(profile)
         say(f"first the sizes of the loads, by one server of each arm, in a result directory of {pilot.name!r}:")
         print_plan(pilot, prepare_experiment(pilot).sets, None, options.step_time_model)
-        profile = with_sizes(profile, sizes_to_plan(profile))
+        profile = with_sizes(profile, capacity_sizes(profile))
         say(f"then {profile.name!r}, with sizes around the capacities there, such as these:")
     first = lengths_profile(profile) if needs_lengths(profile) else profile
     prepared = prepare_experiment(first)

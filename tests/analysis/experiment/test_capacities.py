@@ -11,17 +11,17 @@ from support.results.several import simulated
 
 from benchctl.analysis.analyzed import analyze
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
-from benchctl.analysis.experiment.capacity import arms_by_label, capacities_of
+from benchctl.analysis.experiment.capacity import capacities_of
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.profile.load import load_profile
 from benchctl.profile.sections import Slo
 from benchctl.profile.sizes import capacity_sizes
 from benchctl.records.record import RequestError
-from benchctl.report.capacity_tables import capacity_lines
+from benchctl.report.capacity_tables import capacity_document, capacity_lines
 
 METRIC = "capacity_concurrency"
 SLOW, FAST, FASTER = ("small:60:2000", "small:66:2200", "small:120:4000")
-SWEEP = {"max_concurrency": [6, 9, 11, 13, 15, 22]}
+SWEEP, FEW = {"max_concurrency": [6, 9, 11, 13, 15, 22]}, {"max_concurrency": [9, 13, 22]}
 CAPACITY = {
     "blocks": 6,
     "loads_per_server": 1,
@@ -32,7 +32,7 @@ CAPACITY = {
     "load": {"begin": "running"},
     "workload": {
         "dataset": "synthetic",
-        "num_prompts": 100,
+        "num_prompts": 60,
         "input_len": {"mean": 256, "cv": 0.3},
         "output_len": {"mean": 16, "cv": 0.3},
         "arrival": {"kind": "closed-loop", "max_concurrency": 4},
@@ -66,10 +66,9 @@ def test_a_server_twice_as_fast_has_the_capacity_of_twice_the_limit(tmp_path):
     once = measured(tmp_path, blocks=1, sweep=sweep, variants=variants)
     profile = once.profile.model_copy(update={"slo": Slo(tpot_ms=80, share=0.9)})
     twice = replace(once, profile_or_none=profile, _derived=defaultdict(dict))
-    fast, slow = (
-        capacities_of(one, arms_by_label(one, METRIC)[name], METRIC)[0].size
-        for one, name in ((once, "fast"), (twice, "baseline"))
-    )
+    _, fast = capacities_of(once, METRIC)
+    slow, _ = capacities_of(twice, METRIC)
+    (fast,), (slow,) = fast.sizes, slow.sizes
     assert fast == pytest.approx(slow, rel=1e-3)
 
 
@@ -86,12 +85,12 @@ def test_levels_of_the_table_have_the_quotient_that_compare_shows(experiment):
     assert b.level / a.level == pytest.approx(cell.deciding[0].estimate.ratio)
     assert a.level == pytest.approx(cell.deciding[0].a)
     assert a.interval[0] < a.level < a.interval[1]
-    assert 6 < min(each.size for each in a.blocks.values()) < max(each.size for each in a.blocks.values()) < 22
-    assert 0 < a.scatter_frac < 0.03
+    assert 6 < min(a.sizes) < max(a.sizes) < 22
+    assert 0 < capacity_document(a)["scatter_frac"] < 0.03
 
 
 def test_equal_servers_without_noise_have_a_ratio_of_one(tmp_path):
-    comparison = compared(measured(tmp_path, variants={"baseline": {}, "fast": {}}))
+    comparison = compared(measured(tmp_path, sweep=FEW, variants={"baseline": {}, "fast": {}}))
     assert comparison.cells[0].deciding[0].estimate.ratio == 1
     assert comparison.verdict == "equivalent"
 
@@ -99,15 +98,15 @@ def test_equal_servers_without_noise_have_a_ratio_of_one(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ([4, 5, 6], "baseline holds at 6, the most that was sent: send more (6 of 6 blocks)"),
+        ([4, 5, 6], "baseline holds at 6, the most that was sent: send more (1 of 1 block)"),
         (
             [20, 30, 40],
-            "baseline breaks at 20, the least that was sent: send less, or raise the limits (6 of 6 blocks)",
+            "baseline breaks at 20, the least that was sent: send less, or raise the limits (1 of 1 block)",
         ),
     ],
 )
 def test_loads_that_do_not_bracket_the_capacity_give_no_verdict(tmp_path, sizes, words):
-    experiment = measured(tmp_path, sweep={"max_concurrency": sizes})
+    experiment = measured(tmp_path, blocks=1, sweep={"max_concurrency": sizes})
     comparison = compared(experiment)
     assert comparison.exit_code == 3
     assert words in comparison.cells[0].deciding[0].reason
@@ -155,7 +154,7 @@ def test_sizes_around_a_capacity_are_nine_per_cent_apart_beside_it_and_bracket_t
     profile = load_profile("aa")
     workload = profile.workload.model_copy(update={"arrival": profile.workload.arrival.model_validate(arrival)})
     largest = smallest * apart
-    sizes = capacity_sizes(profile.model_copy(update={"workload": workload}), smallest, largest)
+    sizes = capacity_sizes(profile.model_copy(update={"workload": workload}), [largest, smallest])
     assert list(sizes) == sorted(set(sizes))
     near = {"rel": 0.006} if is_rate else {"abs": 0.5}
     assert sizes[0] == pytest.approx(max(smallest / 2, 0 if is_rate else 1), **near)

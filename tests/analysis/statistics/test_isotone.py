@@ -55,7 +55,7 @@ def test_the_crossing_is_censored_where_all_or_no_sizes_hold():
 
 def test_where_all_steady_sizes_hold_it_lies_between_the_last_and_the_overloaded_one():
     fitted = crossing([4, 8, 16], [-0.5, -0.1, -0.4], breaks_from=16)
-    assert fitted == Crossing(math.sqrt(8 * 16), holds=8, breaks=16, is_between=True)
+    assert fitted == Crossing(math.sqrt(8 * 16), holds=8, breaks=16)
 
 
 def test_a_size_above_the_overloaded_one_is_ignored():
