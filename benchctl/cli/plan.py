@@ -2,7 +2,7 @@
 known, and the power of the experiment.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchctl.profile.planning import (
     stopping_rule,
     variant_settings,
 )
-from benchctl.profile.settings import load_points, under_load
+from benchctl.profile.settings import load_points, server_part, under_load
 from benchctl.profile.sizes import capacity_metric, capacity_text
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun
@@ -115,8 +115,8 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     )
 
 
-def print_prediction(estimate: PlanEstimate) -> None:
-    """Print the origin of the step times, and the load that they predict: one line for arms that share it."""
+def print_prediction(profile: Profile, estimate: PlanEstimate) -> None:
+    """Print the origin of the step times, and what they predict: one line for arms that share their loads."""
     prediction = estimate.prediction
     if prediction is None:
         if not estimate.run_s:
@@ -124,30 +124,45 @@ def print_prediction(estimate: PlanEstimate) -> None:
         return
     say(prediction.basis)
     labels: dict[str, list[str]] = {}
-    for label, run in prediction.runs.items():
-        labels.setdefault(_load_text(run), []).append(label)
+    loads: dict[str, list[PredictedRun]] = {}
+    for variant, cell in arms(profile):
+        run = prediction.runs[arm_label(variant, cell)]
+        loads.setdefault(arm_label(variant, server_part(cell)), []).append(run)
+    for label, runs in loads.items():
+        labels.setdefault(_loads_text(runs), []).append(label)
     for text, of_load in labels.items():
         say(f"{', '.join(of_load) if len(labels) > 1 else 'load'}: {text}")
     for warning in prediction.warnings:
         warn(warning.message)
 
 
-def _load_text(run: "PredictedRun") -> str:
-    """The batch, its latencies and its memory; at a rate, how much of the server's capacity is offered."""
-    offered, rate, waiting_from = run.offered, run.offered_rate, _WAITING_FROM * run.batch
-    full = ": it is full" if run.kv_frac is not None and run.kv_frac > _CROWDED_FRAC else ""
+def _loads_text(runs: Sequence["PredictedRun"]) -> str:
+    """The batch, its latencies and its memory, from the smallest to the largest of several loads; at a rate, how
+    much of the server's capacity the highest is.
+    """
+    busiest = max(runs, key=lambda run: run.offered_rate or 0.0)
+    offered, rate, num_preempted = busiest.offered, busiest.offered_rate, sum(run.num_preempted for run in runs)
+    kv_frac = max((run.kv_frac for run in runs if run.kv_frac is not None), default=None)
+    full = ": it is full" if kv_frac is not None and kv_frac > _CROWDED_FRAC else ""
+    largest = max(run.largest_batch for run in runs)
     parts = (
         None if offered is None or rate is None else _saturation_text(offered, rate),
-        f"{four_digits(run.batch)} rows in a batch on average, {run.largest_batch} at most",
-        f"{four_digits(run.in_server)} sequences in the server, so that some wait for a row"
-        if run.in_server > waiting_from
+        f"{_span(run.batch for run in runs)} rows in a batch on average, {largest} at most",
+        f"{_span(run.in_server for run in runs)} sequences in the server, so that some wait for a row"
+        if any(run.in_server > _WAITING_FROM * run.batch for run in runs)
         else None,
-        f"step {four_digits(run.step_s * 1e3)} ms",
-        f"first token after {four_digits(run.ttft_s * 1e3)} ms",
-        None if run.kv_frac is None else f"key-value memory {percentage(run.kv_frac, 2)} used at most{full}",
-        count_of(run.num_preempted, "preemption") if run.num_preempted else None,
+        f"step {_span(run.step_s * 1e3 for run in runs)} ms",
+        f"first token after {_span(run.ttft_s * 1e3 for run in runs)} ms",
+        None if kv_frac is None else f"key-value memory {percentage(kv_frac, 2)} used at most{full}",
+        count_of(num_preempted, "preemption") if num_preempted else None,
     )
     return "; ".join(part for part in parts if part is not None)
+
+
+def _span(numbers: Iterable[float]) -> str:
+    """``3.9 to 27.8``, or the one number that all are."""
+    ordered = sorted(numbers)
+    return " to ".join(dict.fromkeys((four_digits(ordered[0]), four_digits(ordered[-1]))))
 
 
 def _saturation_text(offered: "PredictedLoad", rate: float) -> str:
@@ -184,7 +199,7 @@ def print_plan(
     if (lengths := prompt_lengths_text(requests.requests, profile.engine.kind)) is not None:
         hits = planned_hits_text(requests, profile.workload.prefix)
         say(f"prompts of {lengths}" + ("" if hits is None else f"; {hits}"))
-    print_prediction(estimate)
+    print_prediction(profile, estimate)
     if num_servers > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), num_servers, profile.blocks))
     if ladder:

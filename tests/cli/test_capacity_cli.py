@@ -81,6 +81,7 @@ def test_a_plan_states_the_pilot_and_the_loads_of_every_server(tmp_path):
     assert "12 runs in 6 blocks of 2, " in output
     assert "capacity: requests at once at which 90% keep tpot <= 40 ms" in output
     assert output.count("estimated duration") == 2
+    assert output.count("rows in a batch on average") == 4, "a line for each server, not for each load"
 
 
 @pytest.mark.parametrize(
