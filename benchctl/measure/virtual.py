@@ -27,8 +27,8 @@ from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.run import RunContext, loads_of, noise_seed, widest
 from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.model import Profile
+from benchctl.profile.objective import Slo
 from benchctl.profile.planning import variant_settings
-from benchctl.profile.sections import Slo
 from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter

@@ -10,7 +10,7 @@ from benchctl.profile.choices import CONVERSATIONS, NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, OWN_PREFIX, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
-from benchctl.profile.sections import CAPACITIES, SLO_METRICS
+from benchctl.profile.objective import CAPACITIES, SLO_METRICS
 from benchctl.profile.settings import (
     cells_of,
     factor_problem,

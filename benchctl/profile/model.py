@@ -34,14 +34,13 @@ from benchctl.profile.choices import (
     check_rules,
 )
 from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.objective import CapacitySearch, Slo
 from benchctl.profile.sections import (
-    CapacitySearch,
     ClusterSettings,
     ComparisonRules,
     LoadOptions,
     RequestOptions,
     SharedPrefix,
-    Slo,
     Stopping,
     Telemetry,
     Timeouts,

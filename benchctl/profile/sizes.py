@@ -6,7 +6,7 @@ from typing import Final
 
 from benchctl.profile.arrival import RATED
 from benchctl.profile.model import FactorValue, Profile
-from benchctl.profile.sections import CAPACITIES, CapacitySearch
+from benchctl.profile.objective import CAPACITIES, CapacitySearch
 from benchctl.profile.settings import setting_of
 from benchctl.profile.yaml import Problem, Steps
 

@@ -14,7 +14,7 @@ from benchctl.analysis.metrics.slo import request_ratios
 from benchctl.cli.screen import fitting
 from benchctl.load.exchange import LoadSummary
 from benchctl.measure.live import LiveNumbers
-from benchctl.profile.sections import Slo
+from benchctl.profile.objective import Slo
 from benchctl.records.loaded import load_results
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 from benchctl.records.schema import ClientSample

@@ -8,7 +8,7 @@ from benchctl.analysis.experiment.capacity import CapacityPair, capacity_pairs
 from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.statistics.estimate import UNORDERED
 from benchctl.errors import UsageError
-from benchctl.profile.sections import CAPACITIES
+from benchctl.profile.objective import CAPACITIES
 
 
 def compared_capacities(pairs: Sequence[ArmPair], name: str) -> list[CapacityPair]:

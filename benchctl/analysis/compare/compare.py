@@ -45,7 +45,7 @@ from benchctl.analysis.validity.machines import gpu_names_text, machines_of, oth
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import is_virtual
-from benchctl.profile.sections import Slo
+from benchctl.profile.objective import Slo
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.records.warning_codes import by_severity

@@ -47,7 +47,7 @@ from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.arrival import Arrival
 from benchctl.profile.choices import ServerOptions
-from benchctl.profile.sections import SLO_METRICS, Slo
+from benchctl.profile.objective import SLO_METRICS, Slo
 from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord, RunRecord

@@ -29,7 +29,7 @@ from benchctl.analysis.metrics.latency import (
 )
 from benchctl.analysis.metrics.table import STEADY
 from benchctl.analysis.statistics.trend import BATCH, mser5
-from benchctl.profile.sections import SLO_METRICS
+from benchctl.profile.objective import SLO_METRICS
 from benchctl.records.columns import Flags, Floats, Integers, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import s_from_ns

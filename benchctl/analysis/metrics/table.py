@@ -13,7 +13,7 @@ from typing import Final, Literal
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.sections import SLO_METRICS
+from benchctl.profile.objective import SLO_METRICS
 
 Direction = Literal["lower", "higher", "none"]
 

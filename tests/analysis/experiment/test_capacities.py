@@ -14,7 +14,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_experiment
 from benchctl.analysis.experiment.capacity import capacities_of
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.profile.load import load_profile
-from benchctl.profile.sections import Slo
+from benchctl.profile.objective import Slo
 from benchctl.profile.sizes import capacity_sizes
 from benchctl.records.record import RequestError
 from benchctl.report.capacity_tables import capacity_document, capacity_lines

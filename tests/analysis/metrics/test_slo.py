@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.run import load_figures, run_metrics
 from benchctl.analysis.metrics.slo import request_ratios, slo_metrics
 from benchctl.analysis.metrics.table import OF_SLO
-from benchctl.profile.sections import Slo
+from benchctl.profile.objective import Slo
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 from benchctl.units import NS_PER_MS
 

@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.steady import MIN_REQUESTS, steady_window
 from benchctl.analysis.metrics.table import STEADY
 from benchctl.analysis.validity.steadiness import backlog_growth, steadiness_warnings
-from benchctl.profile.sections import Slo
+from benchctl.profile.objective import Slo
 from benchctl.records.columns import columns_from
 from benchctl.units import NS_PER_S
 from benchmarks.verdict.steady_truth import CONDITIONS, OPEN, Condition, events, measure
