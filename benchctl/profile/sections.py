@@ -212,8 +212,8 @@ class SharedPrefix(Section):
 
     def tokens_of(self, prompt_tokens: int) -> int:
         """Tokens of the prefix of a prompt of so many, in whole blocks, behind which one at least is its own."""
-        wanted = (self.hit_rate or 0) * prompt_tokens if self.len is None else self.len
-        return min(round(wanted / self.block), (prompt_tokens - 1) // self.block) * self.block
+        planned = (self.hit_rate or 0) * prompt_tokens if self.len is None else self.len
+        return min(round(planned / self.block), (prompt_tokens - 1) // self.block) * self.block
 
 
 PriorityOption = Literal["auto", "none"]
