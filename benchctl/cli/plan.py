@@ -19,7 +19,6 @@ from benchctl.profile.planning import (
     arms,
     balanced_numbers,
     imbalance_of,
-    ladder_imbalance_of,
     plan_runs,
     server_of,
     servers,
@@ -202,9 +201,6 @@ def print_plan(
     print_prediction(profile, estimate)
     if num_servers > 1:
         say(_balance_text(imbalance_of(plan.runs, profile.baseline), num_servers, profile.blocks))
-    if ladder:
-        balance = f"not fully balanced; balanced with {_numbers_text(len(ladder), profile.blocks)}"
-        say(f"order of loads: {'balanced' if ladder_imbalance_of(plan.runs).is_balanced else balance}")
     if capacity_metric(profile) is not None:
         say(f"capacity: {capacity_text(profile)}")
     print_power(profile, noise)
@@ -251,17 +247,13 @@ def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
     """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
     if imbalance.is_balanced:
         return "order: balanced, each arm runs in each position and after each other arm equally often"
+    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
     return (
         f"order: not fully balanced; mean positions differ from the baseline's by up to "
         f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
         f"{imbalance.position_spread}, the counts of one arm after another by up to "
-        f"{imbalance.predecessor_spread}; balanced with {_numbers_text(num_arms, num_blocks)}"
+        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
     )
-
-
-def _numbers_text(num_arms: int, num_blocks: int) -> str:
-    """The numbers of blocks nearest to ``num_blocks`` that balance an order: ``6 or 12 blocks``."""
-    return f"{' or '.join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)} blocks"
 
 
 def _ladder_text(ladder: Sequence[Cell]) -> str:

@@ -215,15 +215,13 @@ class LoadToSend(NamedTuple):
     """Left out where they are too many to hold."""
 
 
-def loads_at(profile: Profile, requests: RequestSets, cells: Iterable[Cell]) -> tuple[LoadToSend, ...]:
-    """The loads of cells."""
-    sets = ((under_load(profile, cell), requests.of(cell)) for cell in cells)
+def loads_at(
+    profile: Profile, requests: RequestSets, cells: Iterable[Cell] | None = None
+) -> tuple[LoadToSend, ...]:
+    """The loads of cells; without them those of all load points."""
+    points = load_points(profile) if cells is None else cells
+    sets = ((under_load(profile, cell), requests.of(cell)) for cell in points)
     return tuple(LoadToSend(loaded, size_of(sent), sent) for loaded, sent in sets)
-
-
-def loads_of_points(profile: Profile, requests: RequestSets) -> tuple[LoadToSend, ...]:
-    """The loads of all load points."""
-    return loads_at(profile, requests, load_points(profile))
 
 
 def shortfalls(loads: Sequence[LoadToSend], results: Path) -> tuple[Shortfall, ...]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from benchctl import __version__
 from benchctl.analysis.metrics.latency import latency_metrics, quotient
-from benchctl.analysis.metrics.slo import ratios_to_limits, slo_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import INTERRUPTED_CODE, RunError, UsageError
 from benchctl.load.exchange import LoadSummary
@@ -27,7 +26,6 @@ from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.run import RunContext, loads_of, noise_seed, widest
 from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.model import Profile
-from benchctl.profile.objective import Slo
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Integers
 from benchctl.records.directory import ResultDirectory, RunDirectory
@@ -235,13 +233,10 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
         ),
         load,
         limit,
-        profile.slo,
     )
 
 
-def _metrics_of(
-    simulation: Simulation, load: RecordedLoad, limit: int | None, slo: Slo | None
-) -> dict[str, float | None]:
+def _metrics_of(simulation: Simulation, load: RecordedLoad, limit: int | None) -> dict[str, float | None]:
     ended = simulation.requests
     sent_ns = _sent_ns(np.asarray(load.arrival_ns), np.sort(ended.last_token_ns), limit)[ended.index]
     several = ended.output_tokens > 1
@@ -268,13 +263,6 @@ def _metrics_of(
         "num_steps": simulation.log.num_cleared + len(simulation.log),
         "preemptions": simulation.num_preemptions,
     }
-    if slo is not None:
-        slowest_ns = np.zeros(len(ended))
-        slowest_ns[several] = tpot_ns
-        durations_ns = {"tpot": slowest_ns} | {name: np.asarray(latencies[name]) for name in ("ttft", "e2el")}
-        ratios = ratios_to_limits(durations_ns, slo.limits_ms)
-        unanswered = np.full(len(load) - len(ended), np.inf)
-        metrics |= slo_metrics(np.append(ratios, unanswered), slo.share, wall_s)
     return {name: metrics.get(name) for name in METRICS}
 
 

@@ -29,7 +29,7 @@ from benchctl.profile.settings import (
     under_load,
 )
 from benchctl.profile.yaml import LocatedError, Location
-from benchctl.records.directory import arm_label, cell_name, run_directory_name
+from benchctl.records.directory import arm_label, run_directory_name
 from benchctl.records.record import Plan, PlannedRun, StoppingRecord
 from benchctl.records.schema import SCHEMA_VERSION, Cell
 
@@ -140,12 +140,6 @@ def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
             baselines.add(arm)
     length = 1 + max((position for block in blocks.values() for position in block), default=-1)
     return _imbalance([[block.get(i) for i in range(length)] for block in blocks.values()], baselines)
-
-
-def ladder_imbalance_of(runs: Iterable[PlannedRun]) -> Imbalance:
-    """The imbalance of the orders in which the servers of each block get their load points; 0 for one."""
-    ladders = {run.block: [cell_name(point) for point in run.ladder] for run in runs}
-    return _imbalance([*ladders.values()], set())
 
 
 def _imbalance(orders: Sequence[Sequence[A | None]], baselines: set[A]) -> Imbalance:

@@ -1,22 +1,27 @@
 """Load factors: arms under each load, the profile of one load point, and what no load can be."""
 
+from collections.abc import Sequence
+
 import pytest
+from msgspec.structs import replace
 
 from benchctl.analysis.planning import repeated_baseline
 from benchctl.errors import ProfileError
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.load import load_profile, profile_from_plain, profile_sha256
 from benchctl.profile.planning import (
+    Imbalance,
     arms,
     cycle_length,
     extend_plan,
+    imbalance_of,
     is_repeated_baseline,
-    ladder_imbalance_of,
     plan_runs,
     servers,
     variant_settings,
 )
 from benchctl.profile.settings import is_load_factor, load_part, load_points, server_part, under_load
+from benchctl.records.record import PlannedRun
 
 SLOTS = [{"max_concurrency": slots} for slots in (1, 8, 64)]
 
@@ -193,6 +198,19 @@ def ladder(num_points=3, **changes):
     return curve(per_server="ladder", sweep=sweep, **changes)
 
 
+def order_imbalance(runs: Sequence[PlannedRun]) -> Imbalance:
+    """The imbalance of the orders of load points, as if each block had one run for each."""
+    blocks = {run.block: run for run in runs}
+    return imbalance_of(
+        [
+            replace(run, position=i, variant="a", cell=point)
+            for run in blocks.values()
+            for i, point in enumerate(run.ladder)
+        ],
+        baseline="",
+    )
+
+
 def test_a_ladder_starts_one_server_for_each_arm_in_a_block_and_gives_all_of_a_block_one_order():
     profile = ladder(blocks=6)
     assert servers(profile) == (("baseline", {}), ("small-batch", {}))
@@ -201,10 +219,10 @@ def test_a_ladder_starts_one_server_for_each_arm_in_a_block_and_gives_all_of_a_b
     assert all(run.cell == {} for run in plan.runs)
     orders = {run.block: [point["max_concurrency"] for point in run.ladder] for run in plan.runs}
     assert all(len({str(run.ladder) for run in plan.runs if run.block == block}) == 1 for block in orders)
-    assert ladder_imbalance_of(plan.runs).is_balanced
+    assert order_imbalance(plan.runs).is_balanced
     assert sorted(map(sorted, orders.values())) == [[1, 2, 4]] * 6
     assert all([*orders.values()].count(order) == 1 for order in orders.values())
-    assert not ladder_imbalance_of(plan_runs(ladder(blocks=4)).runs).is_balanced
+    assert not order_imbalance(plan_runs(ladder(blocks=4)).runs).is_balanced
 
 
 def test_a_swept_server_gets_its_own_ladder():
@@ -225,7 +243,7 @@ def test_an_extension_keeps_old_orders_of_loads_and_balances_the_new_with_them(n
     assert len(longer.runs) == 2 * num_blocks
     assert all(len(run.ladder) == num_points for run in longer.runs)
     if num_blocks % cycle_length(num_points) == 0 == num_old % cycle_length(num_points):
-        assert ladder_imbalance_of(longer.runs).is_balanced
+        assert order_imbalance(longer.runs).is_balanced
 
 
 def test_servers_that_get_one_load_have_no_ladder():

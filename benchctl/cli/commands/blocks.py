@@ -30,7 +30,7 @@ from benchctl.measure.devices import gpu_shortfalls, gpus_of_block
 from benchctl.measure.directory import reopen_experiment, undone_runs
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.interrupt import noting_interrupt
-from benchctl.measure.machine import loads_of_points, shortfalls
+from benchctl.measure.machine import loads_at, shortfalls
 from benchctl.measure.server.process import number_ranges
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
@@ -205,7 +205,7 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
     results, profile, requests = reopened.results, reopened.profile, reopened.requests
     check_block(results, block)
     refuse_certain(gpu_shortfalls(profile))
-    refuse_certain(shortfalls(loads_of_points(profile, requests), path))
+    refuse_certain(shortfalls(loads_at(profile, requests), path))
     num_runs = len(block_runs(results, block))
     try:
         with experiment_progress(num_runs, num_runs, is_quiet=options.is_quiet) as listener:

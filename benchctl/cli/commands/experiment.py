@@ -39,7 +39,7 @@ from benchctl.cluster.local import held_devices
 from benchctl.measure.devices import gpu_shortfalls, kv_shortfalls
 from benchctl.measure.directory import Origin, extend_experiment, extended_plan, reopen_experiment
 from benchctl.measure.experiment import Outcome, create_experiment, pending_runs
-from benchctl.measure.machine import loads_of_points, shortfalls
+from benchctl.measure.machine import loads_at, shortfalls
 from benchctl.measure.on_file import earlier_noise, noise_on_file
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
@@ -126,9 +126,7 @@ def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None =
 
 def _check_load(profile: Profile, requests: RequestSets, path: Path, options: RunOptions) -> None:
     """Raise UsageError where a limit of this machine, or the time of a task, ends the experiment."""
-    refuse_certain(
-        shortfalls(loads_of_points(profile, requests), path), is_plan=options.dry_run or options.is_elsewhere
-    )
+    refuse_certain(shortfalls(loads_at(profile, requests), path), is_plan=options.dry_run or options.is_elsewhere)
     if options.on == "slurm":
         check_block_time(profile, requests, is_plan=options.dry_run)
 
@@ -153,9 +151,7 @@ def _print_planned(profile: Profile, options: RunOptions) -> None:
     if first is profile:
         _check_load(profile, requests, options.output or options.output_dir, options)
     else:
-        refuse_certain(
-            shortfalls(loads_of_points(first, requests), options.output or options.output_dir), is_plan=True
-        )
+        refuse_certain(shortfalls(loads_at(first, requests), options.output or options.output_dir), is_plan=True)
         number = len(prepared.requests)
         say(f"first the natural lengths of {number} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
@@ -171,7 +167,7 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     results, stored, requests = reopened.results, reopened.profile, reopened.requests
     plan = results.due_plan() if options.num_blocks is None else extended_plan(reopened, options.num_blocks)
     refuse_certain(gpu_shortfalls(stored), is_plan=True)
-    refuse_certain(shortfalls(loads_of_points(stored, requests), path), is_plan=True)
+    refuse_certain(shortfalls(loads_at(stored, requests), path), is_plan=True)
     pending = pending_runs(results, stored, plan)
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
