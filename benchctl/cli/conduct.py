@@ -36,9 +36,8 @@ from benchctl.profile.engine_table import is_virtual, own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, servers, variant_settings
 from benchctl.profile.sizes import capacity_sizes, pilot_profile, with_sizes
-from benchctl.records.directory import BLOCKS, ResultDirectory
+from benchctl.records.directory import BLOCKS, RequestSets, ResultDirectory
 from benchctl.records.record import LoadsChoice, Look, PlannedRun, RunRecord, StoppingRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.units import duration, folded, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.prepare import LENGTHS_KEY, PreparedSet, lengths_profile, needs_lengths

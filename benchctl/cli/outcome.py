@@ -20,7 +20,7 @@ from benchctl.measure.experiment import Outcome
 from benchctl.measure.on_file import keep_noise
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import is_repeated_baseline
-from benchctl.report import capacity_tables, curve_tables, experiment_tables, time_tables
+from benchctl.report import curve_tables, experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, drawing, write_derived, write_pictures
 from benchctl.report.table import Column, Table
@@ -212,13 +212,13 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_short: bool = Fal
         curve_tables.curves_table(analysis),
         experiment_tables.nodes_table(analysis.nodes),
         experiment_tables.ladder_table(analysis),
-        capacity_tables.capacity_table(analysis),
+        curve_tables.capacity_table(analysis),
     )
     for table in tables:
         if table is not None:
             console.print()
             console.print(table)
-    for line in capacity_tables.capacity_lines(analysis):
+    for line in curve_tables.capacity_lines(analysis):
         console.print(visible_line(line))
     for _, title, lines in texts_of(analysis):
         if lines:

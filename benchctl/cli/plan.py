@@ -28,9 +28,8 @@ from benchctl.profile.planning import (
 )
 from benchctl.profile.settings import load_points, server_part, under_load
 from benchctl.profile.sizes import capacity_metric, capacity_text
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.directory import RequestSets, arm_label, cell_name
 from benchctl.records.record import PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell
 from benchctl.records.stores import NoiseFloor
 from benchctl.units import count_of, duration, four_digits, percentage

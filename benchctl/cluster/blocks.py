@@ -23,10 +23,9 @@ from benchctl.measure.run import Listener, measure_run
 from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import servers
-from benchctl.records.directory import BLOCKS, ResultDirectory
+from benchctl.records.directory import BLOCKS, RequestSets, ResultDirectory
 from benchctl.records.integrity import FILE_MEASUREMENTS, begin_digests, forget_run, record_run
 from benchctl.records.record import Plan, PlannedRun, PreparedRequest
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.writers import Owner, boot_id, living_owner, owned_block, settle_runs, sole_writer
 from benchctl.units import count_of

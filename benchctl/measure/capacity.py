@@ -26,10 +26,9 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.profile.settings import under_load
 from benchctl.records.columns import columns_from
-from benchctl.records.directory import arm_label
+from benchctl.records.directory import RequestSets, arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RunRecord, RunTimes
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, Cell, Record, ResultWarning, StepRecord
 from benchctl.sim.predict import draft_warnings
 from benchctl.sim.virtual import VirtualServer, config_of

@@ -26,12 +26,11 @@ from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import extend_plan, plan_runs
-from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
+from benchctl.records.directory import RequestSets, ResultDirectory, RunDirectory, open_results
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, digest_of, read_digests, renew_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Extension, Manifest, Plan, PlannedRun, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ExperimentState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import sole_writer

@@ -35,7 +35,7 @@ from benchctl.measure.telemetry.gpus import gpu_inventory
 from benchctl.measure.telemetry.reading import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import PILOT_BLOCKS, arms, servers, variant_settings
-from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
+from benchctl.records.directory import RequestSets, ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.record import (
     Manifest,
@@ -45,7 +45,6 @@ from benchctl.records.record import (
     RunFailure,
     RunRecord,
 )
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.records.writers import settle_runs, sole_writer

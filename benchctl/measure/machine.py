@@ -32,8 +32,8 @@ from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, stopping_rule
 from benchctl.profile.settings import load_points, under_load
+from benchctl.records.directory import RequestSets
 from benchctl.records.record import Manifest, PreparedRequest
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, Cell, GitState, HostInfo, NodeGpu, NodeInfo
 from benchctl.units import megabytes
 from benchctl.untrusted.secrets import environment_redactor

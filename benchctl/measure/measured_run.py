@@ -24,12 +24,11 @@ from benchctl.measure.interrupt import await_signal, interruptible, run_interrup
 from benchctl.measure.redaction import redacted_tree
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.integrity import digests_of_run
 from benchctl.records.loaded import LoadedRun, read_load
 from benchctl.records.loads import concluded
 from benchctl.records.record import INTERRUPTED, LoadRecord, PlannedRun, PreparedRequest, RunFailure, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.untrusted.secrets import environment_redactor

@@ -26,11 +26,10 @@ from benchctl.profile.load import engine_sha256, hardware_names
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, is_repeated_baseline, server_of, variant_settings
 from benchctl.profile.settings import under_load
-from benchctl.records.directory import arm_label
+from benchctl.records.directory import RequestSets, arm_label
 from benchctl.records.files import encode
 from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
 from benchctl.records.record import LoadRecord, Manifest, PlannedRun, PreparedRequest, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores import (
     NOISE,

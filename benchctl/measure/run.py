@@ -44,7 +44,7 @@ from benchctl.measure.telemetry.samplers import sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.measure.waves import send_waves
 from benchctl.profile.model import Profile
-from benchctl.records.directory import RunDirectory, cell_name
+from benchctl.records.directory import RequestSets, RunDirectory, cell_name
 from benchctl.records.record import (
     LoadsChoice,
     Look,
@@ -54,7 +54,6 @@ from benchctl.records.record import (
     RunRecord,
     StoppingRecord,
 )
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import StepRecord
 from benchctl.workload.opening import opening_of
 

@@ -28,10 +28,9 @@ from benchctl.measure.warmup import prime_bursts, warmup_bursts
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Integers
-from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.directory import RequestSets, ResultDirectory, RunDirectory
 from benchctl.records.files import JsonlWriter
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import StepRecord
 from benchctl.sim.core import SimLoad
 from benchctl.sim.engine import SimulatedEngine

@@ -5,7 +5,6 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from benchctl.profile.choices import Section
-from benchctl.units import percentage
 
 Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 SLO_METRICS: Final = ("goodput", "slo_attained_frac", "slo_ratio")
@@ -41,9 +40,3 @@ class Slo(Section):
         """The limits that are set, by latency."""
         limits = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
         return {name: limit for name, limit in limits.items() if limit is not None}
-
-    @property
-    def in_words(self) -> str:
-        """``95% keep ttft <= 200 ms and tpot <= 50 ms``."""
-        limits = " and ".join(f"{name} <= {limit:g} ms" for name, limit in self.limits_ms.items())
-        return f"{percentage(self.share)} keep {limits}"

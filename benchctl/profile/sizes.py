@@ -6,9 +6,10 @@ from typing import Final
 
 from benchctl.profile.arrival import RATED
 from benchctl.profile.model import FactorValue, Profile
-from benchctl.profile.objective import CAPACITIES, CapacitySearch
+from benchctl.profile.objective import CAPACITIES, CapacitySearch, Slo
 from benchctl.profile.settings import setting_of
 from benchctl.profile.yaml import Problem, Steps
+from benchctl.units import percentage
 
 _STEP: Final = 1.09
 """Between inner sizes: for a queue, a line over it errs by less than half a percent of the capacity."""
@@ -22,11 +23,13 @@ def capacity_metric(profile: Profile) -> str | None:
 
 
 def capacity_text(profile: Profile) -> str:
-    """``requests at once at which 95% keep ttft <= 200 ms``, of a profile that asks for a capacity."""
+    """``requests at once at which 95% keep ttft <= 200 ms and tpot <= 50 ms``, of one that asks for a capacity."""
+    slo = profile.slo or Slo()
     unit = {"capacity_concurrency": "requests at once", "capacity_rate": "requests/s"}[
         capacity_metric(profile) or ""
     ]
-    return f"{unit} at which {'' if profile.slo is None else profile.slo.in_words}"
+    limits = " and ".join(f"{name} <= {limit:g} ms" for name, limit in slo.limits_ms.items())
+    return f"{unit} at which {percentage(slo.share)} keep {limits}"
 
 
 def size_factor(factors: Iterable[str], metric: str) -> str | None:

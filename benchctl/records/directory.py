@@ -1,9 +1,10 @@
-"""The result directory: create it, reopen it, read it; the submissions of its blocks to a scheduler."""
+"""The result directory: create, reopen and read it, and its request sets; submissions of blocks to a scheduler."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -20,8 +21,8 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell, Document
+from benchctl.units import range_of
 from benchctl.untrusted import STORED_PROFILE_BYTES
 from benchctl.untrusted.files import (
     DECODING_ERRORS,
@@ -129,6 +130,32 @@ class RunDirectory:
 
     def requests(self) -> Iterator[RequestRecord]:
         return read_jsonl(self.request_log, RequestRecord, within=self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSets:
+    """The request sets of an experiment in memory, by the load factors in which they differ; mostly one."""
+
+    sets: tuple[tuple[Cell, tuple[PreparedRequest, ...]], ...]
+
+    @classmethod
+    def single(cls, requests: Iterable[PreparedRequest]) -> "RequestSets":
+        """One set, for all load points."""
+        return cls((({}, tuple(requests)),))
+
+    @property
+    def requests(self) -> tuple[PreparedRequest, ...]:
+        """The requests of all sets, one set after the other."""
+        return tuple(chain.from_iterable(requests for _, requests in self.sets))
+
+    @property
+    def number(self) -> str:
+        """The number of requests of a load, ``20 to 200`` where sets differ in it."""
+        return range_of([len(requests) for _, requests in self.sets])
+
+    def of(self, cell: Cell) -> tuple[PreparedRequest, ...]:
+        """The set of a load point, or of a cell with further factors; empty where none has its values."""
+        return next((requests for factors, requests in self.sets if factors.items() <= cell.items()), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.directory import RunDirectory, open_results
+from benchctl.records.directory import RequestSets, RunDirectory, open_results
 from benchctl.records.files import damaged_line, line_blocks, read_jsonl, records_in
 from benchctl.records.loads import counting, point_id, record_of_load
 from benchctl.records.record import (
@@ -26,7 +26,6 @@ from benchctl.records.record import (
     RequestRecord,
     RunRecord,
 )
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import (
     SCHEMA_VERSION,
     ClientSample,

@@ -22,8 +22,7 @@ from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.capacity_tables import capacity_document
-from benchctl.report.curve_tables import curve_document
+from benchctl.report.curve_tables import capacity_document, curve_rows
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.table import csv_bytes
 from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
@@ -351,6 +350,10 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         }
         for cell in analysis.cells
     ]
+    curves = [
+        {"metrics": curve.metrics, "points": [*curve_rows(curve)], "knees": [*curve.knees.items()]}
+        for curve in analysis.curves
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "profile": manifest.profile,
@@ -361,7 +364,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "cells": cells,
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
-        **({"curves": [curve_document(curve) for curve in analysis.curves]} if analysis.curves else {}),
+        **({"curves": curves} if curves else {}),
         **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
         **({"capacities": [*map(capacity_document, analysis.capacities)]} if analysis.capacities else {}),
         **({"scatter": _scatter_document(analysis)} if analysis.scatter else {}),

@@ -18,8 +18,8 @@ from benchctl.analysis.validity.answers import planned_hit_frac
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.sections import SharedPrefix
+from benchctl.records.directory import RequestSets
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest, WarmupRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table

@@ -21,9 +21,8 @@ from benchctl.profile.arrival import Arrival, launch_offsets_ns
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.profile.settings import load_part, under_load
-from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.directory import RequestSets, arm_label, cell_name
 from benchctl.records.record import PreparedRequest
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.core import SimLoad

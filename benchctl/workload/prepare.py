@@ -27,12 +27,11 @@ from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile, Workload, most_of
 from benchctl.profile.planning import variant_settings
 from benchctl.profile.settings import is_load_factor, load_points, setting_of, under_load
-from benchctl.records.directory import ResultDirectory, cell_name, open_results
+from benchctl.records.directory import RequestSets, ResultDirectory, cell_name, open_results
 from benchctl.records.files import encode
 from benchctl.records.finish_reasons import is_cut, may_be_whole
 from benchctl.records.loads import counting
 from benchctl.records.record import PreparedRequest, RequestRecord, RequestSet
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell, ResultWarning
 from benchctl.workload.datasets.base import (
     DATA_DIRECTORY_VARIABLE,

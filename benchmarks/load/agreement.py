@@ -42,10 +42,9 @@ from benchctl.measure.server.process import choose_port
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import Message, PlannedRun, PreparedRequest, RequestRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.fresh_server import fresh_server

@@ -30,9 +30,8 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.planning import plan_runs, variant_settings
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.record import PreparedRequest, RequestRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.tokenizers import tokenize_chat
 from benchctl.workload.turns import with_answers_in

@@ -26,9 +26,8 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance
 from benchctl.profile.planning import variant_settings
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.request_sets import RequestSets
 
 ENGINE = AttachEngine()
 KEY = "not-to-be-written-anywhere-4711"

@@ -21,10 +21,9 @@ from benchctl.engines.sglang_lenvm import SglangLenvmEngine, custom_params, fork
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.model import Guidance, Sampling
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()

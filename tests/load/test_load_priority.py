@@ -170,7 +170,7 @@ RUN = """
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
-from benchctl.records.request_sets import RequestSets
+from benchctl.records.directory import RequestSets
 
 directory, workers, clock = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 directory.mkdir(exist_ok=True)

@@ -35,10 +35,9 @@ from benchctl.load.workers import WorkerLoad, WorkerPlan, load_for
 from benchctl.measure.run import Listener, RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.profile.arrival import Arrival
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import RequestRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}

@@ -11,9 +11,9 @@ from benchctl.cli.plan import print_plan
 from benchctl.measure import on_file as durations
 from benchctl.measure.on_file import estimate_durations, load_s, remember_duration
 from benchctl.profile.arrival import Arrival
+from benchctl.records.directory import RequestSets
 from benchctl.records.loaded import load_results
 from benchctl.records.record import LoadRecord, RunTimes
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.stores import store_duration, stored_durations
 from benchctl.report.texts import time_lines
 from benchctl.units import NS_PER_S

@@ -26,10 +26,9 @@ from benchctl.measure.interrupt import OF_SCHEDULERS, await_signal, interruptibl
 from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.health import limit_in_log, start_refusal
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results, load_run
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.writers import current_manifest, is_held, sole_writer
 from benchctl.report.export import list_directories
 

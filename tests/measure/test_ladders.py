@@ -20,10 +20,9 @@ from benchctl.measure.experiment import create_simulation
 from benchctl.measure.run import Listener, RunContext, loads_of, measure_run, widest
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.directory import RequestSets, ResultDirectory, RunDirectory
 from benchctl.records.loaded import LoadedRun, load_points_of, load_results
 from benchctl.records.record import LoadRecord, PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import Cell
 from benchctl.records.writers import settled
 from benchctl.workload.prepare import prepare_requests

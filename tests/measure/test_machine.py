@@ -30,9 +30,8 @@ from benchctl.measure.telemetry.gpus import numa_node, open_gpu
 from benchctl.measure.telemetry.samplers import host_samples
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.directory import RunDirectory, open_results
+from benchctl.records.directory import RequestSets, RunDirectory, open_results
 from benchctl.records.files import encode
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import GitState, NodeGpu
 from benchctl.units import s_from_ns
 

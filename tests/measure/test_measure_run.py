@@ -18,9 +18,8 @@ from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError
 from benchctl.measure.run import Listener, RunContext, measure_run, noise_seed
 from benchctl.measure.telemetry.gpus import open_gpu
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ResultWarning
 
 

@@ -17,9 +17,8 @@ from benchctl.measure.experiment import create_simulation, run_experiment
 from benchctl.measure.run import Listener, RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import load_profile
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.request_sets import RequestSets
 from benchctl.workload.prepare import prepare_requests
 
 WORKLOAD = {

@@ -14,8 +14,7 @@ from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.redaction import redact_file
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.sections import RequestOptions
-from benchctl.records.directory import RunDirectory
-from benchctl.records.request_sets import RequestSets
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.secrets import environment_redactor
 

@@ -23,11 +23,10 @@ from benchctl.engines.metrics_page import series_of
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.samplers import prometheus_samples, sampler
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.directory import RequestSets, ResultDirectory, RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import LoadedRun, load_results, load_run
 from benchctl.records.record import Message, RequestError
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.workload.tokenizers import count_chat_tokens
 

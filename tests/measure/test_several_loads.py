@@ -16,10 +16,9 @@ from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.waiting import wait_until
 
 from benchctl.measure.run import Listener, RunContext, measure_run
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_run
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import HostSample
 from benchctl.records.writers import settled
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from support.results.builders import edit_manifest, prepared, write_results
 
+from benchctl.records.directory import RequestSets
 from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest, RequestSet
-from benchctl.records.request_sets import RequestSets
 
 
 def content_of(requests: tuple[PreparedRequest, ...]) -> bytes:

@@ -11,10 +11,9 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile, profile_from_plain
 from benchctl.profile.planning import variant_settings
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.sim.predict import StepTimes, emulated_config, predict_plan, predict_run
 from benchctl.workload.prepare import prepare_requests
 

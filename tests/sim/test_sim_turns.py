@@ -9,10 +9,9 @@ from support.servers.simulator import request_of
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core, Phase, SimLoad
 from benchctl.sim.engine import SimulatedEngine

@@ -198,10 +198,9 @@ def arm_capacities(experiment: Experiment, pairs: Sequence[ArmPair], confidence:
             levels = {pair.a.label: ratio.a, pair.b.label: ratio.b} | levels
     rows = []
     for each in capacities_of(experiment, metric):
-        sizes = known_values(each.sizes)
-        if not sizes or None in each.sizes:
-            rows.append(each)
-            continue
-        level = levels.get(each.arm.label, geometric_mean(sizes))
-        rows.append(each._replace(level=level, interval=level_interval(sizes, level, confidence)))
+        sizes, interval = known_values(each.sizes), None
+        level = levels.get(each.arm.label, geometric_mean(sizes)) if sizes and None not in each.sizes else None
+        if level is not None:
+            interval = level_interval(sizes, level, confidence)
+        rows.append(each._replace(level=level, interval=interval))
     return tuple(rows)

@@ -7,7 +7,6 @@ kept all of them. Limits hold for each request as a whole: shares that keep each
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
 
 import numpy as np
 
@@ -17,16 +16,11 @@ from benchctl.records.record import RequestRecord
 from benchctl.units import NS_PER_MS
 
 
-def ratios_to_limits(durations_ns: Mapping[str, Floats], limits_ms: Mapping[str, float]) -> Floats:
-    """The ratio of each request: the largest of its limited ``durations_ns`` over their limits."""
-    return reduce(np.maximum, (durations_ns[name] / NS_PER_MS / limit for name, limit in limits_ms.items()))
-
-
 def request_ratios(requests: Sequence[RequestRecord], limits_ms: Mapping[str, float], factor: float) -> Floats:
     """The ratio of each request, with times multiplied by ``factor``; infinite without a complete answer."""
     durations_ns = [request_durations_ns(request) for request in requests]
-    columns = {name: np.array([each[name] for each in durations_ns]) * factor for name in limits_ms}
-    return ratios_to_limits(columns, limits_ms)
+    ratios = [max(each[name] / limit for name, limit in limits_ms.items()) for each in durations_ns]
+    return np.array(ratios) / NS_PER_MS * factor
 
 
 def slo_metrics(ratios: Floats, share: float, duration_s: float | None) -> dict[str, float | None]:

@@ -35,9 +35,8 @@ from benchctl.measure.server.process import number_ranges
 from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs, servers
-from benchctl.records.directory import ResultDirectory, Submission, arm_label
+from benchctl.records.directory import RequestSets, ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun
-from benchctl.records.request_sets import RequestSets
 from benchctl.units import count_of, duration
 from benchctl.workload.prepare import LENGTHS_KEY, needs_lengths
 

@@ -45,8 +45,7 @@ from benchctl.profile.engine_table import is_virtual
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.sizes import capacity_sizes, pilot_profile, with_sizes
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.request_sets import RequestSets
+from benchctl.records.directory import RequestSets, ResultDirectory
 from benchctl.records.stores import NOISE
 from benchctl.workload.prepare import lengths_profile, needs_lengths
 

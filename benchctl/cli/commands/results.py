@@ -28,7 +28,7 @@ from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import Verification, directory_sha256, verify_directory
 from benchctl.records.writers import current_manifest
-from benchctl.report import capacity_tables, curve_tables, experiment_tables, time_tables
+from benchctl.report import curve_tables, experiment_tables, time_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_figures, write_report
 from benchctl.report.model_tables import acceptance_table
@@ -100,7 +100,7 @@ def _parts(analysis: AnalyzedExperiment, width: int, *, show_all: bool) -> Itera
     *texts, notes = texts_of(analysis)
     runs = ("runs", *_runs(analysis, show_all=show_all))
     parts: list[tuple[str, Table | str | None, list[str]]] = [
-        ("capacity", capacity_tables.capacity_table(analysis), capacity_tables.capacity_lines(analysis)),
+        ("capacity", curve_tables.capacity_table(analysis), curve_tables.capacity_lines(analysis)),
         ("cost", experiment_tables.sweep_table(analysis), []),
         ("passes", time_tables.passes_table(analysis), []),
         ("launches", time_tables.launch_table(analysis), []),

@@ -30,10 +30,9 @@ from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.interop.foreign_readers import ForeignRun
 from benchctl.profile.engine_table import is_virtual
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.capacity_tables import capacity_lines, capacity_table
 from benchctl.report.charts import curves, ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
-from benchctl.report.curve_tables import curves_table, knee_lines
+from benchctl.report.curve_tables import capacity_lines, capacity_table, curves_table, knee_lines
 from benchctl.report.documents import comparison_document, definitions
 from benchctl.report.experiment_tables import carry_over_table, scatter_lines, scatter_table
 from benchctl.report.model_documents import verdicts_document

@@ -17,7 +17,7 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.objective import Slo
 from benchctl.profile.sizes import capacity_sizes
 from benchctl.records.record import RequestError
-from benchctl.report.capacity_tables import capacity_document, capacity_lines
+from benchctl.report.curve_tables import capacity_document, capacity_lines
 
 METRIC = "capacity_concurrency"
 SLOW, FAST, FASTER = ("small:60:2000", "small:66:2200", "small:120:4000")

@@ -19,10 +19,9 @@ from benchctl.analysis.validity.client import client_suspect_warnings, client_wa
 from benchctl.interop.vllm_result import vllm_result
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.arrival import Arrival, arrival_offsets_ns
-from benchctl.records.directory import RunDirectory
+from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.record import ChoiceRecord, RequestRecord, RunRecord
-from benchctl.records.request_sets import RequestSets
 from benchctl.records.schema import ClientSample, ClockOffset, NodeInfo
 from benchctl.units import NS_PER_MS, NS_PER_S
 

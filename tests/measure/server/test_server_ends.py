@@ -28,9 +28,8 @@ from benchctl.measure.server.health import silence_ns
 from benchctl.measure.server.process import Supervised, descendants, is_alive
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.supervise import Launched
-from benchctl.records.directory import RunDirectory, open_results
+from benchctl.records.directory import RequestSets, RunDirectory, open_results
 from benchctl.records.loaded import load_run
-from benchctl.records.request_sets import RequestSets
 
 SHARED = Path("/dev/shm")
 
