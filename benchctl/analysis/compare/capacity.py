@@ -6,6 +6,7 @@ from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_me
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.capacity import CapacityPair, capacity_pairs
 from benchctl.analysis.experiment.pairing import ArmPair
+from benchctl.analysis.metrics.latency import known_values
 from benchctl.analysis.statistics.estimate import UNORDERED
 from benchctl.errors import UsageError
 from benchctl.profile.objective import CAPACITIES
@@ -43,7 +44,7 @@ def capacity_cell(
         label=capacity.pair.b.label,
         a_label=capacity.pair.a.label,
         b_label=capacity.pair.b.label,
-        num_blocks=min(map(len, capacity.values)),
+        num_blocks=min(len(known_values(side)) for side in capacity.values),
         metrics=metrics,
         errors=tuple(errors) if own else ("no block has a usable run on both sides",),
         design=UNORDERED if capacity.ratio is None else capacity.ratio.design,

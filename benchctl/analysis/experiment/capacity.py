@@ -42,9 +42,9 @@ class Capacity(NamedTuple):
     points: tuple[CapacityPoint, ...]
     crossing: Crossing
     size: float | None
-    """None where it is censored."""
+    """None where it is censored, and where none of its loads counts, which says nothing about it."""
     limit: str | None
-    """The reason why it has no size, with a remedy, or none that is exact; None where it has one."""
+    """The reason why it is censored, with a remedy, or not exact; else None."""
 
 
 class ArmCapacity(NamedTuple):
@@ -64,6 +64,11 @@ class ArmCapacity(NamedTuple):
     def sizes(self) -> Values:
         """Those of the blocks."""
         return [each.size for each in self.blocks.values()]
+
+    @property
+    def is_censored(self) -> bool:
+        """True where a block has loads that count and no capacity: the others are no fair sample."""
+        return any(each.size is None and each.limit is not None for each in self.blocks.values())
 
     @property
     def elasticity(self) -> float | None:
@@ -117,7 +122,8 @@ def point_of(experiment: Experiment, run: LoadedRun | None, size: float) -> Capa
 def capacity_of(points: Sequence[CapacityPoint]) -> Capacity:
     """The capacity by the loads of one block, the smallest first.
 
-    It is censored where the sizes do not bracket it, or where a load that may lie beside it has no latency.
+    It is censored where the sizes do not bracket it, or where a load that may lie beside it has no latency; but not
+    where no load counts.
     """
     fitting = [(point.size, point.log_ratio) for point in points if point.log_ratio is not None]
     breaks_from = min((point.size for point in points if point.breaks), default=None)
@@ -129,7 +135,9 @@ def capacity_of(points: Sequence[CapacityPoint]) -> Capacity:
         if each.log_ratio is None and not each.breaks and (holds or 0.0) < each.size < (breaks or math.inf)
     ]
     limit = None
-    if unknown:
+    if len(unknown) == len(points):
+        size = None
+    elif unknown:
         size, limit = None, f"has no latency at {unknown[0]:g}: the load is too short, or does not count"
     elif size is None and holds is None:
         limit = f"breaks at {breaks:g}, the least that was sent: send less, or raise the limits"
@@ -153,7 +161,7 @@ class CapacityPair(NamedTuple):
     ratio: SideRatio | None
     """B over A; the effect of the position is removed where two servers got all loads of a block."""
     censored: str | None
-    """Limits of both sides; None where every block has a capacity."""
+    """Limits of both sides; None where every block whose loads count has a capacity."""
 
 
 def capacity_pairs(pairs: Sequence[ArmPair], metric: str) -> list[CapacityPair]:
@@ -178,7 +186,7 @@ def capacity_pairs(pairs: Sequence[ArmPair], metric: str) -> list[CapacityPair]:
             has_position = a_side.has_ladder and not a_side.is_pooled(loads[0].a.cell)
             design = pair.design if has_position else BlockDesign(pair.blocks)
             ratio = side_ratio(of_a, of_b, design, pair.confidence, pair.estimator)
-        censored = "; ".join([*a.limits, *b.limits]) if None in (*of_a, *of_b) else None
+        censored = "; ".join([*a.limits, *b.limits]) if a.is_censored or b.is_censored else None
         capacities.append(CapacityPair(metric, pair, loads, (of_a, of_b), ratio, censored))
     return capacities
 
@@ -199,7 +207,7 @@ def arm_capacities(experiment: Experiment, pairs: Sequence[ArmPair], confidence:
     rows = []
     for each in capacities_of(experiment, metric):
         sizes, interval = known_values(each.sizes), None
-        level = levels.get(each.arm.label, geometric_mean(sizes)) if sizes and None not in each.sizes else None
+        level = levels.get(each.arm.label, geometric_mean(sizes)) if sizes and not each.is_censored else None
         if level is not None:
             interval = level_interval(sizes, level, confidence)
         rows.append(each._replace(level=level, interval=interval))

@@ -11,7 +11,8 @@ from support.results.several import simulated
 
 from benchctl.analysis.analyzed import analyze
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
-from benchctl.analysis.experiment.capacity import capacities_of
+from benchctl.analysis.experiment.capacity import ArmCapacity, CapacityPoint, capacities_of, capacity_of
+from benchctl.analysis.experiment.experiment import Arm
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.profile.load import load_profile
 from benchctl.profile.objective import Slo
@@ -129,6 +130,15 @@ def test_one_censored_block_leaves_the_ratio_undecided(experiment, tmp_path):
         "baseline has no latency at 11: the load is too short, or does not count (1 of 6 blocks)" in metric.reason
     )
     assert metric.a_blocks.count(None) == 1
+
+
+def test_a_block_none_of_whose_loads_counts_says_nothing_and_censors_nothing():
+    unusable = capacity_of([CapacityPoint(4), CapacityPoint(8)])
+    assert (unusable.size, unusable.limit) == (None, None)
+    usable = capacity_of([CapacityPoint(4, -0.5), CapacityPoint(8, 0.5)])
+    arm = Arm(variant="baseline", cell={}, runs={}, excluded={}, client_excluded={})
+    assert not ArmCapacity(arm, (), {0: usable, 1: unusable}).is_censored
+    assert ArmCapacity(arm, (), {0: capacity_of([CapacityPoint(4, -0.5), CapacityPoint(8)])}).is_censored
 
 
 def test_failed_requests_of_a_load_above_the_capacity_only_break_it(experiment):
