@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from benchctl.cli.screen import live_line
 from benchctl.load.exchange import LoadSummary
@@ -127,8 +128,7 @@ def figures(case: str, seconds: float, root: Path) -> dict[str, Any]:
         results = sending.create_load_directory(profile, prepared, origin)
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, usable_cores()[1])
-        sending.LiveNumbers = timed.numbers  # type: ignore[misc,assignment]
-        with live_line(position=0) as show_live:
+        with patch.object(sending, "LiveNumbers", timed.numbers), live_line(position=0) as show_live:
             sending.load_server(results, profile, lambda _: None, timed.around("show", show_live))
         os.sched_setaffinity(0, cores)
     (run,) = load_results(directory).runs

@@ -142,9 +142,9 @@ NEAR: Final = 0.03
 
 def simulated(directory: Path) -> list[dict[str, str]]:
     """The knees of two simulated arms beside their truth."""
-    for name, knee in SIMULATED_KNEES.items():
+    for name, size in SIMULATED_KNEES.items():
         values = {"compute": 0.0, "memory": 0.0, "all_reduce": 0.0, "layers": 0.0}
-        values |= {"requests": FIXED_US / knee, "steps": FIXED_US}
+        values |= {"requests": FIXED_US / size, "steps": FIXED_US}
         coefficients = tuple(Coefficient(name=each, value=value) for each, value in values.items())
         model = StepTimeModel(
             structure="overlap", coefficients=coefficients, hardware="h100-sxm", tensor_parallel=(1,)
@@ -174,7 +174,7 @@ def simulated(directory: Path) -> list[dict[str, str]]:
     loaded = load_profile(str(path))
     prepared = prepare_requests(loaded)
     results = create_simulation(loaded, prepared, Origin(output_root=directory, argv=()))
-    run_experiment(results, loaded, prepared.requests, Listener(), simulate_run)
+    run_experiment(results, loaded, prepared.sets, Listener(), simulate_run)
     analysis = analyze_directory(results.path)
     rows = []
     for curve, line in zip(analysis.curves, knee_lines(analysis), strict=True):

@@ -13,6 +13,7 @@ from benchctl.profile.files import list_profiles
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.settings import load_points, under_load
 from benchctl.records.directory import arm_label
 from benchctl.records.record import RunRecord
 
@@ -62,6 +63,7 @@ def launches(profile: Profile, models: Path) -> dict[str, dict[str, str]]:
 
 def differences(profile: Profile, models: Path, *, undeclared: bool = False) -> set[str]:
     """Settings in which some server differs from the baseline's; only those that its variant does not declare."""
+    profile = under_load(profile, load_points(profile)[0])
     by_arm, settings, different = launches(profile, models), settings_by_arm(profile, models), set()
     baseline = by_arm.pop(profile.baseline)
     for label, launch in by_arm.items():
