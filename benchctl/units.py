@@ -8,7 +8,7 @@ the page take their numbers from these functions, so that one number looks the s
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
@@ -167,9 +167,9 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def range_of(numbers: Sequence[float], form: str = "") -> str:
-    """``8``, or ``6 to 8`` where the numbers differ in this form."""
-    low, high = f"{min(numbers):{form}}", f"{max(numbers):{form}}"
+def range_of(numbers: Sequence[float], form: str | Callable[[float], str] = "") -> str:
+    """``8``, or ``6 to 8`` where the numbers differ in this form, a format or a function that writes one."""
+    low, high = (form(end) if callable(form) else f"{end:{form}}" for end in (min(numbers), max(numbers)))
     return low if low == high else f"{low} to {high}"
 
 

@@ -17,7 +17,7 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.profile.settings import load_part, server_part
 from benchctl.records.directory import arm_label, arm_order
 from benchctl.records.schema import Cell
-from benchctl.units import count_of, s_from_ns
+from benchctl.units import count_of, range_of, s_from_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +204,11 @@ def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Find
         return None
     walls = [row.number("wall_ratio") or math.nan for row in slow]
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
-    percents = span_of([100 * share for share in shares], ".0f")
+    percents = range_of([100 * share for share in shares], ".0f")
     return Finding(
         code="unexplained-by-flops",
         sentence=(
-            f"{cells_in_words(slow)}: {span_of(walls, '.2f')} times the wall time for {span_of(flops, '.2f')} "
+            f"{cells_in_words(slow)}: {range_of(walls, '.2f')} times the wall time for {range_of(flops, '.2f')} "
             f"times the {kind} FLOPs, so {percents}% of the slowdown (in logarithms) is not arithmetic."
         ),
         numbers={
@@ -283,12 +283,6 @@ def cells_in_words(rows: Sequence[SweepRow]) -> str:
         (factor,) = rows[0].cell
         return f"{rows[0].variant} {factor}={', '.join(str(row.cell[factor]) for row in rows)}"
     return "; ".join(row.label for row in rows)
-
-
-def span_of(values: Sequence[float], form: str) -> str:
-    """One value, or the smallest and the largest if their texts differ."""
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
 
 
 def _drafts_in_vain(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) -> Finding | None:

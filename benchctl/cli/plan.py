@@ -2,7 +2,7 @@
 known, and the power of the experiment.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -32,7 +32,7 @@ from benchctl.records.directory import RequestSets, arm_label, cell_name
 from benchctl.records.record import PlannedRun
 from benchctl.records.schema import Cell
 from benchctl.records.stores import NoiseFloor
-from benchctl.units import count_of, duration, four_digits, percentage
+from benchctl.units import count_of, duration, four_digits, percentage, range_of
 
 if TYPE_CHECKING:
     from benchctl.sim.predict import PredictedRun
@@ -143,24 +143,19 @@ def _loads_text(runs: Sequence["PredictedRun"]) -> str:
     kv_frac = max((run.kv_frac for run in runs if run.kv_frac is not None), default=None)
     full = ": it is full" if kv_frac is not None and kv_frac > _CROWDED_FRAC else ""
     largest = max(run.largest_batch for run in runs)
+    in_server = range_of([run.in_server for run in runs], four_digits)
     parts = (
         None if offered is None or rate is None else _saturation_text(offered, rate),
-        f"{_span(run.batch for run in runs)} rows in a batch on average, {largest} at most",
-        f"{_span(run.in_server for run in runs)} sequences in the server, so that some wait for a row"
+        f"{range_of([run.batch for run in runs], four_digits)} rows in a batch on average, {largest} at most",
+        f"{in_server} sequences in the server, so that some wait for a row"
         if any(run.in_server > _WAITING_FROM * run.batch for run in runs)
         else None,
-        f"step {_span(run.step_s * 1e3 for run in runs)} ms",
-        f"first token after {_span(run.ttft_s * 1e3 for run in runs)} ms",
+        f"step {range_of([run.step_s * 1e3 for run in runs], four_digits)} ms",
+        f"first token after {range_of([run.ttft_s * 1e3 for run in runs], four_digits)} ms",
         None if kv_frac is None else f"key-value memory {percentage(kv_frac, 2)} used at most{full}",
         count_of(num_preempted, "preemption") if num_preempted else None,
     )
     return "; ".join(part for part in parts if part is not None)
-
-
-def _span(numbers: Iterable[float]) -> str:
-    """``3.9 to 27.8``, or the one number that all are."""
-    ordered = sorted(numbers)
-    return " to ".join(dict.fromkeys((four_digits(ordered[0]), four_digits(ordered[-1]))))
 
 
 def _saturation_text(offered: "PredictedLoad", rate: float) -> str:

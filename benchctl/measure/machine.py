@@ -224,9 +224,14 @@ def loads_at(
     return tuple(LoadToSend(loaded, size_of(sent), sent) for loaded, sent in sets)
 
 
+def most_open(loads: Sequence[LoadToSend]) -> LoadToSend:
+    """The load with most requests open at once."""
+    return max(loads, key=lambda load: max_open(load.profile.workload.arrival, load.size))
+
+
 def shortfalls(loads: Sequence[LoadToSend], results: Path) -> tuple[Shortfall, ...]:
     """The limits that measuring ``loads``, those of all load points, into ``results`` would meet."""
-    widest = max(loads, key=lambda load: max_open(load.profile.workload.arrival, load.size))
+    widest = most_open(loads)
     return (
         *open_files_shortfalls(widest.profile, widest.size),
         *memory_shortfalls(),

@@ -24,8 +24,8 @@ from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.client import StreamClient
-from benchctl.load.demand import max_open, num_processes, num_workers
-from benchctl.measure.machine import LoadToSend, loads_at, this_node
+from benchctl.load.demand import num_processes, num_workers
+from benchctl.measure.machine import LoadToSend, loads_at, most_open, this_node
 from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
@@ -109,8 +109,7 @@ def loads_of(context: RunContext, planned: PlannedRun) -> tuple[LoadToSend, ...]
 def widest(loads: Sequence[LoadToSend]) -> tuple[Profile, tuple[PreparedRequest, ...]]:
     """The load that a server is warmed up for: the profile with most requests open, the requests of all sets."""
     sets = {id(load.requests): load.requests for load in loads}
-    most = max(loads, key=lambda load: max_open(load.profile.workload.arrival, load.size))
-    return most.profile, tuple(chain.from_iterable(sets.values()))
+    return most_open(loads).profile, tuple(chain.from_iterable(sets.values()))
 
 
 def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:

@@ -12,11 +12,9 @@ it, and sends two loads of each of three hit rates; it needs ``benchctl engines 
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
@@ -24,17 +22,15 @@ from typing import Any, Final
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.metrics.latency import measured, total
 from benchctl.analysis.validity.answers import planned_hit_frac
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.vllm import VllmEngine
 from benchctl.measure.directory import Origin
 from benchctl.measure.experiment import create_simulation, run_experiment
 from benchctl.measure.run import Listener
 from benchctl.measure.virtual import simulate_run
-from benchctl.profile.load import load_profile, parse_profile
+from benchctl.profile.load import parse_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.sim.virtual import VirtualServer
 from benchctl.workload.prepare import prepare_requests
-from benchmarks.common.fresh_server import fresh_server
+from benchmarks.common.attached_vllm import attached_vllm
 from benchmarks.common.harness import options, show, write
 
 HIT_RATES: Final = (0.2, 0.5, 0.8, 0.95)
@@ -51,7 +47,6 @@ ARRIVALS: Final = {
 }
 TOLERANCE: Final = 0.02
 LOADS: Final = 3
-PORT: Final = 18431
 
 
 def profile_text(requests: int, groups: int, rate: float, lengths: object, arrival: object, **engine: Any) -> str:
@@ -131,25 +126,12 @@ def control_rows(requests: int, directory: Path) -> Iterator[dict[str, Any]]:
 
 def real_rows(directory: Path) -> Iterator[dict[str, Any]]:
     """Two loads of each hit rate on one vLLM, to which benchctl attaches."""
-    model = directory / "tiny"
-    command = [sys.executable, "-m", "benchctl"]
-    subprocess.run([*command, "models", "make-tiny", str(model)], check=True)
-    overrides = (f"model={model}", "engine.options.enable_prefix_caching=true")
-    profile, engine = load_profile("aa", engine="vllm-cpu", overrides=overrides), VllmEngine()
-    settings, site = variant_settings(profile, profile.baseline, {}), LaunchSite(port=PORT, directory=directory)
-    with fresh_server(engine, profile, settings, site, {**os.environ, **engine.env(settings, site)}) as url:
+    with attached_vllm(directory) as measure:
         for rate in (0.2, 0.5, 0.8):
-            file, results = directory / f"hits-{rate}.yaml", directory / f"hits-{rate}"
-            attached: Mapping[str, Any] = {"kind": "attach", "options": {"url": url, "send_seed": False}}
             document = json.loads(profile_text(48, 4, rate, 640, {"kind": "closed-loop", "max_concurrency": 8}))
-            document |= {"engine": attached, "model": str(model), "loads_per_server": 2}
+            document["loads_per_server"] = 2
             document["workload"]["prefix"]["block"] = 128
-            file.write_text(json.dumps(document))
-            ended = subprocess.run(
-                [*command, "run", "--profile", str(file), "--output", str(results), "--no-store-noise", "--quiet"],
-                check=False,
-            )
-            experiment = load_experiment(results)
+            experiment, code = measure(f"hits-{rate}", document)
             planned, of_loads = plan_and_hits(experiment)
             for number, hits in enumerate(of_loads, start=1):
                 yield {
@@ -158,7 +140,7 @@ def real_rows(directory: Path) -> Iterator[dict[str, Any]]:
                     "planned": planned,
                     "measured": hits,
                     "difference, points": 100 * (hits - planned),
-                    "exit code": ended.returncode,
+                    "exit code": code,
                 }
 
 

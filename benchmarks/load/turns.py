@@ -12,8 +12,6 @@ says whether it took the same steps. ``--real`` does so to one vLLM of the prese
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,22 +20,20 @@ from operator import eq
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.analysis.experiment.experiment import Experiment, load_experiment
+from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.metrics.latency import measured
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.vllm import VllmEngine
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.virtual import simulate_run
-from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.planning import plan_runs, variant_settings
+from benchctl.profile.load import parse_profile
+from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import RequestSets, RunDirectory
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.tokenizers import tokenize_chat
 from benchctl.workload.turns import with_answers_in
-from benchmarks.common.fresh_server import fresh_server
+from benchmarks.common.attached_vllm import attached_vllm
 from benchmarks.common.harness import options, show, write
-from benchmarks.load.planned_hits import PORT, simulated
+from benchmarks.load.planned_hits import simulated
 
 NUMBERS: Final = {"2": 2, "8": 8, "1 to 12": {"mean": 4, "cv": 0.6, "max": 12}}
 THINKS: Final = {
@@ -167,26 +163,12 @@ def real_rows(conversations: int, directory: Path) -> Iterator[dict[str, Any]]:
     """Conversations on one vLLM, to which benchctl attaches; the tiny model's words are no words, so that they make
     other tokens when they come back.
     """
-    model = directory / "tiny"
-    command = [sys.executable, "-m", "benchctl"]
-    subprocess.run([*command, "models", "make-tiny", str(model)], check=True)
-    overrides = (f"model={model}", "engine.options.enable_prefix_caching=true")
-    profile, engine = load_profile("aa", engine="vllm-cpu", overrides=overrides), VllmEngine()
-    settings, site = variant_settings(profile, profile.baseline, {}), LaunchSite(port=PORT, directory=directory)
-    with fresh_server(engine, profile, settings, site, {**os.environ, **engine.env(settings, site)}) as url:
+    with attached_vllm(directory) as measure:
         for arrival, schedule in ARRIVALS.items():
-            name = arrival.partition(" ")[0].strip(",")
-            file, results = directory / f"turns-{name}.yaml", directory / f"turns-{name}"
-            attached: Mapping[str, Any] = {"kind": "attach", "options": {"url": url, "send_seed": False}}
-            document = json.loads(profile_text(conversations, 4, THINKS["mean 1"], schedule, model=str(model)))
-            document |= {"engine": attached}
+            document = json.loads(profile_text(conversations, 4, THINKS["mean 1"], schedule))
             document["workload"] |= {"input_len": [100, 200]}
-            file.write_text(json.dumps(document))
-            ended = subprocess.run(
-                [*command, "run", "--profile", str(file), "--output", str(results), "--no-store-noise", "--quiet"],
-                check=False,
-            )
-            yield _real_row(load_experiment(results), arrival, ended.returncode)
+            experiment, code = measure(f"turns-{arrival.partition(' ')[0].strip(',')}", document)
+            yield _real_row(experiment, arrival, code)
 
 
 def _real_row(experiment: Experiment, arrival: str, code: int) -> dict[str, Any]:

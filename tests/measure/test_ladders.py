@@ -10,7 +10,8 @@ import msgspec
 import psutil
 import pytest
 from support.cli import document, only_result, printed, started
-from support.results.ladders import simulated
+from support.results.ladders import LADDER
+from support.results.several import simulated
 from support.servers.paced_engine import PacedEngine, most_at_once, planned, profile, request
 from support.waiting import wait_until
 
@@ -244,7 +245,7 @@ def test_a_ladder_in_virtual_time_has_the_steps_and_tokens_of_the_same_ladder_ov
 
 
 def test_a_ladder_whose_blocks_have_directories_of_their_own_reads_as_one(tmp_path):
-    whole = simulated(tmp_path / "whole", blocks=2, sweep={"output_len": [4, 8]})
+    whole = simulated(tmp_path / "whole", LADDER, blocks=2, sweep={"output_len": [4, 8]})
     prepared = prepare_requests(whole.profile)
     divided = create_simulation(whole.profile, prepared, Origin(output_root=tmp_path / "divided", argv=()))
     divide(divided)

@@ -180,9 +180,8 @@ def compare_experiments(
     rules, misfits = _rules_of(pairs[0], options)
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points)
-    across, of_run = (
-        [name for name in named if (name in ACROSS_LOADS) is is_across] for is_across in (True, False)
-    )
+    across = [name for name in named if name in ACROSS_LOADS]
+    of_run = [name for name in named if name not in ACROSS_LOADS]
     deciding_in = [of_run if options.metrics else deciding_between(of_run, pair) for pair in pairs]
     compared = [_compare_metrics(pair, deciding, rules) for pair, deciding in zip(pairs, deciding_in, strict=True)]
     capacities = [capacity for name in across for capacity in compared_capacities(pairs, name)]

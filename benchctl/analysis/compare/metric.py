@@ -23,7 +23,7 @@ from benchctl.analysis.compare.decide import (
     verdict_of,
 )
 from benchctl.analysis.metrics.latency import known_values
-from benchctl.analysis.metrics.table import ACROSS_LOADS, METRICS, Metric
+from benchctl.analysis.metrics.table import ALL_METRICS, METRICS, Metric
 from benchctl.analysis.statistics.components import MAX_BLOCKS_NEEDED
 from benchctl.analysis.statistics.estimate import (
     MIN_PAIRED_BLOCKS,
@@ -270,7 +270,7 @@ def compare_metric(
     if role == "exact" or min(values, default=0.0) <= 0:
         ratio = None
     return MetricComparison(
-        metric=(METRICS | ACROSS_LOADS)[name],
+        metric=ALL_METRICS[name],
         role=role,
         rules=rules,
         a_blocks=a,

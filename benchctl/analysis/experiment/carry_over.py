@@ -17,8 +17,14 @@ def carry_over_of(experiment: Experiment) -> dict[str, CarryOver]:
     """The carry-over in the deciding metrics, and in their ratios to the baseline, where all arms share it.
 
     By ``step_ms`` and ``ratio of step_ms``; the metrics are tested together, and so are the ratios. Without those
-    that some run does not know; empty where no server got several load points.
+    that some run does not know; empty where no server got several load points. It is estimated once.
     """
+    if not experiment.carry_over:
+        experiment.carry_over.update(_estimated(experiment))
+    return experiment.carry_over
+
+
+def _estimated(experiment: Experiment) -> dict[str, CarryOver]:
     runs = {
         _key(block, arm): run
         for arm in experiment.arms

@@ -25,6 +25,7 @@ from benchctl.analysis.experiment.columns import (
 from benchctl.analysis.metrics.loads import mean_metrics
 from benchctl.analysis.metrics.run import drafter_of, metrics_and_tails
 from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.statistics.carry_over import CarryOver
 from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
     Estimator,
@@ -123,6 +124,8 @@ class Experiment:
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
     ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
     """The ratios that were estimated, each once (``ArmPair.ratio``)."""
+    carry_over: dict[str, CarryOver] = field(default_factory=dict, init=False, repr=False)
+    """What ``carry_over_of`` has estimated."""
     _slopes: dict[tuple[str, bool, str], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
 
     @property

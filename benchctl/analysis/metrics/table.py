@@ -320,13 +320,16 @@ ACROSS_LOADS: Final = {
 }
 """Metrics of all loads of an arm in one block; no run alone has one."""
 
+ALL_METRICS: Final = METRICS | ACROSS_LOADS
+"""Those that can be compared."""
+
 
 def deciding_metrics(names: tuple[str, ...]) -> tuple[str, ...]:
     """The metrics that make the verdict, each once.
 
     Raises UsageError for one that is unknown or has no better direction.
     """
-    current, metrics = tuple(dict.fromkeys(names)), METRICS | ACROSS_LOADS
+    current, metrics = tuple(dict.fromkeys(names)), ALL_METRICS
     for name in current:
         if name not in metrics:
             hint = did_you_mean(name, metrics) or f"metrics are {', '.join(metrics)}"

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.results.ladders import alone, runs_at, simulated
+from support.results.ladders import LADDER, alone, runs_at
+from support.results.several import simulated
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
@@ -79,7 +80,7 @@ def numbers_of(experiment: Experiment, point: Any) -> dict[tuple[str, str, str],
 def test_the_table_of_a_point_is_that_of_an_experiment_of_this_load_alone(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    ladder = simulated(tmp_path / "ladder", **changes)
+    ladder = simulated(tmp_path / "ladder", LADDER, **changes)
     for number, point in enumerate(load_points(ladder.profile)):
         single = alone(ladder, point, tmp_path / f"alone-{number}")
         at_point, of_single = numbers_of(ladder, point), numbers_of(single, {})
@@ -92,7 +93,7 @@ def test_the_table_of_a_point_is_that_of_an_experiment_of_this_load_alone(
 
 @pytest.mark.parametrize("change", ["no loads", "one number", "no ladder", "another ladder", "another load"])
 def test_a_record_whose_points_are_not_those_of_the_plan_is_damage(tmp_path: Path, change: str) -> None:
-    results = ResultDirectory(simulated(tmp_path, blocks=2).path)
+    results = ResultDirectory(simulated(tmp_path, LADDER, blocks=2).path)
     run = results.runs()[1]
     record = run.read()
     others: tuple[Cell, ...] = tuple({"top_k": point["max_concurrency"]} for point in record.ladder)
@@ -114,7 +115,7 @@ def test_a_record_whose_points_are_not_those_of_the_plan_is_damage(tmp_path: Pat
 
 
 def test_the_start_of_a_server_counts_once_for_all_of_its_points(tmp_path: Path) -> None:
-    results = ResultDirectory(simulated(tmp_path, blocks=1).path)
+    results = ResultDirectory(simulated(tmp_path, LADDER, blocks=1).path)
     for run in results.runs():
         record = run.read()
         times = RunTimes(launch_ns=0, ready_ns=100 * NS_PER_S, stop_ns=110 * NS_PER_S)

@@ -1,7 +1,6 @@
 """Experiments in which each server gets several load points, simulated in virtual time, in a moment."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Final
@@ -9,11 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.measure.directory import Origin
-from benchctl.measure.experiment import create_simulation, run_experiment
-from benchctl.measure.run import Listener
-from benchctl.measure.virtual import simulate_run
-from benchctl.profile.load import dump_profile, load_profile, profile_sha256
+from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.settings import load_part, server_part, under_load
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode
@@ -21,7 +16,6 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.loads import record_of_load, server_id
 from benchctl.records.record import Plan
 from benchctl.records.schema import SCHEMA_VERSION, Cell
-from benchctl.workload.prepare import prepare_requests
 
 LADDER: Final[dict[str, Any]] = {
     "name": "curve",
@@ -41,23 +35,6 @@ LADDER: Final[dict[str, Any]] = {
     "variants": {"baseline": {}, "narrow": {"server": {"max_num_seqs": 3}}},
 }
 """A profile whose step times have noise of their own in every load."""
-
-
-def write_profile(directory: Path, **changes: Any) -> Path:
-    """``LADDER`` with some keys changed, as a file."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "curve.yaml"
-    path.write_text(json.dumps(LADDER | changes), encoding="utf-8")
-    return path
-
-
-def simulated(directory: Path, **changes: Any) -> Experiment:
-    """The experiment of that profile, whose results are below ``directory``."""
-    profile = load_profile(str(write_profile(directory, **changes)))
-    prepared = prepare_requests(profile)
-    results = create_simulation(profile, prepared, Origin(output_root=directory, argv=()))
-    run_experiment(results, profile, prepared.sets, Listener(), simulate_run)
-    return load_experiment(results.path)
 
 
 def alone(ladder: Experiment, point: Cell, directory: Path) -> Experiment:

@@ -30,18 +30,18 @@ SEVERAL: Final[dict[str, Any]] = {
 """A profile whose step times have noise of their own in every load."""
 
 
-def write_profile(directory: Path, **changes: Any) -> Path:
-    """``SEVERAL`` with some keys changed, as a file."""
+def write_profile(directory: Path, profile: dict[str, Any] = SEVERAL, **changes: Any) -> Path:
+    """A profile with some keys changed, as a file that has its name."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "several.yaml"
-    path.write_text(json.dumps(SEVERAL | changes), encoding="utf-8")
+    path = directory / f"{profile['name']}.yaml"
+    path.write_text(json.dumps(profile | changes), encoding="utf-8")
     return path
 
 
-def simulated(directory: Path, **changes: Any) -> Experiment:
-    """The experiment of that profile, whose results are below ``directory``."""
-    profile = load_profile(str(write_profile(directory, **changes)))
-    prepared = prepare_requests(profile)
-    results = create_simulation(profile, prepared, Origin(output_root=directory, argv=()))
-    run_experiment(results, profile, prepared.sets, Listener(), simulate_run)
+def simulated(directory: Path, profile: dict[str, Any] = SEVERAL, **changes: Any) -> Experiment:
+    """The experiment of a profile with some keys changed, whose results are below ``directory``."""
+    loaded = load_profile(str(write_profile(directory, profile, **changes)))
+    prepared = prepare_requests(loaded)
+    results = create_simulation(loaded, prepared, Origin(output_root=directory, argv=()))
+    run_experiment(results, loaded, prepared.sets, Listener(), simulate_run)
     return load_experiment(results.path)
