@@ -80,16 +80,19 @@ def count_chat_tokens(messages: Iterable[Message]) -> int:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    for match in _PIECE.finditer(text):
-        piece = match.group()
-        if piece.isascii() and len(piece) <= _LATIN_CHARS:
-            yield piece
-        elif _STARTS_EAST_ASIAN.match(piece):
-            yield from _split(piece, 1, 2)
-        else:
-            # Letters that a token holds at most, in words of ASCII letters and in others
-            num_chars = _LATIN_CHARS if piece.isascii() else 4
-            yield from _split(piece, num_chars, num_chars)
+    return chain.from_iterable(map(_pieces_of_match, _PIECE.findall(text)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _pieces_of_match(match: str) -> tuple[str, ...]:
+    """The pieces of a word, a run of punctuation or one of white space."""
+    if match.isascii() and len(match) <= _LATIN_CHARS:
+        return (match,)
+    if _STARTS_EAST_ASIAN.match(match):
+        return tuple(_split(match, 1, 2))
+    # Letters that a token holds at most, in words of ASCII letters and in others
+    num_chars = _LATIN_CHARS if match.isascii() else 4
+    return tuple(_split(match, num_chars, num_chars))
 
 
 def _split(piece: str, first_chars: int, num_chars: int) -> Iterator[str]:

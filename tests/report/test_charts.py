@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -245,6 +246,18 @@ def test_several_factors_give_a_line_for_each_value_of_the_others_and_words_stan
     chart = charts_of(write_results(tmp_path / "words", cells=cells).path)["sweep"]
     assert (x_axis_of(chart)["type"], sorted(x_axis_of(chart)["sort"])) == ("nominal", ["large", "small"])
     assert not layers_of(chart, "line")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(20, 28, 38, 52, 72), (2, 28, 72, 1500, 200_000), (0.125, 0.25, 0.5)],
+    ids=("near", "wide", "fractions"),
+)
+def test_the_axis_of_a_sweep_is_labelled_with_its_values_as_they_are(tmp_path, values):
+    results = write_results(tmp_path / "r", cells=[{"threshold": value} for value in values], num_requests=2)
+    drawn = chart_bytes(charts_of(results.path)["sweep"], ".svg").decode()
+    labels = re.findall(r">([^<]+)</text>", drawn)
+    assert {f"{value:,}" for value in values} <= set(labels)
 
 
 def test_gpu_and_host_are_shown_between_first_send_and_last_output_only(charts):

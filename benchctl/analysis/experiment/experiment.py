@@ -381,10 +381,17 @@ class Experiment:
         """
         return cell_key(load_part(cell)) if self.has_ladder else ""
 
+    @cached_property
+    def _counted_by_point(self) -> Mapping[str, Mapping[RunKey, LoadedRun]]:
+        """The runs that count, by load point."""
+        points = defaultdict[str, dict[RunKey, LoadedRun]](dict)
+        for key, run in self.counted_runs.items():
+            points[self.point_of(run.record.cell)][key] = run
+        return points
+
     def _counted_at(self, cell: Cell) -> Mapping[RunKey, LoadedRun]:
         """The runs that count, of a ladder those at the load point of a cell."""
-        point, runs = self.point_of(cell), self.counted_runs
-        return {key: run for key, run in runs.items() if self.point_of(run.record.cell) == point} if point else runs
+        return self._counted_by_point.get(self.point_of(cell), {})
 
     def is_pooled(self, cell: Cell) -> bool:
         """More than two arms, which share one effect of the position; two arms estimate it with their ratio."""

@@ -213,7 +213,7 @@ def log_axis(title: str, values: Sequence[float], field: str | None = None) -> S
     """A logarithmic channel for ``values``, labelled at each if they are few, else at 1, 2 and 5 of each decade."""
     distinct = sorted(set(values))
     ticks = distinct if 2 < len(distinct) <= 8 else ticks_of_decades(distinct[0], distinct[-1])
-    return {**axis(title, field, values=ticks, format=",~g"), "scale": {"type": "log", "nice": False}}
+    return {**axis(title, field, values=ticks, format=",.12~g"), "scale": {"type": "log", "nice": False}}
 
 
 def ticks_of_decades(low: float, high: float) -> list[float]:

@@ -378,7 +378,7 @@ def _sweep_axis(rows: Sequence[SweepRow], factor: str | None) -> figure.Spec:
     values = sorted({float(_x_of(row, factor)) for row in rows})
     ticks: figure.Spec = {"values": values} if len(values) <= 12 else {}
     scale = {"type": "log"} if figure.is_wide(values, 10.0) else {"zero": False}
-    return {**figure.axis(factor, "x", format="~g", **ticks), "scale": {**scale, "nice": False, "padding": 12}}
+    return {**figure.axis(factor, "x", format=",.12~g", **ticks), "scale": {**scale, "nice": False, "padding": 12}}
 
 
 def _scatter(analysis: AnalyzedExperiment, noise: Mapping[str, MetricNoise] | None, metric: str) -> float | None:
