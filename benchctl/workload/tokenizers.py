@@ -13,7 +13,6 @@ records by whom (``PreparedRequest.prompt_tokens_from``).
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -44,32 +43,28 @@ _PIECE: Final = re.compile(
 
 
 def tokenize(text: str) -> list[str]:
-    """The pieces of ``text``; joined they are the text again."""
-    return list(_pieces(text))
+    """The pieces of ``text``; joined they are the text again. Words that single blanks part are looked up."""
+    first, *others = text.split(" ")
+    words = [tuple(_pieces(first)), *map(_pieces_of_word, others)]
+    return list(chain.from_iterable(words) if all(words[1:]) else _pieces(text))
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of a plain prompt. Where single blanks part its words, each word is looked up."""
-    first, *others = text.split(" ")
-    count = sum(map(_tokens_of_word, others), _num_pieces(first))
-    return int(count) if count < math.inf else _num_pieces(text)
+    """Tokens of a plain prompt."""
+    return len(tokenize(text))
 
 
 @lru_cache(maxsize=1 << 14)
-def _tokens_of_word(word: str) -> float:
-    """Tokens of a word and the blank before it; infinite where more white space may join them to others."""
-    return math.inf if word != word.strip() or not word else _num_pieces(f" {word}")
-
-
-def _num_pieces(text: str) -> int:
-    return sum(1 for _ in _pieces(text))
+def _pieces_of_word(word: str) -> tuple[str, ...]:
+    """The pieces of a word and the blank before it; none where more white space may join them to others."""
+    return () if word != word.strip() or not word else tuple(_pieces(f" {word}"))
 
 
 def tokenize_chat(messages: Iterable[Message]) -> list[str]:
     """The pieces of a chat prompt in ChatML: five around each message, three that open the answer."""
     pieces: list[str] = []
     for message in messages:
-        pieces += ("<|im_start|>", message.role, "\n", *_pieces(message.content), "<|im_end|>", "\n")
+        pieces += ("<|im_start|>", message.role, "\n", *tokenize(message.content), "<|im_end|>", "\n")
     pieces += ("<|im_start|>", "assistant", "\n")
     return pieces
 
