@@ -102,13 +102,14 @@ def capacity_lines(analysis: AnalyzedExperiment) -> list[str]:
     lines = [limit for arm in analysis.capacities for limit in arm.limits]
     lines += [
         f"{arm.arm.label}: latency rises by {arm.elasticity:.2g}% for 1% of load, so 1% of scatter in latency is "
-        f"{three_digits(1 / arm.elasticity)}% of capacity; an objective on ttft, or goodput, is known better"
+        f"{three_digits(1 / arm.elasticity)}% of capacity; an objective on ttft, or goodput, gives narrower intervals"
         for arm in analysis.capacities
         if arm.elasticity is not None and arm.elasticity < _LEAST_ELASTICITY
     ]
     if any(arm.level is not None for arm in analysis.capacities):
         lines.append(
-            "levels are those of these requests, which another seed changes; the ratio less, whose sides share them"
+            "capacities are those of these requests, and another seed changes them; their ratio changes less, "
+            "because both arms get the same requests"
         )
     return lines
 
