@@ -102,7 +102,7 @@ def capacity_lines(analysis: AnalyzedExperiment) -> list[str]:
     lines = [limit for arm in analysis.capacities for limit in arm.limits]
     lines += [
         f"{arm.arm.label}: latency rises by {arm.elasticity:.2g}% for 1% of load, so 1% of scatter in latency is "
-        f"{three_digits(1 / arm.elasticity)}% of capacity; an objective on ttft, or goodput, gives narrower intervals"
+        f"{three_digits(1 / arm.elasticity)}% of capacity; an objective on ttft, or goodput, is more certain"
         for arm in analysis.capacities
         if arm.elasticity is not None and arm.elasticity < _LEAST_ELASTICITY
     ]
