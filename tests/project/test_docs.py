@@ -39,7 +39,7 @@ MEASURED = {
 
 SMALLER = {
     "README.md": {"run mine": "run mine --set workload.output_len=16"},
-    "docs/tasks/conversations.md": {"simulate --profile chat": "simulate --profile chat --set workload.input_len=64"},
+    "docs/tasks/conversations.md": {"--profile chat": "--profile chat --set workload.input_len=64"},
     "docs/tasks/divide-a-cost.md": {"--profile controls": "--profile controls --set workload.num_prompts=4"},
     "docs/tasks/first-benchmark.md": {"run first": "run first --set workload.output_len=16"},
     "docs/tasks/running-server.md": {"run served": "run served --set workload.output_len=16"},
