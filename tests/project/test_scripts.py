@@ -337,7 +337,7 @@ def test_the_analysis_bench_reads_large_directories_beside_the_least_that_it_wou
 
 def test_the_verdict_bench_demands_something_of_every_section():
     sections = ["equivalence", "unpaired", "stopping"]
-    said = run_script("verdict.verdict_truth", "--experiments", 12, "--sections", *sections)
+    said = run_script("verdict.verdict_truth", "--experiments", 4, "--sections", *sections)
     told = dict(part.strip().split(": ", 1) for part in said.split("\n\n")[1:-1])
     outcomes = {title: " ok" in text and "FAIL" not in text for title, text in told.items()}
     assert outcomes == dict.fromkeys(sections, True)

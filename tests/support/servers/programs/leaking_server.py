@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paced_server
 
-HALF_LINE = 10_000_000
+HALF_LINE = 1_000_000
 
 
 def say(text):
