@@ -35,7 +35,12 @@ pytestmark = [
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1440, "height": 900}
-SOME_DRAWN = "document.querySelectorAll('[data-chart] svg.marks').length > 0"
+NUM_DRAWN = """async () => {
+    const drawn = () => document.querySelectorAll("[data-chart] svg.marks").length;
+    for (let i = 0; i < 600 && drawn() === 0; i++) await new Promise((done) => setTimeout(done, 50));
+    return drawn();
+}"""
+"""The number of charts that are drawn, once there is one."""
 MARKS = """(id) => Array.from(document.querySelectorAll(
     `[data-chart='${id}'] .mark-line.role-mark path, [data-chart='${id}'] .mark-rule.role-mark line`),
     (e) => e.getAttribute("d") ?? e.outerHTML)"""
@@ -45,31 +50,38 @@ COUNTS = (
     "c.querySelectorAll('svg.marks path, svg.marks line').length)"
 )
 """Of every chart that has a figure, the number of marks in it."""
-UNFOLD = "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
+FOLD = "document.querySelectorAll('details').forEach((d) => { d.open = false; })"
+UNFOLD = FOLD.replace("false", "true")
 WIDTH = "document.documentElement.scrollWidth"
 PAPER = "getComputedStyle(document.body).backgroundColor"
-CONTRAST = """(selector) => {
+CONTRAST = """(selectors) => {
     const luminance = (rgb) => {
         const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
         const [r, g, b] = rgb.map((v) => linear(v / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const known = new Map();
     const behind = (element) => {
-        for (let at = element; at; at = at.parentElement) {
-            const colour = parts(getComputedStyle(at).backgroundColor);
-            if (colour.length < 4 || colour[3] > 0) return colour.slice(0, 3);
+        if (!element) return [255, 255, 255];
+        if (!known.has(element)) {
+            const colour = parts(getComputedStyle(element).backgroundColor);
+            const shows = colour.length < 4 || colour[3] > 0;
+            known.set(element, shows ? colour.slice(0, 3) : behind(element.parentElement));
         }
-        return [255, 255, 255];
+        return known.get(element);
     };
-    return Array.from(document.querySelectorAll(selector), (element) => {
+    const contrast = (element) => {
         const [a, b] = [parts(getComputedStyle(element).color).slice(0, 3), behind(element)].map(luminance);
         return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    });
+    };
+    return selectors.map((each) => [each, Math.min(...Array.from(document.querySelectorAll(each), contrast))])
+        .filter(([, least]) => !(least >= 4.5 && least < Infinity));
 }"""
-"""WCAG contrast ratio of the text of every element of a selector to what is behind it."""
+"""Selectors without elements or with too little contrast: the least WCAG ratio of text to what is behind it."""
+TEXT = ["p", "td", "th", "h1", "h2", ".badge", ".key", "a", "summary", "small", ".quiet", "dt"]
 LOOK_AT_ALL = """async () => {
-    for (let y = 0; y < document.body.scrollHeight; y += 300) {
+    for (let y = 0; y < document.body.scrollHeight; y += 0.9 * innerHeight) {
         scrollTo(0, y);
         await new Promise((done) => setTimeout(done, 30));
     }
@@ -102,9 +114,29 @@ def opened(browser, path, size=DESKTOP, **options):
     assert [each for each in said if not each.startswith(("file:", "data:", "blob:"))] == []
 
 
+def at_once(page):
+    """Where the verdict is, and how many charts are drawn and runs shown, before anybody does anything."""
+    boxes = [page.locator(selector).first.bounding_box() for selector in ("h1", ".lead", ".answer li")]
+    page.wait_for_timeout(300)
+    return boxes, page.locator(".charts svg.marks").count(), page.locator("table.runs tbody tr:visible").count()
+
+
+@pytest.fixture(scope="module", name="desktop")
+def _desktop(browser, path):
+    """A page, and what it was at once. Each test finds it as another left it: with choices made and folds open."""
+    with opened(browser, path, accept_downloads=True) as page:
+        yield page, at_once(page)
+
+
+@pytest.fixture(scope="module", name="phone")
+def _phone(browser, path):
+    with opened(browser, path, PHONE, has_touch=True) as page:
+        yield page, at_once(page)
+
+
 def draw_all(page):
     page.evaluate(LOOK_AT_ALL)
-    page.wait_for_function(SOME_DRAWN)
+    assert page.evaluate(NUM_DRAWN) > 0
     page.wait_for_timeout(200)
 
 
@@ -120,73 +152,56 @@ def written(directory: Path, page: str) -> Path:
 
 @pytest.fixture(scope="module", name="path")
 def _path(tmp_path_factory):
-    """Six blocks of six arms, each run with other step times and with samples of every kind."""
+    """Six blocks of four arms, each run with other step times and with samples of every kind."""
     directory = tmp_path_factory.mktemp("results")
-    cells = [{"top_k": k} for k in (1, 2, 3, 4, 5)]
-    builders.write_samples(builders.write_results(directory, block_factors=FACTORS, cells=cells, num_requests=12))
+    cells = [{"top_k": k} for k in (1, 2, 3)]
+    builders.write_samples(builders.write_results(directory, block_factors=FACTORS, cells=cells, num_requests=6))
     return written(directory, directory_page(analyze_directory(directory)))
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize(("name", "size"), [("phone", PHONE), ("desktop", DESKTOP)], ids=["phone", "desktop"])
 def test_the_verdict_is_in_view_at_once_charts_are_drawn_as_they_come_and_all_fits_and_can_be_read(
-    browser, path, size
+    name, size, request
 ):
-    with opened(browser, path, size) as page:
-        for selector in ("h1", ".lead", ".answer li"):
-            box = page.locator(selector).first.bounding_box()
-            assert 0 <= box["y"] <= size["height"] - box["height"]
-        page.wait_for_timeout(300)
-        assert page.locator(".charts svg.marks").count() == 0
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            for selector in [
-                "p",
-                "td",
-                "th",
-                "h1",
-                "h2",
-                ".badge",
-                ".key",
-                "a",
-                "summary",
-                "small",
-                ".quiet",
-                "dt",
-            ]:
-                ratios = page.evaluate(CONTRAST, selector)
-                assert min(ratios, default=0) >= 4.5, (scheme, selector)
-        page.evaluate(UNFOLD)
-        draw_all(page)
-        page.wait_for_function(f"() => {COUNTS}.every((count) => count > 0)")
-        assert len(page.evaluate(COUNTS)) >= 6
-        assert page.evaluate(WIDTH) == size["width"]
-        wide = page.evaluate(all_of(".wide", "[e.tabIndex, e.ariaLabel, e.role]"))
-        assert wide
-        assert all(tab == 0 and label and role == "region" for tab, label, role in wide)
+    page, (boxes, drawn, runs) = request.getfixturevalue(name)
+    assert all(0 <= box["y"] <= size["height"] - box["height"] for box in boxes)
+    assert (drawn, runs) == (0, 0)
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRAST, TEXT) == [], scheme
+    page.evaluate(UNFOLD)
+    draw_all(page)
+    page.wait_for_function(f"() => {COUNTS}.every((count) => count > 0)")
+    assert len(page.evaluate(COUNTS)) >= 6
+    assert page.evaluate(WIDTH) == size["width"]
+    wide = page.evaluate(all_of(".wide", "[e.tabIndex, e.ariaLabel, e.role]"))
+    assert wide
+    assert all(tab == 0 and label and role == "region" for tab, label, role in wide)
 
 
-def test_the_contents_lead_to_the_headings_and_headings_tables_and_controls_say_what_they_are(browser, path):
+def test_the_contents_lead_to_the_headings_and_headings_tables_and_controls_say_what_they_are(desktop, phone):
+    (page, _), (phone, _) = desktop, phone
     near = "(id) => Math.abs(document.getElementById(id).getBoundingClientRect().top) < 200"
-    with opened(browser, path) as page:
-        page.get_by_role("link", name="Runs", exact=True).click()
-        page.wait_for_function("document.querySelector('.runs-fold').open")
-        page.wait_for_function(near, arg="runs-1")
-        page.evaluate(UNFOLD)
-        links = page.evaluate(all_of("nav.side a", 'e.getAttribute("href").slice(1)'))
-        tops = [page.locator(f"[id='{link}']").bounding_box()["y"] for link in links[1:]]
-        assert len(tops) > 8
-        assert tops == sorted(tops)
-        levels = page.evaluate(all_of("h1, h2, h3, h4", "Number(e.tagName[1])"))
-        assert levels.count(1) == 1
-        assert all(after <= before + 1 for before, after in pairwise(levels))
-        assert all(page.evaluate(all_of("table", 'e.caption?.textContent ?? ""')))
-        assert set(page.evaluate(all_of("th", "e.scope"))) <= {"col", "row", "rowgroup"}
-        assert all(page.evaluate(all_of("select, input", "e.labels.length")))
-    with opened(browser, path, PHONE) as page:
-        assert not page.locator("nav.side").is_visible()
-        page.locator("nav.contents summary").click()
-        page.locator("nav.contents").get_by_role("link", name="Latency", exact=True).click()
-        page.wait_for_function(near, arg="latency")
+    page.evaluate(FOLD)
+    page.get_by_role("link", name="Runs", exact=True).click()
+    page.wait_for_function("document.querySelector('.runs-fold').open")
+    page.wait_for_function(near, arg="runs-1")
+    page.evaluate(UNFOLD)
+    links = page.evaluate(all_of("nav.side a", 'e.getAttribute("href").slice(1)'))
+    tops = [page.locator(f"[id='{link}']").bounding_box()["y"] for link in links[1:]]
+    assert len(tops) > 8
+    assert tops == sorted(tops)
+    levels = page.evaluate(all_of("h1, h2, h3, h4", "Number(e.tagName[1])"))
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(page.evaluate(all_of("table", 'e.caption?.textContent ?? ""')))
+    assert set(page.evaluate(all_of("th", "e.scope"))) <= {"col", "row", "rowgroup"}
+    assert all(page.evaluate(all_of("select, input", "e.labels.length")))
+    assert not phone.locator("nav.side").is_visible()
+    phone.evaluate(FOLD)
+    phone.locator("nav.contents summary").click()
+    phone.locator("nav.contents").get_by_role("link", name="Latency", exact=True).click()
+    phone.wait_for_function(near, arg="latency")
 
 
 def marks_of(page, chart_id, before=()):
@@ -199,49 +214,52 @@ def marks_of(page, chart_id, before=()):
     return page.evaluate(MARKS, chart_id)
 
 
-def test_charts_show_the_block_the_arm_the_latency_and_the_axis_that_are_chosen(browser, path):
-    with opened(browser, path) as page:
-        before = marks_of(page, "step-time")
-        page.locator("#step-time [data-choice=block]").select_option("3")
-        after = marks_of(page, "step-time", before)
-        assert len(after) == len(before) == 2 * 6  # two panels of six arms
-        assert "block 3, all arms" in page.locator("#step-time .shown").inner_text()
-        page.locator("#step-time [data-choice=arm]").select_option("guided top_k=4")
-        assert len(marks_of(page, "step-time", after)) == 2
-        before = marks_of(page, "request-timeline")
-        page.get_by_label("Below baseline").focus()
-        page.keyboard.press("ArrowUp")
-        marks_of(page, "request-timeline", before)
-        texts = set(page.evaluate(TEXTS, "request-timeline"))
-        assert texts & {"baseline", "guided top_k=4", "guided top_k=5"} == {"baseline", "guided top_k=4"}
-        tpot = marks_of(page, "latencies")
-        assert len(tpot) == 6 * (6 + 1)  # a line for each block and one for the arm
-        page.locator("#latencies [data-choice=latency]").select_option("e2el")
-        e2el = marks_of(page, "latencies", tpot)
-        switch = page.get_by_role("button", name="Logarithmic axis")
-        switch.press("Enter")
-        assert len(marks_of(page, "latencies", e2el)) == len(e2el) == len(tpot)
-        assert switch.get_attribute("aria-pressed") == "true"
+def test_charts_show_the_block_the_arm_the_latency_and_the_axis_that_are_chosen(desktop):
+    page, _ = desktop
+    before = marks_of(page, "step-time")
+    page.locator("#step-time [data-choice=block]").select_option("3")
+    after = marks_of(page, "step-time", before)
+    assert len(after) == len(before) == 2 * 4  # two panels of four arms
+    assert "block 3, all arms" in page.locator("#step-time .shown").inner_text()
+    page.locator("#step-time [data-choice=arm]").select_option("guided top_k=2")
+    assert len(marks_of(page, "step-time", after)) == 2
+    before = marks_of(page, "request-timeline")
+    page.get_by_label("Below baseline").focus()
+    page.keyboard.press("ArrowUp")
+    marks_of(page, "request-timeline", before)
+    texts = set(page.evaluate(TEXTS, "request-timeline"))
+    assert texts & {"baseline", "guided top_k=2", "guided top_k=3"} == {"baseline", "guided top_k=2"}
+    tpot = marks_of(page, "latencies")
+    assert len(tpot) == 4 * (6 + 1)  # a line for each block and one for the arm
+    page.locator("#latencies [data-choice=latency]").select_option("e2el")
+    e2el = marks_of(page, "latencies", tpot)
+    switch = page.get_by_role("button", name="Logarithmic axis")
+    switch.press("Enter")
+    assert len(marks_of(page, "latencies", e2el)) == len(e2el) == len(tpot)
+    assert switch.get_attribute("aria-pressed") == "true"
 
 
-def test_runs_are_folded_and_can_be_filtered_and_sorted(browser, path):
-    with opened(browser, path) as page:
-        rows = page.locator("table.runs tbody tr:visible")
-        assert rows.count() == 0
-        page.locator(".runs-fold > summary").click()
-        assert rows.count() == 36
-        page.locator("[data-filter=arm]").select_option("guided top_k=3")
-        assert rows.count() == 6
-        page.locator("[data-filter=text]").fill("b4-")
-        assert page.locator("[data-filter=count]").inner_text() == "1 of 36 runs"
-        heading = page.locator("table.runs thead th").nth(4)
-        heading.get_by_role("button").press("Enter")
-        values = page.evaluate(all_of("table.runs tbody tr", "Number(e.cells[4].textContent)"))
-        assert (len(values), values) == (36, sorted(values))
-        assert heading.get_attribute("aria-sort") == "ascending"
+def test_runs_can_be_unfolded_filtered_and_sorted(desktop):
+    page, _ = desktop
+    page.evaluate(FOLD)
+    rows = page.locator("table.runs tbody tr:visible")
+    assert rows.count() == 0
+    page.locator(".runs-fold > summary").click()
+    assert rows.count() == 24
+    page.locator("[data-filter=arm]").select_option("guided top_k=2")
+    assert rows.count() == 6
+    page.locator("[data-filter=text]").fill("b4-")
+    assert page.locator("[data-filter=count]").inner_text() == "1 of 24 runs"
+    heading = page.locator("table.runs thead th").nth(4)
+    heading.get_by_role("button").press("Enter")
+    values = page.evaluate(all_of("table.runs tbody tr", "Number(e.cells[4].textContent)"))
+    assert (len(values), values) == (24, sorted(values))
+    assert heading.get_attribute("aria-sort") == "ascending"
 
 
-def test_the_choice_of_colours_stays_and_a_number_tells_what_it_is_to_pointer_keyboard_and_finger(browser, path):
+def test_the_choice_of_colours_stays_and_a_number_tells_what_it_is_to_pointer_keyboard_and_finger(
+    browser, path, phone
+):
     with opened(browser, path, color_scheme="light") as page:
         light = page.evaluate(PAPER)
         page.get_by_role("button", name="Dark").click()
@@ -256,9 +274,9 @@ def test_the_choice_of_colours_stays_and_a_number_tells_what_it_is_to_pointer_ke
         page.mouse.move(1, 1)
         term.focus()
         assert tip.is_visible()
-    with opened(browser, path, PHONE, has_touch=True) as page:
-        page.locator("td.value .term").first.tap()
-        assert "Centre ± scatter of 6 blocks" in page.locator("#tip").inner_text()
+    phone, _ = phone
+    phone.locator("td.value .term").first.tap()
+    assert "Centre ± scatter of 6 blocks" in phone.locator("#tip").inner_text()
 
 
 def test_without_scripts_the_verdict_and_all_tables_are_there_and_no_button_is(browser, path):
@@ -327,7 +345,8 @@ def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, 
             "const late = document.createElement('script'); late.textContent = 'document.title = 1'; "
             "document.body.append(late)"
         )
-        draw_all(page)
+        page.evaluate("document.getElementById('step-time').scrollIntoView()")
+        assert page.evaluate(NUM_DRAWN) > 0
         style = "(({ color, fontSize }) => [color, fontSize])(getComputedStyle(document.getElementById('styled')))"
         assert not {"rgb(1, 2, 3)", "99px"} & set(page.evaluate(style))
         assert page.evaluate("document.title") == title
@@ -338,29 +357,29 @@ def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, 
     assert [kind for kind in kinds if not any(kind in text for text in refused)] == []
 
 
-def test_a_chart_under_the_pointer_and_saved_as_a_picture_keeps_to_the_policy_of_the_page(browser, path):
+def test_a_chart_under_the_pointer_and_saved_as_a_picture_keeps_to_the_policy_of_the_page(desktop):
     """The test of silence is that of ``opened``: the browser reports what a policy refuses."""
-    with opened(browser, path, accept_downloads=True) as page:
-        for chart in page.locator(".charts > .chart-figure .chart").all():
-            chart.scroll_into_view_if_needed()
-            chart.locator("svg.marks").first.wait_for()
-            chart.hover()
-            page.wait_for_timeout(60)
-        page.locator("[data-chart=sections] .mark-rect.role-mark path").nth(1).hover(force=True)
-        page.locator("#vg-tooltip-element.visible td.key").first.wait_for()
-        with page.expect_download() as download:
-            chart.get_by_role("link", name="SVG").click()
-        assert b"<svg" in download.value.path().read_bytes()
+    page, _ = desktop
+    for chart in page.locator(".charts > .chart-figure .chart").all():
+        chart.scroll_into_view_if_needed()
+        chart.locator("svg.marks").first.wait_for()
+        chart.hover()
+        page.wait_for_timeout(60)
+    page.locator("[data-chart=sections] .mark-rect.role-mark path").nth(1).hover(force=True)
+    page.locator("#vg-tooltip-element.visible td.key").first.wait_for()
+    with page.expect_download() as download:
+        chart.get_by_role("link", name="SVG").click()
+    assert b"<svg" in download.value.path().read_bytes()
 
 
 def test_pages_of_two_directories_of_files_of_other_tools_and_of_passes_keep_to_the_policy_too(browser, tmp_path):
-    sides = [builders.write_results(tmp_path / name, block_factors=FACTORS).path for name in "ab"]
+    sides = [builders.write_results(tmp_path / name, block_factors=FACTORS, num_requests=2).path for name in "ab"]
     for side in sides:
         printed("export", side, "--format", "vllm", "-o", tmp_path / f"files-{side.name}")
     pages = {name: tmp_path / f"{name}.html" for name in ("directories", "files")}
     printed("compare", *(f"{side}:baseline" for side in sides), "-o", pages["directories"])
     printed("compare", *(tmp_path / f"files-{name}" / "baseline" for name in "ab"), "-o", pages["files"], code=3)
-    passes = bonus_directory.measured(tmp_path / "passes", batch_sizes=(2,), blocks=3)
+    passes = bonus_directory.measured(tmp_path / "passes", batch_sizes=(2,), blocks=2)
     pages["passes"] = written(passes, directory_page(analyze_directory(passes)))
     for name, path in pages.items():
         with opened(browser, path) as page:
