@@ -33,7 +33,7 @@ CAPACITY = {
     "load": {"begin": "running"},
     "workload": {
         "dataset": "synthetic",
-        "num_prompts": 60,
+        "num_prompts": 40,
         "input_len": {"mean": 256, "cv": 0.3},
         "output_len": {"mean": 16, "cv": 0.3},
         "arrival": {"kind": "closed-loop", "max_concurrency": 4},

@@ -27,6 +27,7 @@ from benchctl.report.export import list_directories
 from benchmarks.verdict.look_levels import p_values
 
 LOOKS = (6, 8, 10, 12)
+NIGHTLY = pytest.mark.nightly
 EARLY, LAST = (look_alpha(0.05, 4, 12, is_last=is_last) for is_last in (False, True))
 RULE = StoppingRecord(precision_frac=0.02, confidence=1 - EARLY, last_confidence=1 - LAST, look_blocks=LOOKS)
 FOR_VERDICT = msgspec.structs.replace(RULE, precision_frac=None)
@@ -77,7 +78,17 @@ def test_a_level_is_never_less_than_the_union_bound_needs_nor_that_of_fewer_look
     assert early >= look_alpha(alpha, num_looks, most + 10, is_last=False)
 
 
-@pytest.mark.parametrize(("most", "num_looks"), [(7, 2), (12, 7), (24, 4), (30, 9), (100, 10), (400, 20)])
+@pytest.mark.parametrize(
+    ("most", "num_looks"),
+    [
+        (7, 2),
+        (12, 7),
+        pytest.param(24, 4, marks=NIGHTLY),
+        pytest.param(30, 9, marks=NIGHTLY),
+        (100, 10),
+        pytest.param(400, 20, marks=NIGHTLY),
+    ],
+)
 def test_all_looks_together_miss_in_five_per_cent_whether_or_not_the_blocks_show_the_position(most, num_looks):
     """60,000 experiments of their own each: three standard errors are 0.27 %."""
     looks = look_blocks(most, num_looks)
@@ -188,8 +199,8 @@ def test_a_comparison_pays_for_every_look_that_could_have_been_taken(tmp_path):
 
 def test_a_rule_about_widths_alone_makes_intervals_too_narrow_and_its_levels_mend_that():
     """Experiments whose last interval holds the truth, where the width of an interval ended each of them."""
-    stream, covered = np.random.default_rng(5), {(0.05, 0.05): 0, (EARLY, LAST): 0}
-    for _ in range(400):
+    stream, covered, num = np.random.default_rng(5), {(0.05, 0.05): 0, (EARLY, LAST): 0}, 250
+    for _ in range(num):
         blocks = stream.normal(0.0, 0.01, size=12).tolist()
         for early, last in covered:
             for look in LOOKS:
@@ -197,7 +208,7 @@ def test_a_rule_about_widths_alone_makes_intervals_too_narrow_and_its_levels_men
                 if (high - low) / 2 <= 0.006:
                     break
             covered[early, last] += low <= 0.0 <= high
-    plain, corrected = (hits / 400 for hits in covered.values())
+    plain, corrected = (hits / num for hits in covered.values())
     assert plain < 0.945
     assert corrected > 0.955
 
@@ -257,7 +268,7 @@ def test_the_chance_of_a_verdict_is_the_share_of_futures_that_end_in_one():
         estimate = estimate_paired(first.tolist(), estimator="mean")
         chance = chance_of_verdict(estimate, margins, 24, 0.95)
         squares = float(((first - first.mean()) ** 2).sum())
-        hits, trials = 0, 1_500
+        hits, trials = 0, 800
         for _ in range(trials):
             sd = math.sqrt(squares / stream.chisquare(7))
             rest = stream.normal(stream.normal(centre, sd / math.sqrt(8)), sd, size=16)
