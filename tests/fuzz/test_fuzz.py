@@ -1,6 +1,6 @@
 """Random damage to everything that benchctl reads ends in a clear message, never in a traceback or a hang.
 
-``BENCHCTL_FUZZ_SECONDS`` is the time for the search (5 by default), ``BENCHCTL_FUZZ_SEED`` decides its cases (0).
+``BENCHCTL_FUZZ_SECONDS`` is the time for the search (3 by default), ``BENCHCTL_FUZZ_SEED`` decides its cases (0).
 """
 
 import os
@@ -18,7 +18,7 @@ from fuzz.isolation import command_codes, in_child
 from fuzz.mutations import mutated
 from fuzz.readers import CORPUS, READERS
 
-SECONDS = float(os.environ.get("BENCHCTL_FUZZ_SECONDS", "5"))
+SECONDS = float(os.environ.get("BENCHCTL_FUZZ_SECONDS", "3"))
 SEED = os.environ.get("BENCHCTL_FUZZ_SEED", "0")
 ROOT = Path(__file__).parents[2]
 

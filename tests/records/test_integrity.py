@@ -213,6 +213,7 @@ def test_verify_believes_no_time_that_was_put_back(measured: Path, tmp_path: Pat
     assert alteration.file.endswith("/steps.jsonl")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_was_derived_may_change_or_go_and_verify_names_it_and_files_without_a_digest(
     copy: ResultDirectory,
 ) -> None:

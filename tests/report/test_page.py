@@ -326,13 +326,20 @@ def _bonus(tmp_path_factory) -> Path:
     return measured(tmp_path_factory.mktemp("bonus"), batch_sizes=(2, 4), blocks=6)
 
 
+@pytest.fixture(scope="module", name="bonus_page")
+def _bonus_page(bonus) -> str:
+    return page_of(bonus)
+
+
 def backfill_of(page):
     (section,) = re.findall(r'<section class="backfill">(.*?)</section>', page, re.DOTALL)
     return html.unescape(section).replace("\N{MINUS SIGN}", "-")
 
 
-def test_the_page_has_every_row_and_every_sentence_of_the_verdict_on_backfill_and_its_exit_code_at_the_top(bonus):
-    page, section = page_of(bonus), backfill_of(page_of(bonus))
+def test_the_page_has_every_row_and_every_sentence_of_the_verdict_on_backfill_and_its_exit_code_at_the_top(
+    bonus, bonus_page, page
+):
+    section = backfill_of(bonus_page)
     (verdict,) = measured_bonus(bonus).verdicts
     assert len(verdict.comparisons) == 4 * (2 + 3)
     rows = [row for modes in verdict.mode_pairs for row in bonus_table(verdict, modes).texts()]
@@ -341,19 +348,19 @@ def test_the_page_has_every_row_and_every_sentence_of_the_verdict_on_backfill_an
     assert sentences == [text.lower() for text in verdict_sentences(verdict)]
     assert "256 tokens in the cache of each sequence" in section
     assert "llama-68m, float16, on AMD EPYC" in section
-    top = html.unescape(re.search(r"<header>(.*?)</header>", page, re.DOTALL)[1])
-    assert '<section class="backfill">' not in page_of(EXAMPLE)
+    top = html.unescape(re.search(r"<header>(.*?)</header>", bonus_page, re.DOTALL)[1])
+    assert '<section class="backfill">' not in page
     code = benchctl("micro", "bonus", bonus).returncode
     assert (f"exit code {code}" in top, "decided</span></h1>" in top) == (True, code == 0)
     assert all(sentence in top.lower() for sentence in sentences[:-1])
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_page_show_summary_and_command_have_the_same_verdicts_on_backfill(bonus):
+def test_page_show_summary_and_command_have_the_same_verdicts_on_backfill(bonus, bonus_page):
     of_command, shown = document("micro", "bonus", bonus), document("show", bonus)["bonus"]
     write_report(bonus)
     stored = json.loads((bonus / "summary.json").read_text())["bonus"]
-    (on_page,) = data_of(page_of(bonus))["directories"]
+    (on_page,) = data_of(bonus_page)["directories"]
     assert on_page["bonus"] == shown
     assert shown["verdicts"] == stored["verdicts"] == of_command["verdicts"]
     lines = [line for line in printed("show", bonus).splitlines() if line.startswith("* ")]

@@ -115,19 +115,19 @@ def test_more_rows_widen_the_interval_of_each_and_share_one_level():
 def test_all_intervals_of_an_experiment_hold_the_truth_together(scatter, outlier_share):
     """A small version of ``benchmarks/verdict/bonus_truth.py``: 9 rows of two batch sizes share one level."""
     case = Planted(design=design(2, 10), num_blocks=6, scatter=scatter, outlier_share=outlier_share)
-    shares = row({}, [events_of(case, verdict) for verdict in verdicts(case, 80)]).shares
+    shares = row({}, [events_of(case, verdict) for verdict in verdicts(case, 50)]).shares
     assert COVERS_AT_LEAST.is_met(shares["all rows cover"])
     assert SELDOM.is_met(shares["any wrong way"])
 
 
 def test_near_the_crossing_a_wrong_way_is_seldom_named_and_far_from_it_the_right_one_always():
     case = Planted(design=design(4, 16), num_blocks=6, scatter=0.02, excess_ns=0.0)
-    equal = row({}, [events_of(case, verdict) for verdict in verdicts(case, 80)]).shares
+    equal = row({}, [events_of(case, verdict) for verdict in verdicts(case, 50)]).shares
     assert SELDOM.is_met(equal["any wrong way"])
     for excess_ns in (-400_000.0, 400_000.0):
         apart = replace(case, excess_ns=excess_ns)
-        shares = row({}, [events_of(apart, verdict) for verdict in verdicts(apart, 15)]).shares
-        assert (shares["all ways named"].hits, shares["any wrong way"].hits) == (15, 0)
+        shares = row({}, [events_of(apart, verdict) for verdict in verdicts(apart, 8)]).shares
+        assert (shares["all ways named"].hits, shares["any wrong way"].hits) == (8, 0)
 
 
 def test_the_cheaper_way_is_said_with_the_batch_from_which_on_and_reasons_for_silence_are_said():

@@ -15,8 +15,8 @@ LADDER: Final[dict[str, Any]] = {
     "sweep": {"max_concurrency": [1, 4, 16]},
     "workload": {
         "dataset": "synthetic",
-        "num_prompts": 64,
-        "prompts_per_slot": 4,
+        "num_prompts": 32,
+        "prompts_per_slot": 2,
         "input_len": 64,
         "output_len": 16,
         "arrival": {"kind": "closed-loop", "max_concurrency": 4},

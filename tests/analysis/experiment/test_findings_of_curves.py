@@ -13,7 +13,7 @@ CURVE: Final[dict[str, Any]] = {
     "sweep": {"max_concurrency": [1, 4, 16]},
     "workload": {
         "dataset": "synthetic",
-        "num_prompts": 48,
+        "num_prompts": 24,
         "input_len": 64,
         "output_len": 16,
         "arrival": {"kind": "closed-loop", "max_concurrency": 4},
@@ -45,9 +45,9 @@ def test_equal_arms_seldom_differ_on_their_curve(tmp_path):
         "workload": CURVE["workload"] | {"num_prompts": 8},
         "sweep": {"max_concurrency": [1, 4]},
     }
-    codes = [findings(tmp_path / str(seed), seed=seed, **changes) for seed in range(5)]
-    # each has a chance of 5 %: three or more of five have one of 0.1 %
-    assert sum("place-on-curve" in of_one for of_one in codes) <= 2
+    codes = [findings(tmp_path / str(seed), seed=seed, **changes) for seed in range(3)]
+    # each has a chance of 5 %: two or more of three have one of 0.7 %
+    assert sum("place-on-curve" in of_one for of_one in codes) <= 1
 
 
 def test_each_setting_of_the_server_has_a_curve_and_each_load_a_trend_over_the_settings(tmp_path):

@@ -238,7 +238,7 @@ DRIFT = {"noise": "linear drift", "margin_frac": 0.0}
         # Arms that share a slope, also where positions are not balanced; fifteen corrected tests.
         (60, {"num_arms": 3, "num_blocks": 6, **DRIFT}, EQUAL),
         (60, {"num_arms": 5, "num_blocks": 7, **DRIFT}, EQUAL),
-        (100, {"num_arms": 6, "num_metrics": 3, **DRIFT}, EQUAL),
+        (60, {"num_arms": 6, "num_metrics": 3, **DRIFT}, EQUAL),
         # Eight blocks find five per cent at two per cent of scatter.
         (100, {"noise": "gaussian", "change_frac": 0.05}, {"regression": shares.NEARLY_ALWAYS}),
         (100, {"noise": "heavy tail", "change_frac": 0.05}, {"regression": shares.NEARLY_ALWAYS}),
@@ -261,7 +261,7 @@ def test_the_verdict_is_right_about_experiments_whose_truth_is_known(num_experim
 
 
 def test_the_remainder_of_equal_servers_covers_1_whether_answers_end_naturally_or_are_forced():
-    rows = list(verdict_truth.remainder(25))
+    rows = list(verdict_truth.remainder(16))
     assert {row.condition["stop"] for row in rows} == {"natural", "forced"}
     assert all(not row.failures for row in rows), [row.cells() for row in rows if row.failures]
 

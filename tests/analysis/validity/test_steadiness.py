@@ -95,7 +95,17 @@ def test_a_request_that_never_ended_ends_the_window(closed):
     assert at not in window.requests
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+NIGHTLY = {
+    "stationary, open loop, Poisson 20/s",
+    "pause of 1 s at each new batch size, open loop, 32 sequences at most",
+    "drift of 3 % over the load, open loop",
+}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [pytest.param(each, marks=[pytest.mark.nightly] * (each.name in NIGHTLY), id=each.name) for each in CONDITIONS],
+)
 def test_faults_are_named_and_stationary_servers_are_not(condition):
     assert events(condition, 11) in ({"named": True}, {"nothing said": True})
 
