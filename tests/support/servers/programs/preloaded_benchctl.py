@@ -6,6 +6,7 @@ longer than most commands.
 """
 # ruff: noqa: T201 - its output says that it is ready
 
+import gc
 import json
 import os
 import selectors
@@ -16,8 +17,13 @@ from importlib import import_module
 
 MODULES = (
     "benchctl.cli.app",
+    "benchctl.cli.commands.blocks",
     "benchctl.cli.commands.compare",
+    "benchctl.cli.commands.experiment",
+    "benchctl.cli.commands.results",
     "benchctl.cli.commands.run",
+    "benchctl.cli.commands.simulate",
+    "benchctl.cli.outcome",
     "benchctl.measure.experiment",
     "benchctl.report.export",
     "benchctl.report.experiment_tables",
@@ -31,6 +37,16 @@ OF_A_BUSY_MACHINE = frozenset(
 )  # fmt: skip
 """Warnings that a machine can cause in any run, and for which functions of their own are tested."""
 RECEIVED_BYTES = 1 << 20
+
+
+def make_what_every_experiment_needs() -> None:
+    """Compile the templates of pages, pack what draws in them, and build the reader of profiles: half a second."""
+    page = import_module("benchctl.report.page.page")
+    templates = vars(page)["_environment"]()
+    for name in templates.list_templates():
+        templates.get_template(name)
+    page.packed_vega()
+    import_module("benchctl.profile.model").Profile.model_rebuild()
 
 
 def become_command(request: bytes, streams: list[int]) -> None:
@@ -119,6 +135,8 @@ def tell_ended(clients: dict[int, socket.socket]) -> None:
 if __name__ == "__main__":
     for module in MODULES:
         import_module(module)
+    make_what_every_experiment_needs()
+    gc.freeze()  # no command searches what was loaded for cycles
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])
         server.listen()
