@@ -39,6 +39,12 @@ def measured(tmp_path_factory):
     return directory / "done", output
 
 
+@pytest.fixture(scope="module")
+def shown(measured):
+    """What ``show`` says of it."""
+    return document("show", measured[0])
+
+
 def test_a_pilot_names_the_sizes_and_counts_in_nothing(measured):
     path, output = measured
     assert "sizes of loads first: one server of each arm, results in results/carries-sizes/" in output
@@ -47,9 +53,9 @@ def test_a_pilot_names_the_sizes_and_counts_in_nothing(measured):
     assert "max_concurrency:" in profile.partition("sweep:")[2]
 
 
-def test_one_capacity_is_in_table_json_page_and_verdict(measured):
+def test_one_capacity_is_in_table_json_page_and_verdict(measured, shown):
     path, output = measured
-    shown, compared = document("show", path), document("compare", path)["comparisons"][0]
+    compared = document("compare", path)["comparisons"][0]
     levels = {each["arm"]: each["level"] for each in shown["capacities"]}
     (metric,) = [each for each in compared["metrics"] if each["name"] == "capacity_concurrency"]
     assert (metric["a"], metric["b"]) == pytest.approx((levels["baseline"], levels["fast"]))
@@ -60,9 +66,9 @@ def test_one_capacity_is_in_table_json_page_and_verdict(measured):
     assert "Capacity: requests at once at which 90% keep tpot &lt;= 40 ms" in page
 
 
-def test_a_resumed_experiment_keeps_the_sizes_of_its_pilot(measured):
+def test_a_resumed_experiment_keeps_the_sizes_of_its_pilot(measured, shown):
     path, _ = measured
-    (arm, *_) = document("show", path)["capacities"]
+    (arm, *_) = shown["capacities"]
     sizes = [point["size"] for point in arm["blocks"][0]["points"]]
     output = printed("run", "--resume", path, "--blocks", 7, "--dry-run")
     (ladder, *_) = re.findall(r"max_concurrency ((?:\d+, )+\d+)", output)
@@ -118,6 +124,7 @@ def test_the_rate_that_a_server_carries_lies_below_the_one_whose_backlog_grows(t
     """Without a step above its capacity that is steady, it lies between two sizes."""
     changes = {
         "blocks": 1,
+        "variants": {"baseline": {}},
         "slo": {"e2el_ms": 5000, "share": 0.9},
         "primary_metrics": ["capacity_rate"],
         "capacity": None,
@@ -129,7 +136,7 @@ def test_the_rate_that_a_server_carries_lies_below_the_one_whose_backlog_grows(t
     printed(
         "run", "--profile", written(tmp_path, **changes), "--quiet", "-o", "rate", cwd=tmp_path, **WITHOUT_SERVERS
     )
-    baseline, _ = document("show", tmp_path / "rate")["capacities"]
+    (baseline,) = document("show", tmp_path / "rate")["capacities"]
     for block in baseline["blocks"]:
         assert block["holds"] in {14, 30}, block
         assert block["size"] < 50
@@ -146,7 +153,8 @@ def test_loads_too_short_for_the_share_are_refused_before_anything_is_measured(t
 
 
 def test_a_capacity_of_loads_without_sizes_is_refused_with_what_to_measure(measured):
-    refused = benchctl("compare", measured[0], "--metrics", "capacity_rate")
+    (pilot,) = measured[0].parent.glob("results/carries-sizes/2*")
+    refused = benchctl("compare", pilot, "--metrics", "capacity_rate")
     assert refused.returncode == 2
     words = "capacity_rate needs loads of several sizes and an objective: measure with slo and sweep.request_rate"
     assert words in " ".join(refused.stderr.split())

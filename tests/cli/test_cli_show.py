@@ -17,7 +17,7 @@ from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.records.writers import sole_writer
 
 PROFILES = [entry.name for entries in grouped_profiles().values() for entry in entries]
-QUICK = ("flag", "topk-sweep", "lenvm-50x16")
+QUICK = ("flag", "topk-sweep")
 MOST_LINES = {"show": 60, "compare": 40}
 """Lines without ``--all``."""
 
@@ -180,6 +180,7 @@ def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_h
     assert printed("show", results.path).startswith(headline)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_runs_that_were_cut_off_before_they_could_note_a_reason_are_counted_without_one(tmp_path, capsys):
     results = builders.write_results(tmp_path)
     print_outcome(results.path, Outcome(num_done=5, num_failed=1, num_suspect=0, num_skipped=0))

@@ -393,9 +393,9 @@ blocks: 1
 workload:
   dataset: synthetic
   input_len: 50
-  output_len: 20
-  num_prompts: 8
-  arrival: {{kind: closed-loop, max_concurrency: 4}}
+  output_len: 8
+  num_prompts: 4
+  arrival: {{kind: closed-loop, max_concurrency: 2}}
 variants:
   baseline: {{}}
   drafts: {{server: {{num_speculative_tokens: 1}}}}
@@ -421,7 +421,7 @@ def test_every_command_with_a_simulator_of_a_model_fitted_without_drafts_says_so
     plan = benchctl("run", *profile, "--dry-run", cwd=tmp_path)
     assert plan.returncode == 0, plan.stderr
     assert plan.stderr.count("fitted to steps of at most 1 query token for each decoding sequence") == 1
-    swept = document("simulate", "sweep", *profile, "--max-concurrency", "1,2", cwd=tmp_path)
+    swept = document("simulate", "sweep", *profile, "--max-concurrency", "2", cwd=tmp_path)
     assert has_warning(swept["warnings"])
     fitted = {"cost_model": "fitted", "step_time_model": str(tmp_path / "m.json")}
     with sim_server(tmp_path, **fitted, num_speculative_tokens=2, acceptance=0.8, draft_cost=0.1) as server:

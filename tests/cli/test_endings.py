@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import typer
-from support.cli import NO_ROOM_FOR_PICTURES, in_process
+from support.cli import NO_ROOM_FOR_PICTURES, in_process, printed
 
 from benchctl.cli.app import COMMANDS, load_command
 from benchctl.errors import RunError, UsageError
@@ -161,8 +161,7 @@ def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path)
         "            run._write_steps = fail\n"
         "sys.meta_path.insert(0, Planting())\n"
     )
-    short = ["run", "ci-smoke", "--engine", "sim-exact", "--blocks", "1", "--quiet"]
-    done = ended(tmp_path, *short, "--set", "workload.num_prompts=1", planted=planted)
+    done = ended(tmp_path, "run", "ci-smoke", *SIM.split(), "--set", "workload.num_prompts=1", planted=planted)
     assert done.returncode == 70, done.stderr
     assert "Traceback" not in done.stderr
     (manifest,) = tmp_path.glob("results/*/2*/manifest.json")
@@ -205,8 +204,10 @@ def test_an_interrupt_at_any_moment_is_silent(tmp_path: Path) -> None:
     assert 130 in codes
 
 
-SIM = "--engine sim-exact --blocks 1 --quiet --set engine.options.time_scale=20"
-STREAMS = "--set workload.num_prompts=64 --set workload.arrival.max_concurrency=64 --set workload.output_len=8"
+ALONE = "--set variants.guided=null --set allowed_differences=[] --set sweep.top_k=null"
+"""The baseline alone: one run of one server."""
+SIM = f"--engine sim-exact --blocks 1 --quiet --set engine.options.time_scale=20 {ALONE}"
+STREAMS = "--set workload.num_prompts=64 --set workload.arrival.max_concurrency=64 --set workload.output_len=4"
 
 
 def in_shell(line: str, cwd: Path, *, isolated: bool = False, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -286,7 +287,7 @@ def test_a_plan_and_the_doctor_name_the_same_limit(tmp_path: Path) -> None:
 def test_as_many_streams_as_the_message_says_are_measured_and_a_soft_limit_is_raised(tmp_path: Path) -> None:
     for limit in ("ulimit -n 64; fewer=--set=workload.arrival.max_concurrency=32", "ulimit -S -n 64"):
         done = in_shell(f"{limit}; $benchctl run ci-smoke {SIM} {STREAMS} $fewer", tmp_path)
-        assert (done.returncode, "runs: 2 done" in done.stdout) == (0, True), done.stderr
+        assert (done.returncode, "runs: 1 done" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.slow
@@ -323,8 +324,8 @@ def test_a_disk_too_small_for_the_results_is_named_before_anything_is_measured(t
 
 @needs_mounts
 def test_results_that_cannot_be_written_to_are_read_reported_elsewhere_and_not_resumed(tmp_path: Path) -> None:
-    begun = in_shell(f"$benchctl run ci-smoke {SIM} --set workload.num_prompts=1 --output r", tmp_path)
-    assert begun.returncode == 0, begun.stderr
+    one = ("--profile", "ci-smoke", *SIM.split(), "--set", "workload.num_prompts=1")
+    printed("simulate", *one, "-o", "r", cwd=tmp_path)
     mount = "rm -f r/runs/000*/run.json; mount --bind r r; mount -o remount,ro,bind r"
     for command, remedy in (
         ("report r", "Read-only file system; write the report elsewhere with -o DIR, or copy r"),

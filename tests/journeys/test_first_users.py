@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import preloaded_directory
+from support.cli import WITHOUT_PICTURES, preloaded_directory
 from support.servers.openai_server import OpenAIServer, SentRequest
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,6 +38,8 @@ class User:
     codes: tuple[int, ...]
     says: tuple[str, ...]
     """Stand in the first ten lines that the last command prints: the answer, the change, the reason to trust it."""
+    has_pictures: bool = False
+    """Others do without: pictures take longer to draw than an experiment to simulate."""
     is_served: bool = False
     """Servers are processes of their own, whose times vary; else they are simulated in virtual time, exactly."""
 
@@ -99,6 +101,7 @@ USERS: Mapping[str, User] = {
         commands=(FLAG, "benchctl run mine", "benchctl report mine --figures figures"),
         codes=(0, 0, 0),
         says=("figures/01-ratios.png", "figures/02-block-values.png"),
+        has_pictures=True,
     ),
     "all servers die": User(
         commands=(
@@ -156,6 +159,8 @@ def environment(user: User, tmp_path: Path) -> Iterator[dict[str, str]]:
         name: value for name, value in os.environ.items() if not name.startswith(("BENCHCTL_", "COLUMNS", "XDG_"))
     }
     env = {**ours, "HOME": str(tmp_path / "home"), "PATH": f"{preloaded_directory()}:{os.environ['PATH']}"}
+    if not user.has_pictures:
+        env |= WITHOUT_PICTURES
     if not user.is_served:
         env["BENCHCTL_TEST_WITHOUT_SERVERS"] = "1"
     with SlowWhenGreedy().running() as server:

@@ -5,6 +5,7 @@ and ``stderr``: a path, ``pipe`` for one whose reader has left, or null for a cl
 written to FILE as JSON. Imports take longer than most commands.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ for _module in (
     "benchctl.report.export",
 ):
     importlib.import_module(_module)
+gc.freeze()  # no command searches what was loaded for cycles
 
 
 def descriptor(place: str, number: int) -> int:
