@@ -241,9 +241,13 @@ EXPECTED = {("prompts.jsonl", "empty"), *(("config.yaml", name) for name in MAPP
 """Contents that are what the reader reads: no prompts, and a mapping with an unknown key, which is an entry."""
 
 
+DEEP_YAML = {"nested lists that end", "nested below a key"}
+"""Refused where their lists become too deep, which takes a second or two, as "nested lists" are."""
+
+
 @pytest.mark.parametrize("file", READERS)
 def test_a_hostile_file_is_named(tmp_path, file):
-    for name in HOSTILE:
+    for name in HOSTILE.keys() - (DEEP_YAML if file == "config.yaml" else set()):
         path = write_hostile(tmp_path / name / file, name)
         refusal = refusal_of(partial(READERS[file], path))
         assert str(path) in refusal or (file, name) in EXPECTED, name

@@ -18,8 +18,9 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import AlteredError, NotComparableError, RecordError
 from benchctl.measure.directory import Origin, reopen_experiment
-from benchctl.measure.experiment import create_experiment, run_experiment
-from benchctl.measure.run import Listener
+from benchctl.measure.experiment import MeasureRun, create_experiment, run_experiment
+from benchctl.measure.run import Listener, measure_run
+from benchctl.measure.virtual import simulate_run
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import (
@@ -53,13 +54,13 @@ def listener(ended: Ended = nothing) -> Listener:
     return Listener(on_run_start=nothing, on_request_end=nothing, on_run_end=ended, on_log_line=nothing)
 
 
-def begun_with(root: Path, ended: Ended = nothing) -> ResultDirectory:
+def begun_with(root: Path, ended: Ended = nothing, measure: MeasureRun = measure_run) -> ResultDirectory:
     """Two blocks of a baseline and a guided server, measured on the simulator until ``ended`` ends it."""
     profile = load_profile("ci-smoke", engine="sim-exact", overrides=[*QUICK, "seed=4"])
     prepared = prepare_requests(profile)
     results = create_experiment(profile, prepared, Origin(output_root=root, label=None, argv=("test",)))
     with suppress(KeyboardInterrupt):
-        run_experiment(results, profile, prepared.requests, listener(ended))
+        run_experiment(results, profile, prepared.requests, listener(ended), measure)
     return results
 
 
@@ -266,12 +267,12 @@ def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_kno
 
 @pytest.fixture(name="interrupted", scope="module")
 def _interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment that was interrupted after its first run."""
+    """An experiment that was interrupted after its first run, and whose runs are simulated in virtual time."""
 
     def interrupt(_planned: PlannedRun, _record: RunRecord) -> None:
         raise KeyboardInterrupt
 
-    return begun_with(tmp_path_factory.mktemp("begun"), interrupt).path
+    return begun_with(tmp_path_factory.mktemp("begun"), interrupt, simulate_run).path
 
 
 @pytest.fixture(name="begun")
@@ -284,7 +285,7 @@ def test_a_resumed_run_is_recorded_anew_and_its_earlier_files_are_nobodys_concer
     edit_run(begun, first, state="suspect")
     assert [change.file for change in verify_directory(begun.path).alterations] == [f"runs/{first}/run.json"]
     reopened = reopen_experiment(begun.path, None)
-    assert run_experiment(begun, reopened.profile, reopened.requests, listener()).num_done == 4
+    assert run_experiment(begun, reopened.profile, reopened.requests, listener(), simulate_run).num_done == 4
     assert begun.run(first).read().attempt == 2
     verified = verify_directory(begun.path, is_fresh=True)
     assert (verified.alterations, verified.unrecorded) == ((), ())
@@ -305,7 +306,8 @@ def test_an_experiment_goes_on_in_the_order_that_is_stored_and_only_where_nobody
     begun.write_plan(msgspec.structs.replace(plan, runs=(*runs[:2], runs[3], runs[2])))
     reopened = reopen_experiment(begun.path, None)
     ended: list[str] = []
-    run_experiment(begun, reopened.profile, reopened.requests, listener(lambda run, _: ended.append(run.run_id)))
+    told = listener(lambda run, _: ended.append(run.run_id))
+    run_experiment(begun, reopened.profile, reopened.requests, told, simulate_run)
     assert ended == [second, runs[3].run_id, third]
     assert begun.run(third).read().position == runs[2].position
 
