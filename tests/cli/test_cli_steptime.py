@@ -34,7 +34,7 @@ MODEL = fitted_model(
 def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("tables")
     return [
-        write_table(directory / f"{i}.csv", planted_run(*deployment, PLANTED, seed=i, noise=0.02, num_steps=120))
+        write_table(directory / f"{i}.csv", planted_run(*deployment, PLANTED, seed=i, noise=0.02, num_steps=60))
         for i, deployment in enumerate(MODELS)
     ]
 
@@ -43,7 +43,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def model(tables: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.json"
     output = printed("steptime", "fit", *tables, "-o", path, "--picture", path.with_name("fit.png"))
-    assert "overlap: 600 steps of 5 runs, qwen2.5-7b and qwen2.5-72b" in output
+    assert "overlap: 300 steps of 5 runs, qwen2.5-7b and qwen2.5-72b" in output
     assert "each run predicted by a fit to the others" in output
     assert path.with_name("fit.png").read_bytes().startswith(b"\x89PNG")
     return path
@@ -56,7 +56,7 @@ def test_fit_evaluate_and_diagnose_have_the_planted_coefficients_and_errors_on_u
     values = {coefficient["name"]: coefficient["value"] for coefficient in stored["coefficients"]}
     assert (values["memory"], values["compute"]) == pytest.approx((1.2, 1.6), rel=0.05)
     assert stored["provenance"]["held_out"][0]["mape_frac"] < 0.03
-    assert stored["provenance"]["num_steps"] == 600
+    assert stored["provenance"]["num_steps"] == 300
     alone = document("steptime", "fit", *tables, "--structure", "original")
     assert alone["held_out"][0] == document("steptime", "evaluate", *tables)["evaluations"][1]
     judged = document("steptime", "evaluate", *tables, "--hold-out", "model")
@@ -316,7 +316,7 @@ def test_step_times_of_two_models_replace_the_constants_and_a_rate_of_requests_a
 
 def fitted_file(directory: Path, num_draft_tokens: int = 0) -> Path:
     """A model fitted to planted steps in which each decoding row verifies so many drafts."""
-    size = {"noise": 0.02, "num_steps": 60, "row_tokens": num_draft_tokens + 1}
+    size = {"noise": 0.02, "num_steps": 30, "row_tokens": num_draft_tokens + 1}
     runs = [planted_run(*deployment, PLANTED, seed=i, **size) for i, deployment in enumerate(MODELS)]
     tables = [write_table(directory / f"{i}.csv", run) for i, run in enumerate(runs)]
     printed("steptime", "fit", *tables, "-o", directory / "m.json")
@@ -421,7 +421,7 @@ def test_every_command_with_a_simulator_of_a_model_fitted_without_drafts_says_so
     plan = benchctl("run", *profile, "--dry-run", cwd=tmp_path)
     assert plan.returncode == 0, plan.stderr
     assert plan.stderr.count("fitted to steps of at most 1 query token for each decoding sequence") == 1
-    swept = document("simulate", "sweep", *profile, "--max-concurrency", "2", cwd=tmp_path)
+    swept = document("simulate", "sweep", *profile, "--max-concurrency", "2", "--jobs", 1, cwd=tmp_path)
     assert has_warning(swept["warnings"])
     fitted = {"cost_model": "fitted", "step_time_model": str(tmp_path / "m.json")}
     with sim_server(tmp_path, **fitted, num_speculative_tokens=2, acceptance=0.8, draft_cost=0.1) as server:
