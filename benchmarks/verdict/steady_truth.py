@@ -39,7 +39,7 @@ engine: {{kind: sim, options: {{noise: published, {options}}}}}
 model: qwen2.5-7b
 workload:
   dataset: generated
-  num_prompts: 600
+  num_prompts: {num_prompts}
   output_len: {{mean: 48, cv: 0.5, max: 160}}
   samples_per_prompt: {choices}
   samples_as: one-request
@@ -63,6 +63,7 @@ class Condition:
     name: str
     arrival: str = CLOSED
     options: str = ""
+    num_prompts: int = 600
     warmups: int = 2
     choices: int = 1
     begin: str = "drained"
@@ -81,6 +82,7 @@ def measure(condition: Condition, seed: int) -> tuple[Profile, LoadedRun]:
             choices=condition.choices,
             arrival=condition.arrival,
             warmups=condition.warmups,
+            num_prompts=condition.num_prompts,
             begin=condition.begin,
         ),
         condition.name,

@@ -165,8 +165,10 @@ def test_a_drift_of_half_a_per_cent_is_not_worth_a_word():
 
 
 def test_a_shape_that_the_warm_up_had_is_no_first_one():
-    one_slot = Condition(name="one slot", arrival="{kind: closed-loop, max_concurrency: 1}", warmups=1)
-    assert said_of(replace(one_slot, options="first_use_pause_s: 1.0")) == {}
+    arrival, pause = "{kind: closed-loop, max_concurrency: 1}", "first_use_pause_s: 1.0"
+    one_slot = Condition(name="one slot", arrival=arrival, options=pause, num_prompts=60, warmups=1)
+    assert said_of(one_slot) == {}
+    assert list(said_of(replace(one_slot, warmups=0))) == ["shape-met-first"]
 
 
 def test_of_several_loads_each_has_its_window_and_shapes_of_an_earlier_one_are_known():
