@@ -189,8 +189,12 @@ engine:
     enable_lora: true
     max_lora_rank: 8
     lora_modules: {adapter: MODELS/adapter}
+    env: {VLLM_ENABLE_V1_MULTIPROCESSING: "0"}  # no process beside the engine, which takes long to import all
+    extra_args:
+    - --distributed-executor-backend=uni
     # Random weights may fill an answer with white space, which is JSON between tokens, and never end the document.
-    extra_args: [--structured-outputs-config, '{"backend": "xgrammar", "disable_any_whitespace": true}']
+    - --structured-outputs-config
+    - '{"backend": "xgrammar", "disable_any_whitespace": true}'
 model: MODELS/base
 workload: {num_prompts: 2, output_len: 96}
 variants:

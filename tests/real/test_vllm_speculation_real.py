@@ -23,6 +23,11 @@ NUM_DRAFTED = 3
 NUM_REQUESTS, OUTPUT_TOKENS = 48, 97
 """Each answer has its first token from the prompt, and 24 steps of four tokens if all drafts are accepted."""
 LOAD = ("engine.options.dtype=float32", f"workload.output_len={OUTPUT_TOKENS}")
+IN_ENGINE = (
+    "engine.options.extra_args=[--distributed-executor-backend=uni]",
+    'engine.options.env.VLLM_ENABLE_V1_MULTIPROCESSING="0"',
+)
+"""Computes in the process of the engine, as on one GPU: another one takes a third of the start, for its imports."""
 PERIOD = 16
 GREEDY = f"""
 extends: speculation
@@ -81,7 +86,9 @@ def _drawn(pair):
     """The profile's baseline and its cell of three drafted tokens, with the known pair at temperature 1."""
     draft = f"variants.speculative.server.draft_model={pair / 'draft'}"
     cell = f"sweep.num_speculative_tokens=[{NUM_DRAFTED}]"
-    return measured("speculation", "vllm", "vllm-cpu", pair, f"model={pair / 'base'}", draft, cell, *LOAD)
+    return measured(
+        "speculation", "vllm", "vllm-cpu", pair, f"model={pair / 'base'}", draft, cell, *LOAD, *IN_ENGINE
+    )
 
 
 @pytest.fixture(name="greedy", scope="module")
