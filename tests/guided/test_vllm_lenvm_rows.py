@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from support.guided.slotted_worker import Worker, context
 from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 
@@ -138,6 +138,7 @@ def update(batch_size: int, *, removed: Any = (), added: Any = (), moved: Any = 
 SWAP, MOVE = SimpleNamespace(name="SWAP"), SimpleNamespace(name="UNIDIRECTIONAL")
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_any_course_of_a_batch_leaves_each_row_with_the_tokens_of_its_request(data):
     rows, batch, everyone, serial = Rows(), dict[int, Living](), list[Living](), iter(range(10_000))
@@ -191,6 +192,7 @@ def test_a_row_that_takes_the_place_of_another_ends_it_and_one_without_tokens_is
     assert rows.batch_size == 0
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_any_course_of_the_slots_of_the_second_runner_leaves_each_row_with_the_tokens_of_its_request(data):
     worker, serial = Worker(), iter(range(10_000))
