@@ -82,24 +82,25 @@ def _can_drop():
 
 
 THROUGHOUT = """
-seen = {"before": scheduling()}
-with load_priority("auto", int(sys.argv[1])) as got:
-    seen |= {"inside": scheduling(), "thread": of_a_thread(), "child": of_a_child()}
-seen |= {"after": scheduling(), "later thread": of_a_thread(), "later child": of_a_child()}
-print(json.dumps([got.level, seen]))
+told = []
+
+def throughout(num_processes):
+    seen = {"before": scheduling()}
+    with load_priority("auto", num_processes) as got:
+        seen |= {"inside": scheduling(), "thread": of_a_thread(), "child": of_a_child()}
+    seen |= {"after": scheduling(), "later thread": of_a_thread(), "later child": of_a_child()}
+    told.append([got.level, seen])
+
 """
 
 
-@pytest.mark.parametrize(("num_processes", "got", "inside"), [(1, "fifo", [FIFO, 0]), (99, "nice", [OTHER, NICE])])
-def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside_and_never_on_the_only_core(
-    privileged, num_processes, got, inside
-):
-    found, seen = told_by(THROUGHOUT, arguments=(str(num_processes),))
-    assert found == got
-    assert seen.pop("inside") == inside
-    assert seen == {when: [OTHER, 0] for when in seen}
-    alone = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    assert told_by(alone + THROUGHOUT, arguments=("1",))[0] == "nice", "where all others would wait"
+def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside_and_never_on_the_only_core(privileged):
+    alone = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nthroughout(1)\n"
+    told = told_by(f"{THROUGHOUT}throughout(1)\nthroughout(99)\n{alone}print(json.dumps(told))")
+    cases = ("fifo", [FIFO, 0]), ("nice", [OTHER, NICE]), ("nice", [OTHER, NICE])  # alone, all others would wait
+    for (level, seen), (expected, inside) in zip(told, cases, strict=True):
+        assert (level, seen.pop("inside")) == (expected, inside)
+        assert seen == {when: [OTHER, 0] for when in seen}
 
 
 SERVER = """
@@ -113,15 +114,17 @@ def of_a_server():
     finally:
         server.stop(1)
 
-with load_priority("auto", int(sys.argv[2])):
-    inside = of_a_server()
-print(json.dumps([inside, of_a_server()]))
+told = []
+for num_processes in (1, 99):
+    with load_priority("auto", num_processes):
+        told.append(of_a_server())
+    told.append(of_a_server())
+print(json.dumps(told))
 """
 
 
 def test_a_server_started_meanwhile_or_afterwards_is_ordinary(privileged, tmp_path):
-    for num_processes in ("1", "99"):
-        assert told_by(SERVER, arguments=(str(tmp_path / "log"), num_processes)) == [[OTHER, 0], [OTHER, 0]]
+    assert told_by(SERVER, arguments=(str(tmp_path / "log"),)) == [[OTHER, 0]] * 4
 
 
 def test_who_starts_benchctl_at_another_priority_keeps_it_and_a_profile_may_ask_for_none():
@@ -166,39 +169,44 @@ def test_who_loses_the_permission_meanwhile_and_a_load_that_breaks_off_are_ordin
         assert told_by(code) == ["fifo", *[[OTHER, 0]] * 3]
 
 
-RUN = """
+RUNS = """
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.directory import RequestSets
 
-directory, workers, clock = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-directory.mkdir(exist_ok=True)
-context = RunContext(
-    profile=profile(load={"workers": workers}),
-    requests=RequestSets.single(request(i, max_tokens=3, gap_ms=1) for i in range(4)),
-    engine=PacedEngine(truth=directory / "truth.jsonl", clock=clock),
-)
-record = measure_run(context, planned(), RunDirectory(directory / "run"))
-print(json.dumps([record.state, record.client_priority, scheduling()]))
+told = []
+for number, asked in enumerate(sys.argv[2:]):
+    workers, clock = asked.split()
+    directory = Path(sys.argv[1], str(number))
+    directory.mkdir()
+    context = RunContext(
+        profile=profile(load={"workers": int(workers)}),
+        requests=RequestSets.single(request(i, max_tokens=3, gap_ms=1) for i in range(4)),
+        engine=PacedEngine(truth=directory / "truth.jsonl", clock=clock),
+    )
+    record = measure_run(context, planned(), RunDirectory(directory / "run"))
+    told.append([record.state, record.client_priority, scheduling()])
+print(json.dumps(told))
 """
 
 
-def run(directory: Path, *prefix: str, workers: int = 1, clock: str = "host"):
-    return told_by(RUN, *prefix, arguments=(str(directory), str(workers), clock))
+def runs(directory: Path, *asked: str, prefix: tuple[str, ...] = ()):
+    """What one process says of its runs, one after another, each of so many workers under a clock."""
+    return told_by(RUNS, *prefix, arguments=(str(directory), *asked))
 
 
 def test_a_refused_permission_leaves_the_load_alone_and_the_run_says_so(can_drop, tmp_path):
-    state, got, afterwards = run(tmp_path, *WITHOUT_CAPABILITY, workers=2)
+    ((state, got, afterwards),) = runs(tmp_path, "2 host", prefix=WITHOUT_CAPABILITY)
     assert (state, afterwards) == ("done", [OTHER, 0])
     assert got.startswith("normal (fifo: ")
     assert got.endswith("nice: Permission denied)")
 
 
 def test_a_run_says_what_its_client_and_its_workers_got_and_a_virtual_clock_needs_none(privileged, tmp_path):
-    assert run(tmp_path / "one") == ["done", "fifo", [OTHER, 0]]
-    state, got, afterwards = run(tmp_path / "two", workers=2)
+    one, (state, got, afterwards), virtual = runs(tmp_path, "1 host", "2 host", "1 virtual")
+    assert one == ["done", "fifo", [OTHER, 0]]
     assert (state, afterwards) == ("done", [OTHER, 0])
     is_roomy = len(os.sched_getaffinity(0)) > 3
     assert got == ("fifo" if is_roomy else "nice -10 (fifo: the load could occupy every core)")
-    assert run(tmp_path / "virtual", clock="virtual")[1] == "normal (not requested)"
+    assert virtual[1] == "normal (not requested)"
