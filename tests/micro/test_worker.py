@@ -186,5 +186,5 @@ def test_what_the_environment_adds_to_this_interpreter_does_not_reach_the_worker
 ):
     (tmp_path / "json.py").write_text("raise RuntimeError('of another interpreter')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with started_worker(WorkerSettings(python=str(torch_python))) as worker:
+    with started_worker(WorkerSettings(python=str(torch_python), threads=1)) as worker:
         assert worker.info.torch_version

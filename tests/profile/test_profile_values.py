@@ -230,7 +230,7 @@ def check_start(name: str, assignment: str) -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        [*random.Random(1).sample(CASES, 100), *random.Random(2).sample(OF_SIMULATOR, 80)],
+        [*random.Random(1).sample(CASES, 50), *random.Random(2).sample(OF_SIMULATOR, 40)],
         *(
             pytest.param([case for case in CASES if case[0] == name], marks=[pytest.mark.nightly, pytest.mark.slow])
             for name in PROFILES

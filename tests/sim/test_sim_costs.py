@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 from support.layer_tables import attention_us, step_us, verification_us, write_tables
 from support.servers.simulator import (
@@ -265,6 +265,7 @@ def test_steps_take_the_times_of_their_measured_layers_on_measured_sizes_between
 
 
 @pytest.mark.parametrize("name", ["layers", "verifications", "slow prompts"])
+@settings(max_examples=40)
 @given(rows=st.integers(1, 128), before=st.integers(1, 6000))
 def test_more_drafts_never_take_less_time_and_none_take_that_of_a_decode_step(
     files: dict[str, Path], name: str, rows: int, before: int

@@ -95,7 +95,7 @@ def simulated(config: SimConfig, load: SimLoad, walk: object) -> Simulation:
         return simulate(config, [load])
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     sizes_strategy,
     config_strategy,
@@ -210,7 +210,7 @@ def test_blocks_in_use_are_those_of_the_contexts(sizes: list[tuple[int, int, int
         assert room - step.num_seqs * block_size < step.context_tokens <= room
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=30),
     st.none() | st.integers(1, 6),

@@ -117,7 +117,7 @@ def test_the_guided_run_takes_87_44_seconds(source: str) -> None:
 
 
 def test_top_k_value_model_and_revision_change_the_wall_time_as_published() -> None:
-    by_top_k = [guided("generated-0", top_k=k) for k in (2, 3, 4, 5)]
+    by_top_k = [guided("generated-0", top_k=k) for k in (2, 5)]
     walls = [simulation.makespan_ns() for simulation in by_top_k]
     assert max(walls) / min(walls) < 1.01
     assert all(45.9 <= mean_ms(measured_steps(each), "lvm_apply_outer") <= 51.2 for each in by_top_k)
