@@ -189,7 +189,8 @@ engine:
     enable_lora: true
     max_lora_rank: 8
     lora_modules: {adapter: MODELS/adapter}
-    env: {VLLM_ENABLE_V1_MULTIPROCESSING: "0"}  # no process beside the engine, which takes long to import all
+    # No process beside the engine, which takes long to import all; and no threads that wait for each other.
+    env: {VLLM_ENABLE_V1_MULTIPROCESSING: "0", OMP_NUM_THREADS: "1"}
     extra_args:
     - --distributed-executor-backend=uni
     # Random weights may fill an answer with white space, which is JSON between tokens, and never end the document.

@@ -26,8 +26,9 @@ LOAD = ("engine.options.dtype=float32", f"workload.output_len={OUTPUT_TOKENS}")
 IN_ENGINE = (
     "engine.options.extra_args=[--distributed-executor-backend=uni]",
     'engine.options.env.VLLM_ENABLE_V1_MULTIPROCESSING="0"',
+    'engine.options.env.OMP_NUM_THREADS="1"',
 )
-"""Computes in the process of the engine, as on one GPU: another one takes a third of the start, for its imports."""
+"""Computes in one thread of the engine's process: another process takes a third of the start, for its imports."""
 PERIOD = 16
 GREEDY = f"""
 extends: speculation
