@@ -1,6 +1,5 @@
 # Sourced by the scripts beside it: makes a virtual environment once and keeps it current.
 # Usage: use_environment NAME REQUIREMENT...   (puts the environment's programs first on PATH)
-# It fails with its first step that fails, also where "set -e" is off, as behind "||".
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,10 +24,10 @@ use_environment() {
   wanted=$(cat pyproject.toml - <<<"$*" | cksum)
   if [ "$(cat "$directory/.installed" 2>/dev/null || true)" != "$wanted" ]; then
     local python
-    python=$(find_python) || return
+    python=$(find_python)
     echo "installing into ${directory#"$root"/} (once; about a minute)" >&2
-    "$python" -m venv --clear "$directory" || return
-    "$directory/bin/python" -m pip install -qq --disable-pip-version-check "$@" >&2 || return
+    "$python" -m venv --clear "$directory"
+    "$directory/bin/python" -m pip install -qq --disable-pip-version-check "$@" >&2
     echo "$wanted" >"$directory/.installed"
   fi
   export PATH="$directory/bin:$PATH"
