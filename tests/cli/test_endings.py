@@ -285,8 +285,10 @@ def test_a_plan_and_the_doctor_name_the_same_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_as_many_streams_as_the_message_says_are_measured_and_a_soft_limit_is_raised(tmp_path: Path) -> None:
+    # A server of twenty times the speed falls behind where the machine does other work.
+    run = f"$benchctl run ci-smoke {SIM} {STREAMS} --set engine.options.time_scale=1"
     for limit in ("ulimit -n 64; fewer=--set=workload.arrival.max_concurrency=32", "ulimit -S -n 64"):
-        done = in_shell(f"{limit}; $benchctl run ci-smoke {SIM} {STREAMS} $fewer", tmp_path)
+        done = in_shell(f"{limit}; {run} $fewer", tmp_path)
         assert (done.returncode, "runs: 1 done" in done.stdout) == (0, True), done.stderr
 
 

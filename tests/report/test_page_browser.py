@@ -81,9 +81,9 @@ CONTRAST = """(selectors) => {
 """Selectors without elements or with too little contrast: the least WCAG ratio of text to what is behind it."""
 TEXT = ["p", "td", "th", "h1", "h2", ".badge", ".key", "a", "summary", "small", ".quiet", "dt"]
 LOOK_AT_ALL = """async () => {
-    for (let y = 0; y < document.body.scrollHeight; y += 0.9 * innerHeight) {
+    for (let y = 0; y < document.body.scrollHeight; y += 0.45 * innerHeight) {
         scrollTo(0, y);
-        await new Promise((done) => setTimeout(done, 30));
+        await new Promise((done) => setTimeout(done, 60));
     }
     scrollTo(0, 0);
 }"""
