@@ -78,7 +78,6 @@ def _pieces(text: str) -> Iterator[str]:
     return chain.from_iterable(map(_pieces_of_match, _PIECE.findall(text)))
 
 
-@lru_cache(maxsize=1 << 14)
 def _pieces_of_match(match: str) -> tuple[str, ...]:
     """The pieces of a word, a run of punctuation or one of white space."""
     if match.isascii() and len(match) <= _LATIN_CHARS:
